@@ -1,0 +1,67 @@
+# The environment is made once, from pins; after that every target starts at once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALLED := $(VENV)/.installed
+INSTALLED_BENCH := $(VENV)/.installed-bench
+TRAIN_ARGS ?= CartPole-v1 --stop-at 475
+BENCH_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help train test test-slow bench format lint type docs pins clean
+
+help:  ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+train: $(INSTALLED)  ## train PPO on CartPole-v1 until it is solved
+	$(BIN)/ludus train $(TRAIN_ARGS)
+
+test: $(INSTALLED)  ## all fast tests, the checks of lint and type among them
+	$(BIN)/pytest
+
+test-slow: $(INSTALLED)  ## learning runs of minutes to hours
+	$(BIN)/pytest -m slow
+
+bench: $(INSTALLED_BENCH)  ## compare with Stable-Baselines3, round by round
+	$(BIN)/python -m benchmarks.harness $(BENCH_ARGS)
+
+format: $(INSTALLED)  ## rewrite the code in the house format
+	$(BIN)/ruff check --fix --exit-zero --quiet .
+	$(BIN)/ruff format .
+
+lint: $(INSTALLED)  ## style, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+type: $(INSTALLED)  ## mypy, strict
+	$(BIN)/mypy
+
+docs: $(INSTALLED)  ## bring line counts up to date and check what the pages point at
+	$(BIN)/python docs/line_counts.py
+	$(BIN)/pytest tests/architecture/test_architecture_docs.py tests/architecture/test_architecture_coming_from.py
+
+pins: $(INSTALLED_BENCH)  ## write constraints.txt from what is installed
+	@{ sed -n '/^#/p' constraints.txt; \
+	   $(BIN)/python -m pip freeze --all --exclude-editable | sed 's/+cpu$$//' | LC_ALL=C sort -f; \
+	 } > constraints.new && mv constraints.new constraints.txt
+	@touch $(INSTALLED) $(INSTALLED_BENCH)
+
+clean:  ## remove the environment and every cache; runs stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist benchmarks/out
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'Installing into $(VENV) (once; about a minute) …'
+	@$(PIP) pip  # one that knows --build-constraint
+	@$(PIP) --build-constraint constraints.txt --editable '.[dev,envpool,video]'
+	@touch $@
+
+$(INSTALLED_BENCH): $(INSTALLED)
+	@echo 'Installing what the benchmarks compare with (once) …'
+	@$(PIP) --build-constraint constraints.txt --editable '.[dev,envpool,video,bench]'
+	@touch $@

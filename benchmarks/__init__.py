@@ -1,0 +1,1 @@
+"""Speed against Stable-Baselines3, side by side: ``make bench``."""

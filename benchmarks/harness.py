@@ -1,0 +1,188 @@
+"""The comparison: interleaved rounds in separate processes, each side with its best thread count. ``make bench``.
+
+Results go to ``benchmarks/out/`` as JSON and to the screen as tables for ``docs/benchmarks.md``. One job alone:
+``python -m benchmarks.harness cartpole``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks import growth
+from benchmarks.limit import limit
+from benchmarks.protocol import JOBS, OUT
+from benchmarks.report import comparison_table, limit_table, start_table
+
+Result = dict[str, Any]
+THREADS = (1, 2)
+BUSY = 0.5  # a load above this at the start spoils the figures
+TARGETS = {  # (job, side): the ratio to Stable-Baselines3 that the lower quartile must reach
+    ("cartpole", "ludus"): 3.0,
+    ("cartpole", "ludus uncompiled"): 2.0,
+    ("pong", "ludus"): 1.2,
+    ("solve", "ludus"): 2.0,
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One contestant: the module to run and what to tell it."""
+
+    name: str
+    module: str
+    options: tuple[str, ...] = ()
+
+    def run(self, job: str, *more: str) -> Result:
+        """Run one round in a process of its own."""
+        return call(self.module, job, *self.options, *more, "--started", str(time.time()))
+
+
+SB3 = (Side("sb3", "benchmarks.peers"), Side("sb3", "benchmarks.peers", ("--backend", "dummy")))
+LUDUS = Side("ludus", "benchmarks.ours")
+UNCOMPILED = Side("ludus uncompiled", "benchmarks.ours", ("--compile", "off"))
+CONTESTS: dict[
+    str, tuple[tuple[Side, ...], ...]
+] = {  # each contestant: the ways it may be run, of which the fastest counts
+    "cartpole": ((LUDUS,), (UNCOMPILED,), SB3),
+    "pong": ((LUDUS,), SB3[:1]),
+    "solve": ((LUDUS,), SB3),
+}
+
+
+def call(module: str, *arguments: str) -> Result:
+    """Run a module and return the JSON of its last line."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    result: Result = json.loads(done.stdout.splitlines()[-1])
+    print(" ", json.dumps(result), flush=True)
+    return result
+
+
+def speed(result: Result) -> float:
+    """Bigger is better: steps per second, also for a job that ends by itself."""
+    return float(result.get("rate") or result["step"] / result["seconds"])
+
+
+def pick(ways: tuple[Side, ...], job: str, options: list[str]) -> Side:
+    """The fastest way to run a contestant: a round for each way and thread count."""
+    tried = {}
+    for way in ways:
+        for threads in THREADS:
+            side = Side(way.name, way.module, (*way.options, "--threads", str(threads)))
+            tried[side] = speed(side.run(job, *options))
+    return max(tried, key=lambda side: tried[side])
+
+
+def contest(job: str, rounds: int, seconds: float) -> Result:
+    """Pick each contestant's best way, then let them take turns."""
+    seconds = max(seconds, 20.0) if job == "pong" else seconds  # an update of Pong takes seconds by itself
+    timed = [] if job == "solve" else ["--seconds", str(seconds), "--warm-up", str(warm_up(job))]
+    sides = [pick(ways, job, timed) for ways in CONTESTS[job]]
+    print(f"{job}: " + "; ".join(f"{side.name} {' '.join(side.options)}" for side in sides))
+    played: dict[str, list[Result]] = {side.name: [] for side in sides}
+    for round_ in range(rounds):
+        order = sides if round_ % 2 == 0 else sides[::-1]  # nobody always runs after the same neighbour
+        for side in order:
+            played[side.name].append(side.run(job, *timed, "--seed", str(round_)))
+    return {
+        "rounds": played,
+        "options": {side.name: list(side.options) for side in sides},
+        "targets": {name: target for (of, name), target in TARGETS.items() if of == job},
+    }
+
+
+def warm_up(job: str) -> float:
+    """Seconds until caches are warm; the update during which they end, and any compilation in it, is not measured."""
+    return 10.0 if job == "pong" else 5.0
+
+
+def limits(job: str) -> Result:
+    """The bare pieces, each at its best over thread counts, and what they would give together."""
+    measured = [call("benchmarks.limit", job, "--threads", str(threads))["pieces"] for threads in THREADS]
+    pieces = {name: min(m[name] for m in measured) for name in measured[0]}
+    updates = [name for name in pieces if name.startswith("update")]
+    return {"pieces": pieces, "limit": {name: limit(pieces, JOBS[job], name) for name in updates}}
+
+
+def start_up(rounds: int) -> Result:
+    """Import times, and the time from the command to the first update."""
+    imports = {"torch": "import torch", "ludus": "import torch, ludus; ludus.train, ludus.load"}
+    times: dict[str, list[float]] = {f"import {name}": [] for name in imports}
+    times |= {"first update, ludus": [], "first update, sb3": []}
+    for _ in range(rounds):
+        for name, code in imports.items():
+            start = time.perf_counter()
+            subprocess.run([sys.executable, "-c", code], check=True)
+            times[f"import {name}"].append(time.perf_counter() - start)
+        for side in (LUDUS, SB3[0]):
+            times[f"first update, {side.name}"].append(side.run("solve", "--first-update")["seconds"])
+    return {"medians": {name: statistics.median(x) for name, x in times.items()}, "times": times}
+
+
+def processor() -> str:
+    """The processor's name, where the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def machine() -> Result:
+    """What the figures were taken on, and how busy it was."""
+    names = ("torch", "gymnasium", "stable-baselines3", "envpool", "numpy")
+    return {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in names},
+        "time": time.strftime("%Y-%m-%d %H:%M"),
+        "load": os.getloadavg()[0],
+    }
+
+
+def save(job: str, result: Result, taken_on: Result) -> None:
+    OUT.mkdir(exist_ok=True)
+    command = f"python -m benchmarks.harness {' '.join(sys.argv[1:])}".strip()
+    (OUT / f"{job}.json").write_text(json.dumps({"command": command, "machine": taken_on} | result, indent=1) + "\n")
+
+
+def main() -> None:
+    everything = [*CONTESTS, "growth", "start"]
+    parser = argparse.ArgumentParser(description="Ludus against Stable-Baselines3.")
+    parser.add_argument("jobs", nargs="*", help=f"of {', '.join(everything)}; none: all")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long each round is measured")
+    args = parser.parse_args()
+    if unknown := set(args.jobs) - set(everything):
+        parser.error(f"no such job: {', '.join(sorted(unknown))}; there are {', '.join(everything)}")
+    taken_on = machine()  # before the load is our own
+    tables: list[str] = []
+    for job in args.jobs or everything:
+        if job == "start":
+            result = start_up(args.rounds)
+            tables.append(start_table(result))
+        elif job == "growth":
+            result = growth.measure(call)
+            tables.append(growth.table(result))
+        else:
+            result = contest(job, max(args.rounds, 10) if job == "solve" else args.rounds, args.seconds)
+            result |= limits(job) if job != "solve" else {}
+            tables += [comparison_table(job, result), *([limit_table(result)] if job != "solve" else [])]
+        save(job, result, taken_on)
+    print("\n" + "\n\n".join(tables))
+    if taken_on["load"] > BUSY:
+        print(f"\nThe machine was busy (load {taken_on['load']:.1f}) when this began: do not publish these figures.")
+
+
+if __name__ == "__main__":
+    main()

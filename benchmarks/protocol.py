@@ -1,0 +1,120 @@
+"""What both sides share: the jobs, their settings, how time is taken, and the one line of JSON that a round prints.
+
+Nothing heavy is imported here, so that a side's start-up time is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+OUT = Path(__file__).parent / "out"
+Job = Literal["cartpole", "pong", "solve"]
+
+
+@dataclass(frozen=True)
+class PPOSettings:
+    """The settings of one job, in words of neither side."""
+
+    environments: int = 8
+    rollout: int = 128
+    epochs: int = 4
+    minibatches: int = 4
+    learning_rate: float = 2.5e-4
+    linear: bool = False  # learning rate and clip fall linearly to 0 over ``steps``
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip: float = 0.2
+    entropy: float = 0.01
+    value: float = 0.5
+    max_grad_norm: float = 0.5
+    steps: int = 100_000_000  # for a job that is measured by the clock: more than it can reach
+
+
+JOBS: dict[str, PPOSettings] = {
+    "cartpole": PPOSettings(),
+    "pong": PPOSettings(clip=0.1),
+    "solve": PPOSettings(  # CartPole-v1 in RL Baselines3 Zoo
+        rollout=32,
+        epochs=20,
+        minibatches=1,
+        learning_rate=1e-3,
+        linear=True,
+        gamma=0.98,
+        gae_lambda=0.8,
+        entropy=0.0,
+        steps=100_000,
+    ),
+}
+SOLVED, EVALUATION_EPISODES, EVALUATION_EVERY = 475.0, 100, 5_000
+
+
+class Meter:
+    """Counts agent steps per second over whole updates, from the first one that ends after the warm-up."""
+
+    def __init__(self, warm_up: float, seconds: float) -> None:
+        self.warm_up, self.seconds = warm_up, seconds
+        self._began = time.perf_counter()
+        self._first: tuple[int, float] | None = None
+        self._last: tuple[int, float] | None = None
+
+    def update(self, step: int) -> bool:
+        """Note that ``step`` agent steps are done; return whether enough has been seen."""
+        now = time.perf_counter()
+        if self._first is None:
+            if now - self._began >= self.warm_up:
+                self._first = (step, now)
+            return False
+        self._last = (step, now)
+        return now - self._first[1] >= self.seconds
+
+    @property
+    def rate(self) -> float:
+        """Agent steps per second."""
+        if self._first is None or self._last is None:
+            raise RuntimeError("The run ended before the warm-up did; give more steps or less warm-up.")
+        return (self._last[0] - self._first[0]) / (self._last[1] - self._first[1])
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """The arguments of a round, the same for both sides."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("job", choices=list(JOBS))
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long to measure")
+    parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before measuring")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first-update", action="store_true", help="only say how long the first update was in coming")
+    parser.add_argument(
+        "--started", type=float, default=time.time(), help="when the process was asked for (time.time())"
+    )
+    return parser
+
+
+def emit(**result: Any) -> None:
+    """Print the result of a round as one line of JSON, the last on standard output."""
+    print(json.dumps(result), flush=True)
+    sys.stdout.flush()
+
+
+def evaluate_cartpole(act: Callable[[Any], Any], seed: int) -> float:
+    """The mean return of fresh episodes, all in parallel, one per environment."""
+    import gymnasium
+    import numpy as np
+
+    env = gymnasium.make_vec("CartPole-v1", num_envs=EVALUATION_EPISODES, vectorization_mode="vector_entry_point")
+    observation, _ = env.reset(seed=seed)
+    running = np.ones(EVALUATION_EPISODES, bool)
+    returns = np.zeros(EVALUATION_EPISODES)
+    while running.any():
+        observation, reward, terminated, truncated, _ = env.step(act(observation))
+        returns += reward * running
+        running &= ~(terminated | truncated)
+    env.close()
+    return float(returns.mean())

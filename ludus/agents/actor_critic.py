@@ -1,0 +1,231 @@
+"""A2C: advantage actor-critic, synchronous (Mnih et al. 2016), with n-step returns or GAE (Schulman et al. 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ludus.core.agent import Agent, Noise, Updater
+from ludus.core.errors import UserError
+from ludus.core.network import Network, Shapes
+from ludus.core.spec import Specs, network_inputs
+from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, Tensors
+from ludus.experience.rollout import RolloutCache
+from ludus.networks.numpy_actor import NumpyActor
+from ludus.networks.policy import Policy
+from ludus.ops.policy_gradient import (
+    entropy_loss,
+    explained_variance,
+    normalize,
+    policy_gradient_loss,
+    value_loss,
+    weighted_mean,
+)
+from ludus.ops.returns import gae, n_step_returns
+from ludus.preprocess.observation import ObsPreprocessor
+from ludus.preprocess.running import ObsNormalizer, RewardScaler
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig:
+    """Settings of A2C."""
+
+    learning_rate: float = 7e-4  # raise for speed, lower when the return collapses
+    learning_rate_schedule: Literal["constant", "linear"] = "linear"  # linear: falls to 0 at nb_step
+    gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
+    gae_lambda: float = 0.95  # 1: Monte Carlo (less bias); 0: one-step TD (less variance)
+    n_step: int = 0  # n-step returns instead of GAE; 0: GAE
+    rollout: int = 8  # steps per environment between two updates
+    entropy_coef: float = 0.01  # raise when the policy settles too early
+    value_coef: float = 0.5  # weight of the value loss; matters with a shared trunk
+    max_grad_norm: float = 0.5  # gradients are scaled down to this norm; 0: never
+    optimizer: Literal["adam", "rmsprop"] = "rmsprop"  # rmsprop: TensorFlow's, eps inside the root
+    optimizer_eps: float = 1e-5  # raise for smoother steps
+    normalize_advantage: bool = False  # mean 0 and deviation 1 over the batch
+    normalize_observation: bool = False  # by running mean and deviation, saved with the policy
+    normalize_reward: bool = False  # by the running deviation of the discounted return
+    distribution: Literal["gaussian", "tanh", "beta"] = "gaussian"  # of continuous actions
+    log_std_init: float = 0.0  # the Gaussian's first log deviation, in units where the action range is [-1, 1]
+
+    def validate(self) -> None:
+        """Refuse values that cannot train."""
+        for name, low, high in (("gamma", 0, 1), ("gae_lambda", 0, 1)):
+            if not low <= getattr(self, name) <= high:
+                raise UserError(f"agent.{name} is {getattr(self, name)}; it must lie between {low} and {high}.")
+        for name in ("learning_rate", "rollout", "optimizer_eps"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"agent.{name} is {getattr(self, name)}; it must be greater than 0.")
+        for name in ("n_step", "max_grad_norm", "entropy_coef", "value_coef"):
+            if getattr(self, name, 0) < 0:
+                raise UserError(f"agent.{name} is {getattr(self, name)}; it must not be negative.")
+
+
+class ActorCritic(Agent):
+    """A policy and a value function, learned from whole rollouts; one step per rollout."""
+
+    Config: type[Any] = ActorCriticConfig
+
+    def __init__(
+        self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
+    ) -> None:
+        super().__init__()
+        self.config = config
+        inputs = network_inputs(observation)
+        self.networks = nn.ModuleDict(networks)
+        self.policy = self.make_policy(action, config)
+        self.preprocess = ObsPreprocessor(inputs)
+        self.normalizer = ObsNormalizer(self.preprocess.shapes, inputs) if config.normalize_observation else None
+        self.reward_scaler = RewardScaler(batch) if config.normalize_reward else None
+        self.recurrent = any(network.recurrent for network in networks.values())
+        self._masked = len(inputs) < len(observation)
+        self._numpy: NumpyActor | None = None
+
+    @staticmethod
+    def make_policy(action: Specs, config: Any) -> Policy:
+        """The policy head: what the network must give, and the distributions made of it."""
+        return Policy(action, config.distribution, config.log_std_init)
+
+    @classmethod
+    def requirements(
+        cls, observation: Specs, action: Specs, config: Any, shared: bool
+    ) -> dict[str, tuple[Shapes, Shapes]]:
+        """One network with policy and value, or one for each."""
+        inputs = ObsPreprocessor(network_inputs(observation)).shapes
+        policy: Shapes = cls.make_policy(action, config).outputs
+        value: Shapes = {"value": (1,)}
+        if shared:
+            return {"actor_critic": (inputs, policy | value)}
+        return {"actor": (inputs, policy), "critic": (inputs, value)}
+
+    @property
+    def treatment(self) -> Mapping[str, str]:
+        """As the policy declares it."""
+        return self.policy.treatment
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.parameters()).device
+
+    def use_numpy(self) -> bool:
+        """Act in numpy where the networks are plain MLPs on the CPU."""
+        if self._masked:
+            return False
+        self._numpy = NumpyActor.build(self.networks, self.policy, self.preprocess, self.normalizer)
+        return self._numpy is not None
+
+    def initial_state(self, batch: int) -> HiddenState:
+        """Zeros, named network/place/name."""
+        state = HiddenState()
+        for name, network in self.networks.items():
+            state |= network.initial_state(batch).at(name)  # type: ignore[operator]
+        return state
+
+    def make_noise(self, batch: int, generator: torch.Generator) -> Noise:
+        """As the policy samples."""
+        return Noise(lambda steps, g: self.policy.draw(steps, batch, g), generator)
+
+    def make_cache(self, batch: int) -> RolloutCache:
+        """A rollout of ``config.rollout`` steps."""
+        return RolloutCache(self.config.rollout, batch, self.config.gamma, self.device)
+
+    @torch.inference_mode()
+    def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
+        """Sample with ``noise``, else take the mode; the experience is log_prob and value, for the learner."""
+        if self._numpy is not None:
+            return self._numpy.act(step, state, noise)
+        observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
+        names = [n for n in self.networks if noise is not None or n != "critic"]
+        outputs, state = self.outputs(observation, state, step.first.unsqueeze(0), names)
+        outputs = {name: x.squeeze(0) for name, x in outputs.items()}
+        action, log_prob = self.policy.sample(outputs, step.observation, noise)
+        if noise is None:
+            return AgentStep(action, {}, state)
+        return AgentStep(action, self.experience(outputs, step.observation, log_prob), state)
+
+    def experience(self, outputs: Tensors, observation: Tensors, log_prob: Tensor) -> Tensors:
+        """What acting leaves for the learner, ``[B]`` each."""
+        return {"log_prob": log_prob, "value": outputs["value"].squeeze(-1)}
+
+    def outputs(
+        self, observation: Tensors, state: HiddenState, first: Tensor, names: list[str] | None = None
+    ) -> tuple[Tensors, HiddenState]:
+        """Run the networks (all, or those in ``names``) on raw observations ``[T, B, …]``."""
+        ready = self.preprocess(observation)
+        if self.normalizer is not None:
+            ready = self.normalizer(ready)
+        outputs: Tensors = {}
+        after = HiddenState(state)
+        for name in names or self.networks:
+            given, new = self.networks[name](ready, state.within(name) if state else state, first)
+            outputs |= given
+            if new:
+                after |= new.at(name)
+        return outputs, after
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> Batch:
+        """Add ``advantage`` and ``return`` to the experience, from the values that acting saw and one at the end."""
+        value = batch.experience["value"]
+        last = {name: x[-1:] for name, x in batch.observation.items()}
+        outputs, _ = self.outputs(last, batch.last_state, batch.first[-1:])
+        value_t = torch.cat([value[1:], outputs["value"].squeeze(-1)])
+        reward = batch.reward if self.reward_scaler is None else self.reward_scaler.scale(batch.reward)
+        if getattr(self.config, "n_step", 0):
+            target = n_step_returns(reward, batch.discount, batch.continues, value_t, self.config.n_step)
+            advantage = target - value
+        else:
+            advantage = gae(reward, batch.discount, batch.continues, value, value_t, self.config.gae_lambda)
+            target = advantage + value
+        return replace(batch, experience=batch.experience | {"advantage": advantage, "return": target})
+
+    def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """Policy gradient, value and entropy losses over real rows."""
+        terms, value = self.evaluate(batch)
+        advantage, weight = batch.experience["advantage"], batch.weight
+        if self.config.normalize_advantage:
+            advantage = normalize(advantage, weight)
+        losses = {
+            "policy": weighted_mean(policy_gradient_loss(terms["log_prob"], advantage), weight),
+            "value": weighted_mean(value_loss(value, batch.experience["return"]), weight),
+            "entropy": weighted_mean(entropy_loss(terms["entropy"]), weight),
+        }
+        return losses, {}
+
+    def evaluate(self, batch: Batch) -> tuple[Tensors, Tensor]:
+        """Log-probability and entropy of the batch's actions ``[T, B]``, and the value of its observations."""
+        outputs, _ = self.outputs(batch.observation, batch.state, batch.first)
+        return self.policy.evaluate(outputs, batch.action, batch.observation), outputs["value"].squeeze(-1)
+
+    def learn(self, batch: Batch, updater: Updater) -> Learned:
+        """Take one step on the whole rollout."""
+        prepared = self.prepare(batch)
+        metrics = updater.step(self.compute_loss, prepared.without_successor())
+        self.observe(batch)
+        return Learned(metrics | self.fit(prepared))
+
+    @staticmethod
+    def fit(prepared: Batch) -> Tensors:
+        """How much of the returns' variance the values that acting saw explain."""
+        kept = prepared.experience
+        return {"explained_variance": explained_variance(kept["value"], kept["return"], prepared.weight)}
+
+    @torch.no_grad()
+    def observe(self, batch: Batch) -> None:
+        """Update the normalizers from real rows, once the learning that used them is done."""
+        if self.normalizer is not None:
+            rows = {name: x[:-1] for name, x in batch.observation.items()}
+            self.normalizer.update(self.preprocess(rows), batch.weight)
+        if self.reward_scaler is not None:
+            ended = batch.terminated | batch.truncated
+            self.reward_scaler.update(batch.reward, ended, batch.weight, self.config.gamma)
+
+    def schedule(self, progress: float) -> Mapping[str, float]:
+        """The learning rate at this share of the run."""
+        if self.config.learning_rate_schedule == "linear":
+            return {"learning_rate": self.config.learning_rate * max(1 - progress, 0.0)}
+        return {}

@@ -1,0 +1,172 @@
+"""PPO: proximal policy optimization with a clipped objective (Schulman et al. 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ludus.agents.actor_critic import ActorCritic, ActorCriticConfig
+from ludus.core.agent import Updater
+from ludus.core.errors import UserError
+from ludus.core.network import Network
+from ludus.core.spec import Specs
+from ludus.core.types import Batch, Learned, Tensors
+from ludus.ops.policy_gradient import (
+    approx_kl,
+    clip_fraction,
+    clipped_value_loss,
+    entropy_loss,
+    normalize,
+    ppo_clip_loss,
+    value_loss,
+    weighted_mean,
+)
+
+KL_STEP, KL_FLOOR, KL_CAP = 1.5, 1e-5, 1e-2  # how the KL-adaptive learning rate moves, and its limits
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Settings of PPO."""
+
+    learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
+    learning_rate_schedule: Literal["constant", "linear", "kl"] = (
+        "constant"  # linear: to 0 at nb_step; kl: see target_kl
+    )
+    gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
+    gae_lambda: float = 0.95  # 1: Monte Carlo (less bias); 0: one-step TD (less variance)
+    rollout: int = 128  # steps per environment between two learnings
+    epochs: int = 4  # passes over each rollout: raise for sample efficiency, lower for stability and speed
+    minibatches: int = 4  # parts of a rollout, one optimizer step each
+    clip: float = 0.2  # how far a step may move the policy's probability ratios from 1
+    clip_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
+    value_clip: float = 0.0  # the same for values, in units of the return; 0: off
+    normalize_advantage: bool = True  # mean 0 and deviation 1 per minibatch
+    entropy_coef: float = 0.0  # raise when the policy settles too early
+    value_coef: float = 0.5  # weight of the value loss; matters with a shared trunk
+    max_grad_norm: float = 0.5  # gradients are scaled down to this norm; 0: never
+    target_kl: float = (
+        0.0  # schedule kl: the KL per minibatch to keep; else stop a rollout's learning above 1.5 × this; 0: off
+    )
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    optimizer_eps: float = 1e-5  # raise for smoother steps
+    normalize_observation: bool = False  # by running mean and deviation, saved with the policy
+    normalize_reward: bool = False  # by the running deviation of the discounted return
+    distribution: Literal["gaussian", "tanh", "beta"] = "gaussian"  # of continuous actions
+    log_std_init: float = 0.0  # the Gaussian's first log deviation, in units where the action range is [-1, 1]
+
+    validate_base = ActorCriticConfig.validate
+
+    def validate(self) -> None:
+        """Refuse values that cannot train."""
+        self.validate_base()  # type: ignore[misc]
+        for name in ("epochs", "minibatches", "clip"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"agent.{name} is {getattr(self, name)}; it must be greater than 0.")
+        for name in ("value_clip", "target_kl"):
+            if getattr(self, name) < 0:
+                raise UserError(f"agent.{name} is {getattr(self, name)}; it must not be negative.")
+        if self.learning_rate_schedule == "kl" and not self.target_kl:
+            raise UserError("agent.learning_rate_schedule is kl, which needs agent.target_kl (0.01 is usual).")
+
+
+class PPO(ActorCritic):
+    """Several epochs of clipped steps on minibatches of each rollout."""
+
+    Config: type[Any] = PPOConfig
+
+    def __init__(
+        self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
+    ) -> None:
+        super().__init__(observation, action, config, networks, batch)
+        self.by: Literal["environment", "transition"] = "environment" if self.recurrent else "transition"
+        parts = batch if self.recurrent else batch * config.rollout
+        if config.minibatches > parts:
+            what = f"{batch} environments (a recurrent network splits by environment)"
+            what = what if self.recurrent else f"{parts} transitions (env.num × agent.rollout)"
+            raise UserError(
+                f"agent.minibatches is {config.minibatches}, more than the {what}; lower it to {parts} at most."
+            )
+        self.clip: Tensor
+        self.register_buffer("clip", torch.tensor(config.clip), persistent=False)
+        self.generator = torch.Generator()  # of minibatches; the container seeds it
+
+    def experience(self, outputs: Tensors, observation: Tensors, log_prob: Tensor) -> Tensors:
+        """Also the distribution's parameters, where the exact KL is wanted."""
+        kept = super().experience(outputs, observation, log_prob)
+        if self.config.learning_rate_schedule == "kl":
+            kept |= {f"old/{name}": x for name, x in self.policy.distribution(outputs, observation).items()}
+        return kept
+
+    def learn(self, batch: Batch, updater: Updater) -> Learned:
+        """Epochs × minibatches, a new permutation each epoch; stops or moves the step size by the KL, if told to."""
+        config = self.config
+        prepared = self.prepare(batch)
+        learned: list[Tensors] = []
+        for _ in range(config.epochs):
+            for part in prepared.minibatches(config.minibatches, self.by, self.generator):
+                metrics = updater.step(self.compute_loss, part)
+                learned.append(metrics)
+                if config.learning_rate_schedule == "kl":
+                    updater.learning_rate = adapt(
+                        updater.learning_rate, float(updater.mean(metrics["kl"])), config.target_kl
+                    )
+            if config.target_kl and config.learning_rate_schedule != "kl" and self._moved_too_far(learned, updater):
+                break
+        self.observe(batch)
+        means = {name: torch.stack([m[name] for m in learned]).mean() for name in learned[0]}
+        return Learned(means | {"optimizer_steps": torch.tensor(float(len(learned)))} | self.fit(prepared))
+
+    def _moved_too_far(self, learned: list[Tensors], updater: Updater) -> bool:
+        epoch = torch.stack([m["kl"] for m in learned[-self.config.minibatches :]])
+        return bool(updater.mean(epoch.mean()) > 1.5 * self.config.target_kl)
+
+    def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """The clipped objective, value and entropy losses over real rows."""
+        config, old, weight = self.config, batch.experience, batch.weight
+        outputs, _ = self.outputs(batch.observation, batch.state, batch.first)
+        terms = self.policy.evaluate(outputs, batch.action, batch.observation)
+        value = outputs["value"].squeeze(-1)
+        advantage = normalize(old["advantage"], weight) if config.normalize_advantage else old["advantage"]
+        log_ratio = terms["log_prob"] - old["log_prob"]
+        if config.value_clip:
+            value_losses = clipped_value_loss(value, old["value"], old["return"], config.value_clip)
+        else:
+            value_losses = value_loss(value, old["return"])
+        losses = {
+            "policy": weighted_mean(ppo_clip_loss(log_ratio, advantage, self.clip), weight),
+            "value": weighted_mean(value_losses, weight),
+            "entropy": weighted_mean(entropy_loss(terms["entropy"]), weight),
+        }
+        with torch.no_grad():
+            metrics = {
+                "kl": weighted_mean(self._kl(outputs, log_ratio, batch), weight),
+                "clip_fraction": weighted_mean(clip_fraction(log_ratio, self.clip), weight),
+            }
+        return losses, metrics
+
+    def _kl(self, outputs: Tensors, log_ratio: Tensor, batch: Batch) -> Tensor:
+        if self.config.learning_rate_schedule != "kl":
+            return approx_kl(log_ratio)
+        old = {name.removeprefix("old/"): x for name, x in batch.experience.items() if name.startswith("old/")}
+        return self.policy.kl(old, outputs, batch.observation)
+
+    def schedule(self, progress: float) -> Mapping[str, float]:
+        """The learning rate and the clip at this share of the run."""
+        left = max(1 - progress, 0.0)
+        if self.config.clip_schedule == "linear":
+            self.clip.fill_(self.config.clip * left)
+        return super().schedule(progress)
+
+
+def adapt(learning_rate: float, kl: float, target: float) -> float:
+    """Lower the step size where the policy moved too far, raise it where it hardly moved."""
+    if kl > 2 * target:
+        return max(learning_rate / KL_STEP, KL_FLOOR)
+    if 0 < kl < target / 2:
+        return min(learning_rate * KL_STEP, KL_CAP)
+    return learning_rate

@@ -1,0 +1,1 @@
+"""The command line. Each command is a module with ``run(argv) -> int``, imported only when it is typed."""

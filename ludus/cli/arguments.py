@@ -1,0 +1,117 @@
+"""From typed words to values, by the annotations of dataclasses; tyro draws the help from the same dataclasses.
+
+Words are read with the same checks as settings files, so a mistake reads the same wherever it was made: one sentence.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
+
+from ludus.containers.coerce import coerce, describe
+from ludus.core.errors import UserError, nearest
+
+T = TypeVar("T")
+
+
+class Flag(NamedTuple):
+    """What a flag sets."""
+
+    key: str
+    annotation: Any
+    switch: bool | None = None  # for true-or-false settings: the value that the flag itself stands for
+
+
+def parse(arguments: type[T], argv: list[str], command: str, prefix: str = "") -> T:
+    """Read ``argv`` into a dataclass whose first field is the word without a flag; ``prefix`` begins all flags."""
+    if wants_help(argv):
+        show_help(arguments, command)
+    types = get_type_hints(arguments)
+    first, *rest = fields(arguments)  # type: ignore[arg-type]
+    words, values = read_words(argv, known_flags({prefix + f.name: types[f.name] for f in rest}))
+    if word := only_word(words, command):
+        values[prefix + first.name] = word
+    elif first.default is MISSING:
+        raise UserError(f"`ludus {command}` needs a {first.name}: `ludus {command} --help` shows how to give one.")
+    names = {key: key.removeprefix(prefix) for key in values}
+    return arguments(**{name: coerce(key, values[key], types[name], "argument") for key, name in names.items()})
+
+
+def wants_help(argv: list[str]) -> bool:
+    """Whether help is asked for."""
+    return "--help" in argv or "-h" in argv
+
+
+def show_help(arguments: Any, command: str, description: str = "", default: Any = None) -> None:
+    """Print the help of a dataclass and leave, as tyro does."""
+    import tyro
+
+    given = {} if default is None else {"default": default}
+    text = inspect.cleandoc(description or arguments.__doc__)
+    tyro.cli(arguments, prog=f"ludus {command}", description=text, args=["--help"], **given)
+
+
+def known_flags(types: Mapping[str, Any]) -> dict[str, Flag]:
+    """The flags of settings by their dotted keys: ``agent.learning_rate`` is set by ``--agent.learning-rate``."""
+    flags: dict[str, Flag] = {}
+    for key, annotation in types.items():
+        place, dot, name = key.rpartition(".")
+        if annotation is bool:
+            flags[spell(key)] = Flag(key, annotation, True)
+            flags[spell(f"{place}{dot}no_{name}")] = Flag(key, annotation, False)
+        else:
+            flags[spell(key)] = Flag(key, annotation)
+    return flags
+
+
+def spell(key: str) -> str:
+    """The flag of a key."""
+    return "--" + key.replace("_", "-")
+
+
+def read_words(argv: list[str], flags: Mapping[str, Flag]) -> tuple[list[str], dict[str, Any]]:
+    """Separate the words that stand alone from the values that flags set."""
+    left, alone, values = deque(argv), [], {}
+    while left:
+        word = left.popleft()
+        if not _is_flag(word):
+            alone.append(word)
+            continue
+        name, equals, attached = word.partition("=")
+        flag = flags.get(name.replace("_", "-"))
+        if flag is None:
+            raise UserError(f"Unknown flag {name}.{nearest(name, flags) or ' `--help` shows all.'}")
+        if equals:
+            left.appendleft(attached)
+        values[flag.key] = _take(name, flag, left, bool(equals))
+    return alone, values
+
+
+def only_word(words: list[str], command: str) -> str | None:
+    """The one word that a command takes without a flag, if it is there."""
+    if len(words) > 1:
+        raise UserError(f'`ludus {command}` takes one word without a flag, but "{words[1]}" came after "{words[0]}".')
+    return words[0] if words else None
+
+
+def _take(name: str, flag: Flag, left: deque[str], attached: bool) -> Any:
+    if flag.switch is not None:
+        if attached:
+            raise UserError(f'{name} takes no value, but got "{left[0]}"; leave the value out.')
+        return flag.switch
+    if get_origin(flag.annotation) is tuple:
+        taken = []
+        while left and not _is_flag(left[0]):
+            taken.append(left.popleft())
+        return taken
+    if not left or (_is_flag(left[0]) and not attached):
+        raise UserError(f"{name} needs a value: {describe(flag.annotation)}.")
+    return left.popleft()
+
+
+def _is_flag(word: str) -> bool:
+    """Whether a word is a flag, and not a negative number."""
+    return word.startswith("-") and not word[1:].replace(".", "", 1).replace("e", "", 1).replace("-", "", 1).isdigit()

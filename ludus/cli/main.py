@@ -1,0 +1,72 @@
+"""``ludus``: from what was typed to the command that does it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from ludus import __version__
+from ludus.core.errors import UserError, nearest
+
+COMMANDS = {
+    "train": ("ENV", "train an agent on an environment"),
+    "evaluate": ("RUN", "measure a trained policy over many episodes"),
+    "play": ("RUN", "watch a trained policy, in a window or as a video"),
+    "list": ("[WHAT]", "agents, networks, environments or presets"),
+    "check": ("ENV", "find every problem of an environment before training"),
+}
+BAD_INPUT, INTERRUPTED = 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code; a user's mistake is one sentence on stderr and code 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except UserError as error:
+        print(f"ludus: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except SystemExit as leave:  # tyro, after a help text
+        if leave.code:
+            raise
+        return 0
+    except KeyboardInterrupt:
+        print("\nludus: stopped.", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `ludus list environments | head`
+        sys.stderr.close()
+        return 0
+
+
+def _dispatch(words: list[str]) -> int:
+    command = words[0] if words else "--help"
+    if command in ("--help", "-h", "help"):
+        print(overview())
+        return 0
+    if command == "--version":
+        print(f"ludus {__version__}")
+        return 0
+    if command not in COMMANDS:
+        raise UserError(f'Unknown command "{command}".{nearest(command, COMMANDS)} Commands: {", ".join(COMMANDS)}.')
+    code: int = importlib.import_module(f"ludus.cli.{command}").run(words[1:])
+    return code
+
+
+def overview() -> str:
+    """What ``ludus --help`` prints."""
+    lines = [f"  ludus {name + ' ' + takes:<14} {what}" for name, (takes, what) in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"ludus {__version__}: train agents by reinforcement learning.",
+            "",
+            *lines,
+            "",
+            "Start with `ludus train CartPole-v1`, then `ludus play latest`.",
+            "`ludus COMMAND --help` shows a command's settings.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""``ludus play RUN``: watch a trained policy, in a window where there is a screen, else as a video file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import tyro
+
+from ludus.cli.arguments import parse
+from ludus.containers.settings import at_least
+from ludus.core.errors import UserError
+from ludus.track.rundir import RunDirectory
+from ludus.track.video import Frame, write_video
+
+if TYPE_CHECKING:  # it imports torch, and `--help` should not
+    from ludus.containers.player import Player
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Watch a trained policy: in a window, or as a video where there is no screen."""
+
+    # The folder of a run, or latest.
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    episodes: int = 1  # how many to play
+    out: str = ""  # write a video (.mp4 or .gif) to this file instead of opening a window
+    fps: float = 30.0  # pictures per second; more is faster
+    checkpoint: Literal["best", "latest"] = "best"  # which of the run's policies
+    stochastic: bool = False  # sample actions as in training, instead of taking the likeliest
+    seed: int = 0  # of the environment; another seed gives other episodes
+    runs: str = "runs"  # where latest is looked for
+
+
+def run(argv: list[str]) -> int:
+    """Play, and say where the video is."""
+    given = parse(Arguments, argv, "play")
+    at_least("--episodes", given.episodes, 1)
+    at_least("--seed", given.seed, 0)
+    at_least("--fps", given.fps, 0.1)
+    if given.out and Path(given.out).suffix not in (".mp4", ".gif"):
+        raise UserError(f'--out is "{given.out}", but a video ends in .mp4 or .gif.')
+    directory = RunDirectory.open(given.run, given.runs)
+    windowed = not given.out and has_screen()
+    if not windowed:
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # environments that draw with pygame look for a screen else
+    from ludus.containers.player import load
+
+    pictures = frames(load(directory.path, given.checkpoint, given.runs), given)
+    if windowed:
+        show(pictures, given.fps, f"ludus play {given.run}")
+        return 0
+    path = (
+        Path(given.out) if given.out else directory.videos / f"{time.strftime('%Y%m%d-%H%M%S')}-{given.checkpoint}.mp4"
+    )
+    print(f"Video: {write_video(pictures, path, given.fps)}")
+    return 0
+
+
+def frames(player: Player, given: Arguments) -> Iterator[Frame]:
+    """Play the episodes, giving a picture of every step and a line on every ending."""
+    import torch
+
+    from ludus.containers.loop import place
+
+    noise = (
+        player.agent.make_noise(1, torch.Generator(player.device).manual_seed(given.seed)) if given.stochastic else None
+    )
+    manager: Any = player.environment("rgb_array")
+    try:
+        step, state, played = place(manager.reset(given.seed), player.device), player.agent.initial_state(1), 0
+        while played < given.episodes:
+            yield picture(manager.render(), player.settings.env.id)
+            said = player.agent.act(step, state, noise.next() if noise else None)
+            step, state = place(manager.step(said.action), player.device), said.state
+            for episode in manager.episodes():
+                played += 1
+                print(f"Episode {played}: return {episode.reward:.2f}, {episode.length} steps")
+        yield picture(manager.render(), player.settings.env.id)
+    finally:
+        manager.close()
+
+
+def picture(rendered: Any, name: str) -> Frame:
+    """One picture ``[H, W, 3]``, whether the environment gave it alone or in a batch of one."""
+    if rendered is None:
+        raise UserError(f'Environment "{name}" renders nothing in render_mode rgb_array; return a picture from render.')
+    array = np.asarray(rendered)
+    return array[0] if array.ndim == 4 else array
+
+
+def has_screen() -> bool:
+    """Whether a window can be opened."""
+    return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def show(pictures: Iterable[Frame], fps: float, title: str) -> None:
+    """Show pictures in a window until they end or the window is closed."""
+    try:
+        import pygame
+    except ImportError as error:
+        raise UserError(
+            'A window needs one more package: `pip install "ludus[video]"`, or use --out FILE.mp4.'
+        ) from error
+    try:
+        pygame.display.init()
+        if pygame.display.get_driver() == "offscreen":  # what SDL falls back to where nothing answers at DISPLAY
+            raise pygame.error("no screen answers")
+        pygame.display.set_caption(title)
+        clock, window = pygame.time.Clock(), None
+        for image in pictures:
+            if any(event.type == pygame.QUIT for event in pygame.event.get()):
+                return
+            window = window or pygame.display.set_mode(image.shape[1::-1])
+            window.blit(pygame.surfarray.make_surface(image.swapaxes(0, 1)), (0, 0))
+            pygame.display.flip()
+            clock.tick(fps)
+    except pygame.error as error:
+        raise UserError(f"No window can be opened ({error}); use --out FILE.mp4.") from error
+    finally:
+        pygame.display.quit()

@@ -1,0 +1,114 @@
+"""``ludus train ENV``: settings from defaults, preset, file and flags, then a run."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import tyro
+
+from ludus.cli.arguments import known_flags, only_word, read_words, show_help, wants_help
+from ludus.containers.settings import (
+    NO_PRESET,
+    Resolved,
+    Settings,
+    agent_config,
+    agent_of,
+    find_preset,
+    resolve_settings,
+    setting_types,
+)
+from ludus.core.errors import UserError
+
+A = TypeVar("A")
+LAYERS = {"preset": str, "config": str}  # flags that say where settings come from, and are no settings themselves
+SHORT = {"agent": "agent.name", "network": "network.name", "stop_at": "evaluation.stop_at"}
+PLACEHOLDER = "ENV"  # stands for the environment in the help, where none was typed
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(Generic[A]):
+    """Train an agent on an environment.
+
+    Defaults below are those of this environment: tuned settings (a preset) and --config are in them.
+    """
+
+    # A Gymnasium id such as CartPole-v1, or your own as package.module:Class.
+    environment: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+    # Tuned settings by name; one that fits is taken by itself; none: no preset.
+    preset: str = NO_PRESET
+    # Settings in a TOML file, such as the config.toml of another run.
+    config: str = ""
+    # Short for --network.name.
+    network_name: Annotated[str, tyro.conf.arg(name="network")] = ""
+    # Short for --evaluation.stop-at.
+    target: Annotated[float | None, tyro.conf.arg(name="stop-at")] = None
+    settings: Annotated[Settings[A], tyro.conf.arg(name="")]
+
+
+def run(argv: list[str]) -> int:
+    """Train, and say what to type next."""
+    resolved = parse(argv)
+    from ludus.containers.train import train_resolved
+
+    result = train_resolved(resolved)
+    print(closing(result.run, Path(resolved.settings.runs)))
+    return INTERRUPTED if result.reason.startswith("SIG") else 0
+
+
+def parse(argv: list[str]) -> Resolved:
+    """Read the command line into settings and their origins; show the help and leave where it is asked for."""
+    helps = wants_help(argv)
+    words = [word for word in argv if word not in ("--help", "-h")]
+    agent, preset, file = (_peek(words, flag) for flag in ("--agent", "--preset", "--config"))
+    types = setting_types(agent_config(agent_of(agent, preset, file)))
+    short = {flag: types[key] for flag, key in SHORT.items()}
+    types.pop("agent.name")  # --agent is the one way: it decides which flags there are
+    alone, values = read_words(words, known_flags(types | LAYERS | short))
+    overrides = {SHORT.get(key, key): value for key, value in values.items() if key not in LAYERS}
+    environment = only_word(alone, "train")
+    if environment and overrides.get("env.id", environment) != environment:
+        raise UserError(f'Two environments were given, "{environment}" and "{overrides["env.id"]}"; leave one out.')
+    if helps and environment is None and file is None:
+        environment = PLACEHOLDER
+    resolved = resolve_settings(environment, None, preset, file, overrides)
+    if helps:
+        _show_help(resolved.settings, preset, file)
+    return resolved
+
+
+def closing(run: Path, runs: Path) -> str:
+    """What to type next."""
+    last = shlex.quote(str(run)) if runs != Path("runs") else "latest"
+    return "\n".join(
+        [
+            f"Watch it:       ludus play {last}",
+            f"Measure it:     ludus evaluate {last}",
+            f"Its curves:     tensorboard --logdir {shlex.quote(str(runs))}",
+        ]
+    )
+
+
+def _peek(words: list[str], flag: str) -> str | None:
+    """The value of a flag that decides which other flags there are; whether it is well-formed is checked later."""
+    for index, word in enumerate(words):
+        if word == flag and index + 1 < len(words):
+            return words[index + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _show_help(settings: Settings[Any], preset: str | None, file: str | None) -> None:
+    shown = Arguments(
+        environment=settings.env.id,
+        preset=preset or find_preset(settings.env.id, settings.agent_name),
+        config=file or "",
+        network_name=settings.network.name,
+        target=settings.evaluation.stop_at,
+        settings=settings,
+    )
+    show_help(Arguments[type(settings.agent)], "train", Arguments.__doc__ or "", shown)  # type: ignore[misc]

@@ -1,0 +1,125 @@
+"""From settings to the objects that train: the only place where they are put together."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ludus.agents import AGENTS
+from ludus.containers.evaluate import Evaluator
+from ludus.containers.settings import Settings
+from ludus.containers.updater import LocalUpdater
+from ludus.core.agent import Agent
+from ludus.core.environment import EnvironmentManager
+from ludus.core.errors import UserError
+from ludus.core.names import resolve
+from ludus.core.spec import Specs
+from ludus.managers.make import make_manager
+from ludus.networks.build import build_network
+
+EVALUATION_ROWS = 100  # environments that an evaluation steps at once, at most
+SMALL = 200_000  # parameters below which a second thread costs more than it brings
+REPAID = (
+    40_000  # optimizer steps after which a compiled update has earned back its compilation (see docs/benchmarks.md)
+)
+
+
+class Engines(NamedTuple):
+    """What computes, decided once and said in the log."""
+
+    device: torch.device
+    threads: int
+    acting: str  # numpy or torch
+    update: str  # eager or compiled
+
+
+def build_agent(settings: Settings[Any], observation: Specs, action: Specs, device: torch.device) -> Agent:
+    """Make the networks that the agent asks for, and the agent; initialised from the seed alone."""
+    kind = resolve(settings.agent_name, AGENTS, "agent")
+    if not (isinstance(kind, type) and issubclass(kind, Agent)):
+        raise UserError(f'agent "{settings.agent_name}" is no subclass of ludus.core.agent.Agent.')
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        needs = kind.requirements(observation, action, settings.agent, _shares(settings, observation))
+        networks = {name: build_network(settings.network, *shapes) for name, shapes in needs.items()}
+        agent: Agent = kind(observation, action, settings.agent, networks, settings.env.num)
+    return agent.to(device)
+
+
+def _shares(settings: Settings[Any], observation: Specs) -> bool:
+    """Images are looked at once for policy and value, unless told otherwise."""
+    chosen = settings.network.shared
+    return any(len(spec.shape) > 2 for spec in observation.values()) if chosen == "auto" else chosen == "yes"
+
+
+def build_evaluator(
+    settings: Settings[Any], agent: Agent, environment: Callable[..., Any] | None = None, branch: int = 1
+) -> Evaluator:
+    """Environments and seeds of evaluation's own; another ``branch``: other episodes."""
+    rows = min(settings.evaluation.episodes, EVALUATION_ROWS)
+    manager = make_manager(settings.env, rows, environment=environment, branch=branch)
+    manager.use(agent.treatment)
+    return Evaluator(manager, settings.evaluation.episodes, settings.seed, settings.evaluation.greedy)
+
+
+def build_updater(settings: Settings[Any], agent: Agent) -> LocalUpdater:
+    """The optimizer that the agent's settings name."""
+    config = settings.agent
+    return LocalUpdater(
+        agent,
+        getattr(config, "optimizer", "adam"),
+        config.learning_rate,
+        getattr(config, "optimizer_eps", 1e-5),
+        getattr(config, "max_grad_norm", 0.0),
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto``: a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f'device is "{name}", which this machine does not have; use cpu or auto.') from error
+    return device
+
+
+def choose_engines(settings: Settings[Any], agent: Agent, updater: LocalUpdater, device: torch.device) -> Engines:
+    """Decide threads, acting and update, and set them up."""
+    size = sum(p.numel() for p in agent.parameters())
+    threads = settings.threads or (1 if size < SMALL else len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads)
+    acting = "torch"
+    if settings.engine == "auto" and agent.use_numpy():
+        acting = "numpy"
+    update = "eager"
+    if _compiles(settings, agent):
+        updater.compile()
+        update = "compiled"
+    return Engines(device, threads, acting, update)
+
+
+def _compiles(settings: Settings[Any], agent: Agent) -> bool:
+    recurrent = getattr(agent, "recurrent", False)
+    if settings.compile == "on":
+        if recurrent:
+            raise UserError(
+                "compile is on, but a recurrent network has shapes that change; set compile to auto or off."
+            )
+        return True
+    config = settings.agent
+    per_rollout = getattr(config, "epochs", 1) * getattr(config, "minibatches", 1)
+    steps = settings.nb_step / (settings.env.num * getattr(config, "rollout", 1)) * per_rollout
+    has_compiler = bool(shutil.which(os.environ.get("CXX", "g++")))
+    return settings.compile == "auto" and not recurrent and steps >= REPAID and has_compiler
+
+
+def build_manager(settings: Settings[Any], environment: Callable[..., Any] | None = None) -> EnvironmentManager:
+    """The training environments."""
+    return make_manager(settings.env, environment=environment)

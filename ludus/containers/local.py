@@ -1,0 +1,167 @@
+"""Training in one process."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+
+from ludus.containers.evaluate import Evaluation, Evaluator
+from ludus.containers.loop import begin, collect, improve
+from ludus.containers.report import Reporter
+from ludus.containers.settings import Settings
+from ludus.core.agent import Agent, Container, ExperienceCache, Updater
+from ludus.core.environment import EnvironmentManager
+from ludus.core.errors import UserError
+from ludus.core.types import EnvStep, HiddenState, State, Tensors
+from ludus.track.clock import Clock
+
+OnUpdate = Callable[[dict[str, float]], Any]
+RECENT = 100  # episodes whose mean is shown
+
+
+class LocalWorker(Container):
+    """Holds the agent, its environments and everything between them; one process, one loop."""
+
+    def __init__(
+        self,
+        settings: Settings[Any],
+        agent: Agent,
+        manager: EnvironmentManager,
+        updater: Updater,
+        evaluator: Evaluator,
+        reporter: Reporter | None = None,
+        on_update: OnUpdate | None = None,
+    ) -> None:
+        self.settings, self.agent, self.manager = settings, agent, manager
+        self.updater: Updater = updater
+        self.evaluator, self.reporter, self.on_update = evaluator, reporter, on_update
+        self.device = next(agent.parameters()).device
+        seeds = torch.Generator().manual_seed(settings.seed)
+        env_seed, noise_seed, batch_seed = torch.randint(2**31 - 1, (3,), generator=seeds).tolist()
+        self.env_seed = env_seed
+        self.noise = agent.make_noise(manager.batch, torch.Generator(self.device).manual_seed(noise_seed))
+        if (shuffle := getattr(agent, "generator", None)) is not None:
+            shuffle.manual_seed(batch_seed)
+        self.cache: ExperienceCache = agent.make_cache(manager.batch)
+        self.clock = Clock()
+        self.env_step: EnvStep
+        self.hidden_state = HiddenState()
+        self.local_step_count, self.updates = 0, 0
+        self.reward_buffer: deque[float] = deque(maxlen=RECENT)
+        self.length_buffer: deque[float] = deque(maxlen=RECENT)
+        self.best: float | None = None
+        self.last_evaluation: Evaluation | None = None
+        self.evaluated_at = -1
+        self.stopping = ""  # why the run ends before nb_step: set by a signal or a reached target
+        self._began = False
+
+    def run(self, nb_step: int, initial_step: int = 0) -> Self:
+        """Collect and improve until ``nb_step`` real decisions are done, or something asks to stop."""
+        self.local_step_count = initial_step
+        if not self._began:
+            begin(self, self.env_seed)
+            self._began = True
+        while self.local_step_count < nb_step and not self.stopping:
+            scheduled = dict(self.agent.schedule(self.local_step_count / self.settings.nb_step))
+            self.updater.learning_rate = scheduled.get("learning_rate", self.updater.learning_rate)
+            before = self.local_step_count
+            self.local_step_count += collect(self)
+            metrics = improve(self)
+            self.updates += 1
+            self._after_update(before, metrics)
+        return self
+
+    def _after_update(self, before: int, metrics: Tensors) -> None:
+        infos = self._note_episodes()
+        settings = self.settings
+        log_due = self._passed(before, settings.log_every)
+        if log_due or self.on_update is not None:
+            values = {name: float(x) for name, x in metrics.items()} | infos | self.progress()
+            self._refuse_divergence(values)
+            if log_due and self.reporter is not None:
+                self.reporter.log(self.local_step_count, values)
+            if self.on_update is not None:
+                self.on_update({"step": float(self.local_step_count)} | values)
+        if self.reporter is not None:
+            self.reporter.show(self)
+        self.clock.lap("other")
+        if settings.evaluation.every and self._passed(before, settings.evaluation.every):
+            self.evaluate()
+        if self.reporter is not None and self._passed(before, settings.checkpoint_every):
+            self.reporter.checkpoint(self)
+        self.clock.lap("other")
+
+    def _passed(self, before: int, every: int) -> bool:
+        return bool(every) and self.local_step_count // every > before // every
+
+    def _note_episodes(self) -> dict[str, float]:
+        infos: dict[str, list[float]] = {}
+        for episode in self.manager.episodes():
+            self.reward_buffer.append(episode.reward)
+            self.length_buffer.append(episode.length)
+            for name, x in episode.infos.items():
+                infos.setdefault(f"episode/{name}", []).append(x)
+        return {name: sum(xs) / len(xs) for name, xs in infos.items()}
+
+    def progress(self) -> dict[str, float]:
+        """The numbers of the loop itself."""
+        values = {"learning_rate": self.updater.learning_rate, "updates": float(self.updates)}
+        if self.reward_buffer:
+            values["return"] = sum(self.reward_buffer) / len(self.reward_buffer)
+            values["length"] = sum(self.length_buffer) / len(self.length_buffer)
+        return values
+
+    def _refuse_divergence(self, values: dict[str, float]) -> None:
+        for name, x in values.items():
+            if name.startswith("loss/") and not math.isfinite(x):
+                raise UserError(
+                    f"Training diverged: {name} is {x} at step {self.local_step_count}; lower agent.learning_rate, "
+                    "or turn on agent.normalize_reward if rewards are large. Earlier checkpoints are whole."
+                )
+
+    def evaluate(self) -> Evaluation:
+        """Play fresh episodes, keep the best policy, and stop where the target is reached."""
+        evaluation = self.evaluator.run(self.agent, self.device)
+        self.last_evaluation, self.evaluated_at = evaluation, self.local_step_count
+        better = self.best is None or evaluation.mean > self.best
+        if better:
+            self.best = evaluation.mean
+        if self.reporter is not None:
+            self.reporter.evaluated(self, evaluation, better)
+        target = self.settings.evaluation.stop_at
+        if target is not None and evaluation.mean >= target:
+            self.stopping = f"the evaluation reached {target:g}"
+        self.clock.lap("other")
+        return evaluation
+
+    def state_dict(self) -> State:
+        """All that a resume needs, by part."""
+        generator = getattr(self.agent, "generator", None)
+        return {
+            "agent": dict(self.agent.state_dict()),
+            "updater": self.updater.state_dict(),
+            "noise": self.noise.state_dict(),
+            "minibatches": None if generator is None else generator.get_state(),
+            "manager": self.manager.state_dict(),
+            "cache": self.cache.state_dict(),
+            "hidden_state": dict(self.hidden_state),
+            "evaluator": self.evaluator.state_dict(),
+            "counters": {
+                "step": self.local_step_count,
+                "updates": self.updates,
+                "best": self.best,
+                "returns": list(self.reward_buffer),
+                "lengths": list(self.length_buffer),
+            },
+        }
+
+    def close(self) -> None:
+        """Close the environments and what reports."""
+        self.manager.close()
+        self.evaluator.close()
+        if self.reporter is not None:
+            self.reporter.close()

@@ -1,0 +1,128 @@
+"""A trained policy, loaded from a run: it acts on raw observations, with normalizer and hidden state inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from ludus.containers.build import build_agent, build_evaluator, choose_device
+from ludus.containers.evaluate import Evaluation
+from ludus.containers.settings import Settings, from_flat
+from ludus.core.agent import Agent, Noise
+from ludus.core.environment import EnvironmentManager
+from ludus.core.errors import UserError
+from ludus.core.types import EnvStep, HiddenState, State
+from ludus.managers.make import make_manager
+from ludus.track import checkpoint as checkpoints
+from ludus.track.config_file import read_config
+from ludus.track.rundir import RunDirectory
+
+Which = Literal["best", "latest"]
+
+
+class Player:
+    """Acts as training left it. ``act`` takes one observation of the environment, or a batch of them."""
+
+    def __init__(self, settings: Settings[Any], state: State, meta: Mapping[str, Any], device: str = "auto") -> None:
+        self.settings, self.meta = settings, meta
+        self.device = choose_device(device)
+        self._world = make_manager(replace(settings.env, num=1))
+        self.agent = build_agent(settings, self._world.observation, self._world.action, self.device)
+        load_agent(self.agent, state["agent"], "the run's settings")
+        self._world.use(self.agent.treatment)
+        self._state, self._rows = HiddenState(), 0
+        self._noise: Noise | None = None
+
+    def act(
+        self, observation: Any, info: Mapping[str, Any] | None = None, *, first: Any = None, greedy: bool = True
+    ) -> Any:
+        """Return the environment's action(s) for an observation or a batch.
+
+        A recurrent policy remembers from call to call: say ``first=True`` (or a bool per row) where an episode begins,
+        or call ``reset``. ``info`` is needed only by environments that give their action mask there.
+        """
+        arrays, batched = self._world.read(observation, info or {})
+        rows = len(next(iter(arrays.values())))
+        if rows != self._rows:
+            self.reset(rows)
+        begins = torch.as_tensor(
+            np.broadcast_to(np.asarray(bool(first) if np.ndim(first) == 0 else first), (rows,)).copy()
+        )
+        zeros = torch.zeros(rows)
+        step = EnvStep(
+            {name: torch.from_numpy(x).to(self.device) for name, x in arrays.items()},
+            zeros,
+            zeros.bool(),
+            zeros.bool(),
+            begins.to(self.device),
+        )
+        said = self.agent.act(step, self._state, None if greedy else self._draw(rows))
+        self._state = said.state
+        return self._world.write({name: x.cpu() for name, x in said.action.items()}, batched)
+
+    def reset(self, rows: int = 1) -> None:
+        """Forget: the next observations begin episodes."""
+        self._rows, self._noise = rows, None
+        self._state = self.agent.initial_state(rows)
+
+    def evaluate(self, episodes: int = 100, seed: int = 0, greedy: bool = True) -> Evaluation:
+        """Play fresh episodes in parallel: others than those that chose the best checkpoint."""
+        changed = replace(self.settings.evaluation, episodes=episodes, greedy=greedy)
+        evaluator = build_evaluator(replace(self.settings, evaluation=changed, seed=seed), self.agent, branch=2)
+        try:
+            return evaluator.run(self.agent, self.device)
+        finally:
+            evaluator.close()
+
+    def environment(self, render_mode: str | None = None) -> EnvironmentManager:
+        """One environment that this policy can play, in this process."""
+        manager = make_manager(replace(self.settings.env, num=1), render_mode=render_mode)
+        manager.use(self.agent.treatment)
+        return manager
+
+    def _draw(self, rows: int) -> dict[str, torch.Tensor]:
+        if self._noise is None:
+            generator = torch.Generator(self.device).manual_seed(self.settings.seed)
+            self._noise = self.agent.make_noise(rows, generator)
+        return self._noise.next()
+
+
+def load(run: str | Path, checkpoint: str = "best", runs: str = "runs", device: str = "auto") -> Player:
+    """Load the policy of a run (a folder, or ``latest``): its ``best`` checkpoint, or the ``latest``."""
+    settings, state, meta = read_run(run, checkpoint, runs)
+    return Player(settings, state, meta, device)
+
+
+def read_run(run: str | Path, checkpoint: str, runs: str) -> tuple[Settings[Any], State, dict[str, Any]]:
+    """The settings of a run and the content of one of its checkpoints."""
+    directory = RunDirectory.open(run, runs)
+    if checkpoint not in ("best", "latest"):
+        raise UserError(f'There is no checkpoint called "{checkpoint}"; choose best or latest.')
+    found = directory.best_checkpoint() if checkpoint == "best" else directory.latest_checkpoint()
+    state, meta = checkpoints.load(found or directory.checkpoint())
+    return from_flat(read_config(directory.config)), state, meta
+
+
+def initialise_from(agent: Agent, run: str, runs: str) -> None:
+    """Start from the weights and normalizers of another run, to fine-tune."""
+    _, state, _ = read_run(run, "best", runs)
+    load_agent(agent, state["agent"], f'init_from "{run}"')
+
+
+def load_agent(agent: Agent, saved: Mapping[str, Any], origin: str) -> None:
+    """Load parameters and buffers, refusing those of another network by name."""
+    own = agent.state_dict()
+    rows = {name for name in own if name.startswith("reward_scaler.")}  # per environment: of no use to another run
+    for name in sorted((own.keys() | saved.keys()) - rows):
+        here, there = (tuple(x[name].shape) if name in x else "nothing" for x in (own, saved))
+        if here != there:
+            raise UserError(
+                f"The checkpoint is of another network than {origin} asks for: {name} has shape {there} in the "
+                f"checkpoint and {here} here; use the network and environment of that run."
+            )
+    agent.load_state_dict({name: saved[name] for name in own if name not in rows}, strict=False)

@@ -1,0 +1,114 @@
+"""What a run tells: its folder, metrics, console, log and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ludus.containers.build import Engines
+from ludus.containers.evaluate import Evaluation
+from ludus.containers.settings import Settings, to_flat
+from ludus.core.agent import Agent
+from ludus.core.types import State
+from ludus.track.checkpoint import CheckpointKeeper
+from ludus.track.config_file import write_config
+from ludus.track.console import Console
+from ludus.track.curve import curve
+from ludus.track.logfile import LogFile
+from ludus.track.metrics import Metrics
+from ludus.track.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from ludus.containers.local import LocalWorker
+
+SHOWN = (
+    "loss/policy",
+    "loss/value",
+    "loss/entropy",
+    "kl",
+    "explained_variance",
+)  # on the console; all are in metrics.jsonl
+
+
+class Reporter:
+    """Writes the run folder and draws the console; a LocalWorker without one trains in silence."""
+
+    def __init__(
+        self, run: RunDirectory, settings: Settings[Any], origins: Mapping[str, str], engines: Engines, agent: Agent
+    ) -> None:
+        self.run, self.settings = run, settings
+        write_config(run.config, to_flat(settings), origins)
+        self.metrics = Metrics(run.metrics, run.tensorboard)
+        self.keeper = CheckpointKeeper(run, settings.keep)
+        self.log_file = LogFile(run.log)
+        self.console = None if settings.quiet else Console()
+        self._losses: dict[str, float] = {}
+        self._curve: list[tuple[int, float]] = []
+        info = self._info(engines, agent)
+        self.log_file.note("\n".join(f"{name}: {value}" for name, value in info.items()))
+        if self.console is not None:
+            self.console.start(info, settings.nb_step)
+
+    def _info(self, engines: Engines, agent: Agent) -> dict[str, str]:
+        settings, size = self.settings, sum(p.numel() for p in agent.parameters())
+        return {
+            "environment": f"{settings.env.id} x {settings.env.num}",
+            "agent": f"{settings.agent_name}, {size:,} parameters, seed {settings.seed}",
+            "engines": f"{engines.device}, {engines.threads} thread{'s' * (engines.threads > 1)}, "
+            f"{engines.acting} acting, {engines.update} update",
+            "run": str(self.run.path),
+        }
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write a line of metrics."""
+        self.metrics.write(step, values)
+        self._losses = {name.removeprefix("loss/"): values[name] for name in SHOWN if name in values}
+
+    def show(self, worker: LocalWorker) -> None:
+        """Redraw the console, if it is time."""
+        if self.console is not None and self.console.due():
+            self._draw(worker, self.console)
+
+    def _draw(self, worker: LocalWorker, console: Console) -> None:
+        recent = worker.progress()
+        shares = worker.clock.shares()
+        console.update(worker.local_step_count, recent.get("return"), recent.get("length"), self._losses, shares)
+
+    def evaluated(self, worker: LocalWorker, evaluation: Evaluation, better: bool) -> None:
+        """Write an evaluation everywhere, and the policy to ``best/`` if it is the best so far."""
+        step = worker.local_step_count
+        values = {"mean": evaluation.mean, "std": evaluation.std, "length": evaluation.mean_length}
+        self.metrics.write(step, {f"evaluation/{name}": x for name, x in values.items()})
+        self._curve.append((step, evaluation.mean))
+        self.log_file.note(f"evaluation at step {step}: {evaluation.mean:.6g} ± {evaluation.std:.4g}")
+        if self.console is not None:
+            self.console.evaluated(step, evaluation.mean, evaluation.std, len(evaluation.returns))
+        if better:
+            self.keeper.save_best(step, self._state(worker), evaluation.mean)
+
+    def checkpoint(self, worker: LocalWorker) -> None:
+        """Save all that a resume needs."""
+        self.keeper.save(worker.local_step_count, self._state(worker))
+
+    def _state(self, worker: LocalWorker) -> State:
+        return worker.state_dict() | {"metrics": self.metrics.state_dict()}
+
+    def finish(self, worker: LocalWorker) -> None:
+        """Save, and show the learning curve."""
+        self.checkpoint(worker)
+        reason = worker.stopping or "all steps are done"
+        self.log_file.note(f"ended at step {worker.local_step_count}: {reason}")
+        if self.console is None:
+            return
+        self._draw(worker, self.console)
+        self.console.finish()
+        if len(self._curve) > 1:
+            steps, means = zip(*self._curve, strict=True)
+            self.console.note(curve(steps, means, self.settings.evaluation.stop_at))
+        self.console.note(f"Ended after {worker.local_step_count:,} steps: {reason}.")
+
+    def close(self) -> None:
+        """Give the terminal back and close the files; may be called twice."""
+        if self.console is not None:
+            self.console.finish()
+        self.metrics.close()

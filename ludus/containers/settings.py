@@ -1,0 +1,240 @@
+"""All that decides a run, as typed data: defaults, then a preset, a file and flags; each value keeps its origin."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
+
+import tyro
+
+from ludus.agents import AGENTS
+from ludus.containers.coerce import coerce
+from ludus.core.errors import UserError, nearest
+from ludus.core.names import resolve
+from ludus.environments.config import EnvConfig
+from ludus.environments.config import validate as validate_environment
+from ludus.networks.config import NetworkConfig
+from ludus.track.config_file import read_config
+
+A = TypeVar("A")
+Flat = dict[str, Any]  # dotted key → value, as in {"agent.learning_rate": 0.001}
+
+DEFAULT_AGENT = "ppo"
+NO_PRESET = "none"
+SMALLEST = {"nb_step": 1, "seed": 0, "threads": 0, "log_every": 0, "checkpoint_every": 0, "keep": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """When and how the policy is measured, on environments of its own."""
+
+    every: int = 5_000  # steps from one evaluation to the next; 0: never
+    episodes: int = 100  # episodes per evaluation; more: a surer mean, a longer wait
+    stop_at: float | None = None  # end the run when the mean return of an evaluation reaches this
+    greedy: bool = True  # the most likely action; no: sample, as in training
+
+    def validate(self) -> None:
+        """Refuse what cannot be evaluated."""
+        at_least("evaluation.every", self.every, 0)
+        at_least("evaluation.episodes", self.episodes, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Generic[A]):
+    """All settings of a run; ``A`` is the agent's own Config."""
+
+    # What learns: ppo, a2c, or your own as package.module:Class.
+    agent_name: Annotated[str, tyro.conf.arg(name="agent")] = DEFAULT_AGENT
+    nb_step: int = 100_000  # decisions to train for, over all environments; schedules end here
+    seed: int = 0  # the same seed, settings and machine give the same run
+    device: str = "auto"  # where networks live: cpu, cuda, cuda:1, …; auto: cuda if there is one
+    threads: int = 0  # threads of torch; 0: chosen by the network's size, and said in the log
+    compile: Literal["auto", "on", "off"] = "auto"  # update as one compiled function; auto: when the run repays it
+    engine: Literal["auto", "torch"] = "auto"  # acting; auto: numpy for plain MLPs on the CPU
+    runs: str = "runs"  # folder under which the run's own folder is made
+    init_from: str = ""  # run whose weights to start from (fine-tuning)
+    log_every: int = 2_000  # steps from one line of metrics to the next; 0: none
+    checkpoint_every: int = 50_000  # steps from one checkpoint to the next; 0: only at the end
+    keep: int = 3  # newest checkpoints to keep, beside the best
+    quiet: bool = False  # no live console; the log file is written all the same
+    env: EnvConfig
+    agent: A
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def validate(self) -> None:
+        """Refuse sizes that make no sense, here and in every part that can check itself."""
+        for name, smallest in SMALLEST.items():
+            at_least(name, getattr(self, name), smallest)
+        validate_environment(self.env)
+        for part in (self.agent, self.network, self.evaluation):
+            if hasattr(part, "validate"):
+                part.validate()
+
+
+class Resolved(NamedTuple):
+    """Settings, and where each value came from: ``default``, ``preset <name>``, ``file <path>`` or ``flag``."""
+
+    settings: Settings[Any]
+    origins: dict[str, str]
+
+
+def at_least(key: str, value: float, smallest: float) -> None:
+    """Refuse a value below ``smallest``."""
+    if value < smallest:
+        raise UserError(f"{key} is {value}, but must be at least {smallest}.")
+
+
+def resolve_settings(
+    environment: str | None = None,
+    agent: str | None = None,
+    preset: str | None = None,
+    file: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """Lay defaults, preset, file and overrides (flags, or Python's arguments) over each other.
+
+    A preset that fits the environment and the agent is taken by itself; ``preset="none"`` turns that off.
+    """
+    chosen = flatten(overrides or {})
+    chosen |= {key: name for key, name in (("env.id", environment), ("agent.name", agent)) if name is not None}
+    layers = [("flag", chosen)]
+    if file is not None:
+        layers.insert(0, (f"file {file}", read_config(Path(file))))
+    known = {key: value for _, layer in layers for key, value in layer.items()}
+    if preset is None:
+        preset = find_preset(known.get("env.id", ""), known.get("agent.name", DEFAULT_AGENT))
+    if preset != NO_PRESET:
+        layers.insert(0, (f"preset {preset}", load_preset(preset)))
+    return _build(layers)
+
+
+def to_flat(settings: Settings[Any]) -> Flat:
+    """Every setting by its dotted key, as ``config.toml`` holds it; ``from_flat`` gives the same settings back."""
+    nested = _fields(settings)
+    nested = {key: _fields(value) if is_dataclass(value) else value for key, value in nested.items()}
+    nested["agent"] = {"name": nested.pop("agent_name"), **nested["agent"]}
+    return flatten(nested)
+
+
+def from_flat(flat: Mapping[str, Any]) -> Settings[Any]:
+    """Build the settings that ``to_flat`` took apart; settings that ``flat`` lacks have their defaults."""
+    return _build([("file config.toml", flatten(flat))]).settings
+
+
+def flatten(nested: Mapping[str, Any]) -> Flat:
+    """Join the keys of nested tables by dots."""
+    flat: Flat = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{inner}": x for inner, x in flatten(value).items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def agent_of(agent: str | None, preset: str | None, file: str | Path | None) -> str:
+    """The agent that ``resolve_settings`` will choose."""
+    named = load_preset(preset) if preset not in (None, NO_PRESET) else {}
+    read = read_config(Path(file)) if file is not None else {}
+    return agent or (named | read).get("agent.name", DEFAULT_AGENT)
+
+
+def setting_types(config: type[Any]) -> dict[str, Any]:
+    """The annotation of every setting by its dotted key, for an agent whose Config is ``config``."""
+    hints = get_type_hints(Settings) | {"agent": config}
+    found: dict[str, Any] = {"agent.name": hints.pop("agent_name")}
+    for name, annotation in hints.items():
+        if is_dataclass(annotation):
+            inner = get_type_hints(annotation)
+            found |= {f"{name}.{part.name}": inner[part.name] for part in fields(annotation)}
+        else:
+            found[name] = annotation
+    return found
+
+
+def agent_config(name: str) -> type[Any]:
+    """The Config class of the agent called ``name``."""
+    config = getattr(resolve(coerce("agent.name", name, str, "file"), AGENTS, "agent"), "Config", None)
+    if not (isinstance(config, type) and is_dataclass(config)):
+        raise UserError(
+            f'agent "{name}" has no dataclass called Config that holds its settings; see examples/my_agent.py.'
+        )
+    for setting in fields(config):
+        if setting.default is MISSING and setting.default_factory is MISSING:
+            raise UserError(f'agent "{name}": its setting {setting.name} has no default; give it one in its Config.')
+    return config
+
+
+def presets() -> dict[str, tuple[str, Flat]]:
+    """Every preset: name (``cartpole/ppo``) → environment and settings."""
+    found: dict[str, tuple[str, Flat]] = {}
+    for entry in sorted((files("ludus") / "presets").iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".toml"):
+            tables = tomllib.loads(entry.read_text(encoding="utf-8"))
+            environment = tables.pop("environment")
+            for agent, table in tables.items():
+                found[f"{entry.name.removesuffix('.toml')}/{agent}"] = (environment, flatten(table))
+    return found
+
+
+def find_preset(environment: str, agent: str) -> str:
+    """The name of the preset for this environment and agent, or ``none``."""
+    fitting = (name for name, (of, _) in presets().items() if of == environment and name.endswith(f"/{agent}"))
+    return next(fitting, NO_PRESET)
+
+
+def load_preset(name: str) -> Flat:
+    """The settings of a preset, with the agent that it is for."""
+    known = presets()
+    if name not in known:
+        raise UserError(
+            f'Unknown preset "{name}".{nearest(name, known)} `ludus list presets` shows all; none turns presets off.'
+        )
+    return {"agent.name": name.rpartition("/")[2]} | known[name][1]
+
+
+def _build(layers: list[tuple[str, Flat]]) -> Resolved:
+    values = {key: value for _, layer in layers for key, value in layer.items()}
+    origins = {key: origin for origin, layer in layers for key in layer}
+    if not values.get("env.id"):
+        raise UserError("No environment was given; name one, as in `ludus train CartPole-v1`.")
+    values.setdefault("agent.name", DEFAULT_AGENT)
+    config = agent_config(values["agent.name"])
+    types = setting_types(config)
+    settings = _make(_unflatten({k: _typed(k, x, types, origins.get(k, "default")) for k, x in values.items()}), config)
+    settings.validate()
+    return Resolved(settings, {key: origins.get(key, "default") for key in to_flat(settings)})
+
+
+def _typed(key: str, value: Any, types: Mapping[str, Any], origin: str) -> Any:
+    if key not in types:
+        raise UserError(f'There is no setting "{key}" ({origin}).{nearest(key, types)}')
+    return coerce(key, value, types[key], origin)
+
+
+def _fields(data: Any) -> dict[str, Any]:
+    return {f.name: getattr(data, f.name) for f in fields(data)}
+
+
+def _unflatten(flat: Flat) -> Flat:
+    nested: Flat = {}
+    for key, value in flat.items():
+        *path, last = key.split(".")
+        table = nested
+        for name in path:
+            table = table.setdefault(name, {})
+        table[last] = value
+    return nested
+
+
+def _make(nested: Flat, config: type[A]) -> Settings[A]:
+    agent = nested.pop("agent")
+    name = agent.pop("name")
+    parts = {"env": EnvConfig, "network": NetworkConfig, "evaluation": EvaluationConfig}
+    made = {key: make(**nested.pop(key, {})) for key, make in parts.items()}
+    return Settings(agent_name=name, agent=config(**agent), **made, **nested)

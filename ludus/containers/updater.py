@@ -1,0 +1,162 @@
+"""From a loss to a step of the parameters, on one flat block per group, eager or as one compiled function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ludus.core.agent import Agent, LossFunction, Updater
+from ludus.core.types import Batch, State, Tensors
+from ludus.ops.optimizers import adam_, clip_norm_, rmsprop_tf_
+
+ALIGN = 16  # parameters start at multiples of 64 bytes, as vector instructions like it
+BETA1, BETA2, RMSPROP_ALPHA = 0.9, 0.999, 0.99
+
+
+class FlatParameters:
+    """All parameters of a group as views of one block, and their gradients as views of another.
+
+    Clip, optimizer, averaging and publishing then are a few calls whatever the number of layers.
+    """
+
+    def __init__(self, parameters: list[tuple[str, nn.Parameter]]) -> None:
+        device, dtype = parameters[0][1].device, parameters[0][1].dtype
+        self.places: list[tuple[str, int, torch.Size, tuple[int, ...]]] = []
+        size = 0
+        for name, p in parameters:
+            self.places.append((name, size, p.shape, p.stride()))
+            size += -(-p.numel() // ALIGN) * ALIGN
+        self.value = torch.zeros(size, dtype=dtype, device=device)
+        self.gradient = torch.zeros(size, dtype=dtype, device=device)
+        with torch.no_grad():
+            for (_, p), value, gradient in zip(
+                parameters, self.views(self.value), self.views(self.gradient), strict=True
+            ):
+                value.copy_(p)
+                p.data, p.grad = value, gradient  # strides are kept, so channels_last weights stay so
+
+    def views(self, block: Tensor) -> list[Tensor]:
+        """``block`` seen as the parameters."""
+        return [torch.as_strided(block, shape, stride, at) for _, at, shape, stride in self.places]
+
+
+class LocalUpdater(Updater):
+    """One process: backward, clip and optimizer step on the flat blocks; ``mean`` is the identity."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        optimizer: Literal["adam", "rmsprop"],
+        learning_rate: float,
+        eps: float,
+        max_grad_norm: float,
+    ) -> None:
+        self.agent, self.optimizer, self.eps, self.max_grad_norm = agent, optimizer, eps, max_grad_norm
+        self.flat = FlatParameters([(n, p) for n, p in agent.named_parameters() if p.requires_grad])
+        value = self.flat.value
+        self._rate, self._lr = learning_rate, torch.tensor(learning_rate, device=value.device)
+        self._moments = {"square": torch.ones_like(value)} if optimizer == "rmsprop" else {}
+        if optimizer == "adam":
+            self._moments = {k: torch.zeros_like(value) for k in ("mean", "square")}
+        self._steps = torch.zeros((), device=value.device)
+        self._coefficients = dict(agent.loss_coefficients())
+        self._step: Callable[[LossFunction, Batch], Tensors] = self._eager
+
+    @property
+    def learning_rate(self) -> float:
+        """The step size; a tensor behind it, so that a change never recompiles."""
+        return self._rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        if rate != self._rate:
+            self._rate = rate
+            self._lr.fill_(rate)
+
+    def step(self, loss: LossFunction, batch: Batch, group: str = "all") -> Tensors:
+        """Take one step and return losses, metrics and the gradient's norm as 0-dimensional tensors."""
+        return self._step(loss, batch)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """One rank: ``x`` itself."""
+        return x
+
+    def compile(self) -> None:
+        """From now on run forward, backward, clip and optimizer as one compiled function."""
+        compiled: dict[Any, Callable[[Batch], Tensors]] = {}
+
+        def run(loss: LossFunction, batch: Batch) -> Tensors:
+            key = getattr(loss, "__func__", loss)
+            if key not in compiled:
+                compiled[key] = torch.compile(self._functional(loss), dynamic=False, fullgraph=True)
+            with torch.no_grad():
+                return compiled[key](batch)
+
+        self._step = run
+
+    def _eager(self, loss: LossFunction, batch: Batch) -> Tensors:
+        self.flat.gradient.zero_()
+        losses, metrics = loss(batch)
+        self._total(losses).backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            return self._report(losses, metrics, self._move(self.flat.gradient))
+
+    def _functional(self, loss: LossFunction) -> Callable[[Batch], Tensors]:
+        """The same step as a function of the flat block, which the compiler can see as a whole."""
+        module, flat = _Loss(self.agent, loss), self.flat
+
+        def total(block: Tensor, batch: Batch) -> tuple[Tensor, tuple[Tensors, Tensors]]:
+            views = {f"agent.{place[0]}": x for place, x in zip(flat.places, flat.views(block), strict=True)}
+            losses, metrics = torch.func.functional_call(module, views, (batch,))
+            return self._total(losses), (losses, metrics)
+
+        def step(batch: Batch) -> Tensors:
+            gradient, (losses, metrics) = torch.func.grad(total, has_aux=True)(flat.value, batch)
+            return self._report(losses, metrics, self._move(gradient))
+
+        return step
+
+    def _total(self, losses: Tensors) -> Tensor:
+        terms = [
+            x * self._coefficients.get(name, 1.0) for name, x in losses.items() if self._coefficients.get(name, 1.0)
+        ]
+        return torch.stack(terms).sum() if len(terms) > 3 else sum(terms[1:], terms[0])
+
+    def _move(self, gradient: Tensor) -> Tensor:
+        norm = clip_norm_(gradient, self.max_grad_norm)
+        if self.optimizer == "adam":
+            m, v = self._moments["mean"], self._moments["square"]
+            adam_(self.flat.value, gradient, m, v, self._steps, self._lr, BETA1, BETA2, self.eps)
+        else:
+            rmsprop_tf_(self.flat.value, gradient, self._moments["square"], self._lr, RMSPROP_ALPHA, self.eps)
+        return norm
+
+    @staticmethod
+    def _report(losses: Tensors, metrics: Tensors, norm: Tensor) -> Tensors:
+        return {f"loss/{name}": x.detach() for name, x in losses.items()} | metrics | {"gradient_norm": norm}
+
+    def state_dict(self) -> State:
+        """The optimizer's moments, its step count and the learning rate."""
+        return {"moments": dict(self._moments), "steps": self._steps, "learning_rate": self._rate}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take them over, in place."""
+        with torch.no_grad():
+            for name, x in self._moments.items():
+                x.copy_(state["moments"][name])
+            self._steps.copy_(state["steps"])
+        self.learning_rate = state["learning_rate"]
+
+
+class _Loss(nn.Module):
+    """A loss as a module, for ``functional_call``: its forward sees the parameters given to it."""
+
+    def __init__(self, agent: Agent, loss: LossFunction) -> None:
+        super().__init__()
+        self.agent, self.loss = agent, loss
+
+    def forward(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        return self.loss(batch)

@@ -1,0 +1,172 @@
+"""Agents, what they learn from, and what turns a loss into a step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ludus.core.network import Shapes
+from ludus.core.spec import Specs
+from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, State, Tensors
+
+LossFunction = Callable[[Batch], tuple[Tensors, Tensors]]
+
+
+class ExperienceCache(ABC):
+    """Written after stepping, read before learning."""
+
+    @abstractmethod
+    def env_write(self, step: EnvStep, state: HiddenState) -> None:
+        """Take what the environments said, and the hidden state that the agent has before it acts on it."""
+
+    @abstractmethod
+    def agent_write(self, step: AgentStep) -> None:
+        """Take what the agent said to the step written last."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether it is time to learn."""
+
+    @abstractmethod
+    def read(self) -> Batch:
+        """The next batch; valid until the next write."""
+
+    def feedback(self, index: Tensor, priority: Tensor) -> None:
+        """Take new priorities for what was read; a cache without priorities ignores them."""
+        return
+
+    @abstractmethod
+    def state_dict(self) -> State: ...
+
+    @abstractmethod
+    def load_state_dict(self, state: State) -> None: ...
+
+
+class Updater(ABC):
+    """Forward, backward, reduction over ranks, clip and optimizer step, so that all can be one compiled region."""
+
+    learning_rate: float
+
+    @abstractmethod
+    def step(self, loss: LossFunction, batch: Batch, group: str = "all") -> Tensors:
+        """Take one step on the losses, each weighted by the agent's coefficient for its name; return the metrics."""
+
+    @abstractmethod
+    def mean(self, x: Tensor) -> Tensor:
+        """The mean of ``x`` over ranks."""
+
+    @abstractmethod
+    def state_dict(self) -> State: ...
+
+    @abstractmethod
+    def load_state_dict(self, state: State) -> None: ...
+
+
+class Noise:
+    """The random numbers of acting, drawn for many steps at once from a generator of their own."""
+
+    def __init__(
+        self, draw: Callable[[int, torch.Generator], Tensors], generator: torch.Generator, chunk: int = 128
+    ) -> None:
+        self._draw, self.generator, self._chunk = draw, generator, chunk
+        self._steps: list[Tensors] = []
+        self._start = generator.get_state()
+
+    def next(self) -> Tensors:
+        """The numbers for one step, ``[B, …]`` by action name."""
+        if not self._steps:
+            self._refill()
+        return self._steps.pop()
+
+    def _refill(self) -> None:
+        self._start = self.generator.get_state()
+        drawn = self._draw(self._chunk, self.generator)
+        self._steps = [{name: x[t] for name, x in drawn.items()} for t in range(self._chunk)]
+
+    def state_dict(self) -> State:
+        """The generator before the current chunk, and how much of the chunk is left."""
+        return {"generator": self._start if self._steps else self.generator.get_state(), "left": len(self._steps)}
+
+    def load_state_dict(self, state: State) -> None:
+        """Draw the same chunk again and drop what had been used."""
+        self.generator.set_state(state["generator"])
+        self._start, self._steps = state["generator"], []
+        if state["left"]:
+            self._refill()
+            del self._steps[state["left"] :]
+
+
+class Agent(nn.Module):
+    """Acts and computes losses; owns its networks.
+
+    Made as ``MyAgent(observation, action, config, networks, batch)``, where ``networks`` answers ``requirements`` and
+    ``batch`` is the number of environments that it will learn from.
+    """
+
+    Config: type[Any]  # a frozen dataclass: the settings, with a comment per field
+    config: Any
+
+    @classmethod
+    @abstractmethod
+    def requirements(
+        cls, observation: Specs, action: Specs, config: Any, shared: bool
+    ) -> dict[str, tuple[Shapes, Shapes]]:
+        """What to build: network name → (input shapes, output shapes); ``shared``: one trunk for actor and critic."""
+
+    @property
+    @abstractmethod
+    def treatment(self) -> Mapping[str, str]:
+        """How the environment side turns this agent's actions into the environment's, by action name."""
+
+    @abstractmethod
+    def initial_state(self, batch: int) -> HiddenState:
+        """The hidden state of ``batch`` environments before their first observation."""
+
+    @abstractmethod
+    def make_noise(self, batch: int, generator: torch.Generator) -> Noise:
+        """The random numbers of acting for ``batch`` rows."""
+
+    @abstractmethod
+    def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
+        """Choose actions, without a graph: greedy without ``noise``, exploring with it."""
+
+    @abstractmethod
+    def make_cache(self, batch: int) -> ExperienceCache:
+        """The cache that this agent learns from."""
+
+    @abstractmethod
+    def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """Return losses and metrics by name: pure, of static shapes, no graph in the metrics."""
+
+    def loss_coefficients(self) -> Mapping[str, float]:
+        """The weight of each loss: the setting ``<name>_coef`` (1 where there is none)."""
+        fields = vars(self.config) if hasattr(self.config, "__dict__") else {}
+        return {name.removesuffix("_coef"): value for name, value in fields.items() if name.endswith("_coef")}
+
+    def use_numpy(self) -> bool:
+        """Switch acting to numpy, where the agent can do that and it pays; return whether it did."""
+        return False
+
+    def learn(self, batch: Batch, updater: Updater) -> Learned:
+        """Learn from a batch; by default one step on the whole of it."""
+        return Learned(updater.step(self.compute_loss, batch))
+
+    def schedule(self, progress: float) -> Mapping[str, float]:
+        """Set what follows the share of the run that is done (0 to 1); return the values to log."""
+        return {}
+
+
+class Container(ABC):
+    """Holds all application state and runs the loop."""
+
+    @abstractmethod
+    def run(self, nb_step: int, initial_step: int = 0) -> Self:
+        """Train until ``nb_step`` real agent decisions are done, counted from ``initial_step``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything; may be called twice."""

@@ -1,0 +1,59 @@
+"""Environments and what steps many of them as one batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from ludus.core.spec import Specs
+from ludus.core.types import EnvStep, Episode, State, Tensors
+
+
+class EnvironmentManager(ABC):
+    """Steps B environments as one batch, with next-step autoreset.
+
+    The step after an ending is the reset: its action is ignored and its ``first`` is true, so that the
+    observation after an ending is always the true successor. ``groups`` are row ranges that step on their own.
+    """
+
+    batch: int
+    groups: list[slice]
+    observation: Specs
+    action: Specs
+
+    @abstractmethod
+    def use(self, treatment: Mapping[str, str]) -> None:
+        """Say how policy-space actions become the environment's: ``clip``, ``tanh``, ``unit`` or ``none`` by name."""
+
+    @abstractmethod
+    def reset(self, seed: int) -> EnvStep:
+        """Begin a new episode in every row."""
+
+    @abstractmethod
+    def send(self, actions: Tensors, group: int = 0) -> None:
+        """Start a step of one group."""
+
+    @abstractmethod
+    def recv(self, group: int = 0) -> EnvStep:
+        """Wait for the step of one group and return it."""
+
+    def step(self, actions: Tensors) -> EnvStep:
+        """Step the first group (all rows, where there is one group)."""
+        self.send(actions)
+        return self.recv()
+
+    @abstractmethod
+    def episodes(self) -> list[Episode]:
+        """The episodes that ended since the last call."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything; may be called twice."""
+
+    @abstractmethod
+    def state_dict(self) -> State:
+        """What a resume needs; environments themselves come back in the way that ``restore`` in it names."""
+
+    @abstractmethod
+    def load_state_dict(self, state: State) -> None:
+        """Take over what ``state_dict`` gave."""

@@ -1,0 +1,156 @@
+"""The nouns that carry tensors: what environments say, what agents say, and what a learner reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+State = dict[
+    str, Any
+]  # nested dicts of tensors and plain values (numbers, strings, lists, None): all that a checkpoint holds
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """All that a checkpoint walks."""
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> Any: ...
+
+
+class HiddenState(dict[str, Tensor]):
+    """What a network remembers: name of the piece's place → tensor ``[B, …]``. Empty for a feed-forward network."""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> HiddenState:
+        """Apply ``function`` to every tensor."""
+        return HiddenState({name: function(x) for name, x in self.items()})
+
+    def detach(self) -> HiddenState:
+        """Cut the graph."""
+        return self.map(Tensor.detach)
+
+    def reset(self, first: Tensor) -> HiddenState:
+        """Zero the rows where an episode begins (``first``: ``[B]``)."""
+        return self.map(lambda x: x.masked_fill(first.reshape(-1, *[1] * (x.dim() - 1)), 0))
+
+    def rows(self, index: Tensor | slice) -> HiddenState:
+        """Pick rows of the batch."""
+        return self.map(lambda x: x[index])
+
+    def within(self, place: str) -> HiddenState:
+        """The part that belongs to ``place``, its prefix removed."""
+        start = place + "/"
+        return HiddenState({name[len(start) :]: x for name, x in self.items() if name.startswith(start)})
+
+    def at(self, place: str) -> HiddenState:
+        """The same tensors under the prefix ``place``."""
+        return HiddenState({f"{place}/{name}": x for name, x in self.items()})
+
+
+class EnvStep(NamedTuple):
+    """What B environments say. Reward and endings are those of the transition that led to ``observation``.
+
+    A manager may write its next step into the same memory: whoever keeps a step copies it.
+    """
+
+    observation: Tensors  # [B, …]
+    reward: Tensor  # [B] float32
+    terminated: Tensor  # [B] bool
+    truncated: Tensor  # [B] bool
+    first: Tensor  # [B] bool: this observation begins an episode; reward and endings of such a row mean nothing
+
+
+class AgentStep(NamedTuple):
+    """What an agent says to B environments."""
+
+    action: Tensors  # [B, …] in policy space: before the clip, or u before tanh
+    experience: Tensors  # [B, …] what the learner wants back: log_prob, value, …
+    state: HiddenState  # [B, …] after this step
+
+
+class Episode(NamedTuple):
+    """An episode that ended."""
+
+    row: int
+    reward: float  # undiscounted sum
+    length: int
+    seed: int | None  # what the episode was reset with, where the manager knows
+    infos: dict[str, float]  # the numeric infos of its last step
+
+
+class Learned(NamedTuple):
+    """What came of a batch: metrics (0-dimensional tensors) and, for a replay, new priorities."""
+
+    metrics: Tensors
+    priority: Tensor | None = None
+
+
+@dataclass
+class Batch:
+    """Experience for a learner, time-major. ``weight`` is 0 where ``first[t+1]``: such a transition never was."""
+
+    observation: Tensors  # [T+1, B, …]; [T, B, …] in a minibatch, where no successor is needed
+    first: Tensor  # [T+1, B] bool; [T, B] in a minibatch
+    action: Tensors  # [T, B, …]
+    reward: Tensor  # [T, B]
+    terminated: Tensor  # [T, B] bool
+    truncated: Tensor  # [T, B] bool
+    discount: Tensor  # [T, B] γ·(1−terminated)
+    weight: Tensor  # [T, B] 1 for real transitions, else 0
+    experience: Tensors  # [T, B, …]
+    state: HiddenState = field(default_factory=HiddenState)  # [B, …] at t=0
+    last_state: HiddenState = field(default_factory=HiddenState)  # [B, …] at t=T
+    index: Tensor | None = None  # from a replay: a monotone write number
+
+    @property
+    def continues(self) -> Tensor:
+        """``[T, B]``: 1 where a trace may pass from t to t+1, 0 at terminated, truncated or ``first[t+1]``."""
+        return self.weight * (~(self.terminated | self.truncated)).to(self.weight.dtype)
+
+    def minibatches(
+        self, n: int, by: Literal["transition", "environment"], generator: torch.Generator
+    ) -> Iterator[Batch]:
+        """Yield ``n`` parts in a new random order; sizes differ by one at most and nothing is dropped.
+
+        By ``transition`` a part is ``[1, M]``: rows with no order in time, for feed-forward networks. By
+        ``environment`` it is ``[T, b]``: whole columns with the hidden state at their start, for recurrent ones.
+        """
+        time, columns = self.reward.shape
+        head = self.without_successor()
+        source = head._map(lambda x: x.reshape(1, time * columns, *x.shape[2:])) if by == "transition" else head
+        order = torch.randperm(source.reward.shape[1], generator=generator, device=generator.device).to(
+            self.reward.device
+        )
+        for part in order.tensor_split(n):
+            picked = source._map(lambda x, part=part: x.index_select(1, part))  # type: ignore[misc]
+            yield replace(picked, state=self.state.rows(part)) if by == "environment" else picked
+
+    def without_successor(self) -> Batch:
+        """The same transitions without the last observation, which a loss on (s, a) does not need."""
+        time = self.reward.shape[0]
+        return replace(
+            self,
+            observation={k: x[:time] for k, x in self.observation.items()},
+            first=self.first[:time],
+            last_state=HiddenState(),
+        )
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """Apply ``function`` to every ``[T, B, …]`` tensor."""
+        return Batch(
+            observation={k: function(x) for k, x in self.observation.items()},
+            first=function(self.first),
+            action={k: function(x) for k, x in self.action.items()},
+            reward=function(self.reward),
+            terminated=function(self.terminated),
+            truncated=function(self.truncated),
+            discount=function(self.discount),
+            weight=function(self.weight),
+            experience={k: function(x) for k, x in self.experience.items()},
+        )

@@ -1,0 +1,223 @@
+"""A check of a user's environment that finds every problem at once, each with its fix."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from ludus.core.errors import UserError
+from ludus.environments.config import EnvConfig, parse_options, validate
+from ludus.environments.findings import Problem, in_action_space, in_observation, in_reset, in_step
+from ludus.environments.gym import Environment, make
+from ludus.environments.masks import ObservationReader
+from ludus.environments.spaces import Arrays, Layout
+
+Trace = list[tuple[Any, ...]]  # what reset and step gave, in order
+REPLAYED = 60  # steps that are played twice, to see whether the same seed gives the same episode
+
+
+def check(
+    config: EnvConfig,
+    environment: Callable[..., Any] | None = None,
+    steps: int = 300,
+    seconds: float = 20.0,
+    deadline: float = 30.0,
+) -> list[Problem]:
+    """Try the environment for ``steps`` random steps or ``seconds``; one call may take ``deadline`` seconds."""
+    inspection = Inspection(config, environment, steps, seconds)
+    # in a thread, as nothing else can give up on a call that never returns; it dies with the process
+    thread = threading.Thread(target=inspection.run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.02)
+        if thread.is_alive() and inspection.overdue(deadline):
+            inspection.stopped = True
+            what = f"{inspection.call} did not return within {deadline:g} seconds."
+            return [
+                *inspection.problems,
+                Problem(what, "Look for an endless loop or a wait without a time limit in it."),
+            ]
+    return inspection.problems
+
+
+class Inspection:
+    """One environment under inspection; ``problems`` grows as it goes on."""
+
+    def __init__(self, config: EnvConfig, environment: Callable[..., Any] | None, steps: int, seconds: float) -> None:
+        self.problems: list[Problem] = []
+        self.call, self.stopped = "the constructor", False
+        self._config, self._source = config, environment if environment is not None else config.id
+        self._steps, self._until = steps, time.monotonic() + seconds
+        self._since = time.monotonic()
+        self._actions: Layout | None = None
+        self._supported = True
+
+    def overdue(self, deadline: float) -> bool:
+        """Whether the running call has taken too long."""
+        return time.monotonic() - self._since > deadline
+
+    def run(self) -> None:
+        """Inspect everything, from making the environment to closing it."""
+        env = self._make()
+        if env is None:
+            return
+        self._look_at_spaces(env)
+        trace = self._play(env, self._steps)
+        self._call("close", env.close)
+        if trace and not any(problem.severity == "error" for problem in self.problems):
+            self._replay(trace)
+
+    def _note(self, found: Iterable[Problem]) -> bool:
+        """Keep new problems (the same one with another example is not new); return whether there was none at all."""
+        found = list(found)
+        known = {_essence(problem) for problem in self.problems}
+        self.problems += [problem for problem in found if _essence(problem) not in known]
+        return not found
+
+    def _call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the environment under the clock; what it raises is a problem, and gives None."""
+        self.call, self._since = name, time.monotonic()
+        try:
+            return function(*args, **kwargs)
+        except UserError as error:
+            self._note([Problem(f"It cannot be made: {error}", "Do what the message says.")])
+        except Exception as error:
+            fix = f"Mend {name}; it must work after any earlier call and for every action of the action space."
+            if isinstance(error, TypeError) and "seed" in str(error):
+                fix = "Declare it as reset(self, *, seed=None, options=None) and call super().reset(seed=seed) in it."
+            self._note([Problem(f"{name} raised {type(error).__name__}: {error}.", fix)])
+        return None
+
+    def _make(self) -> Environment | None:
+        def construct() -> Environment:
+            validate(self._config)
+            return make(self._source, parse_options(self._config.options), self._config.max_episode_steps)
+
+        env: Environment | None = self._call("the constructor", construct)
+        return env
+
+    def _look_at_spaces(self, env: Environment) -> None:
+        for root in ("observation", "action"):
+            space = getattr(env, f"{root}_space")
+            if not isinstance(space, spaces.Space):
+                fix = f"Set self.{root}_space to a Gymnasium space in __init__."
+                self._supported = self._note([Problem(f"{root}_space is of type {type(space).__name__}.", fix)])
+                continue
+            try:
+                layout = Layout(space, root)
+            except UserError as error:
+                self._supported = self._note([Problem(str(error), "Describe that part with a supported space.")])
+                continue
+            if root == "action":
+                self._actions = layout
+                self._note(in_action_space(space))
+
+    def _play(self, env: Environment, steps: int) -> Trace:
+        """Step at random and look at all that comes back; return it, to compare."""
+        trace: Trace = []
+        episode = Masked(env, self._config.mask, self._actions) if self._supported and self._actions else None
+        alive = self._reset(env, episode, trace)
+        if not isinstance(env.action_space, spaces.Space):
+            return trace
+        env.action_space.seed(0)
+        while alive and len(trace) < steps and not self.stopped and time.monotonic() < self._until:
+            action = episode.sample() if episode else env.action_space.sample()
+            result = self._call("step", env.step, action)
+            alive = result is not None and (self._note(in_step(result)) or _is_step(result))
+            if not alive:
+                break
+            ended = bool(result[2]) or bool(result[3])
+            self._look_at(env, episode, result[0], result[4], ended)
+            trace.append(result[:4])
+            alive = self._reset(env, episode, trace) if ended else True
+        return trace
+
+    def _reset(self, env: Environment, episode: Masked | None, trace: Trace) -> bool:
+        result = self._call("reset", env.reset, seed=len(trace))
+        if result is None or not (self._note(in_reset(result)) or _is_reset(result)):
+            return False
+        self._look_at(env, episode, result[0], result[1], False)
+        trace.append(result[:1])
+        return True
+
+    def _look_at(self, env: Environment, episode: Masked | None, observation: Any, info: Any, ended: bool) -> None:
+        fits = self._note(in_observation(env.observation_space, observation))
+        if episode is None or not fits:
+            return
+        try:
+            episode.see(observation, info if isinstance(info, dict) else {}, ended)
+        except UserError as error:
+            self._note([Problem(str(error), "Mend the mask: one entry per choice, at least one of them allowed.")])
+
+    def _replay(self, trace: Trace) -> None:
+        """Play the beginning again in a new environment with the same seeds and actions."""
+        env = self._make()
+        if env is None:
+            return
+        again = self._play(env, min(len(trace), REPLAYED))
+        self._call("close", env.close)
+        differs = [i for i, (a, b) in enumerate(zip(trace, again, strict=False)) if not _same(a, b)]
+        if not differs:
+            return
+        what = "Two episodes with the same seed and actions differ."
+        fix = "Draw all random numbers from self.np_random, which reset(seed) seeds."
+        if len(trace[differs[0]]) == 1:
+            what, fix = "reset ignores its seed.", "Call super().reset(seed=seed) in it and draw from self.np_random."
+        self._note([Problem(f"{what[:-1]}: runs will not be repeatable.", fix, "warning")])
+
+
+class Masked:
+    """Random actions that respect the masks seen last."""
+
+    def __init__(self, env: Environment, mask: str, actions: Layout) -> None:
+        self._env, self._mask, self._layout = env, mask, actions
+        self._reader: ObservationReader | None = None
+        self._seen: Arrays = {}
+        self._random = np.random.default_rng(0)
+
+    def see(self, observation: Any, info: dict[str, Any], ended: bool) -> None:
+        """Take in an observation; the first one shows where the masks are."""
+        if self._reader is None:
+            space = self._env.observation_space
+            self._reader = ObservationReader(space, self._layout.specs, self._mask, info, "environment")
+        if self._reader.masks is None:
+            return
+        self._seen = {}
+        arrays = self._reader.read(observation, info)
+        masks = {name: arrays[name][None] for name in self._reader.masks.specs}
+        self._reader.masks.settle(masks, np.array([ended]))
+        self._seen = masks
+
+    def sample(self) -> Any:
+        """Draw an action that is allowed."""
+        drawn = self._env.action_space.sample()
+        if not self._seen or self._reader is None or self._reader.masks is None:
+            return drawn
+        arrays = {name: x[None] for name, x in self._layout.flatten(drawn).items()}
+        arrays.update(self._reader.masks.draw(self._seen, self._random))
+        return self._layout.unflatten_row(arrays, 0)
+
+
+def _essence(problem: Problem) -> str:
+    return problem.what.partition(" (for example")[0]
+
+
+def _is_step(result: Any) -> bool:
+    return isinstance(result, tuple) and len(result) == 5 and all(np.ndim(x) == 0 for x in result[2:4])
+
+
+def _is_reset(result: Any) -> bool:
+    return isinstance(result, tuple) and len(result) == 2
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return np.array_equal(a, b)

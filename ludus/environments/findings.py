@@ -1,0 +1,148 @@
+"""What can be wrong with the values that an environment gives: pure functions from a value to problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import spaces
+
+Severity = Literal["error", "warning"]
+FIVE = "Return the five values observation, reward, terminated, truncated, info, as Gymnasium does since version 0.26."
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong with an environment, and its fix in one sentence."""
+
+    what: str
+    fix: str
+    severity: Severity = "error"
+
+
+def in_reset(result: Any) -> Iterator[Problem]:
+    """Problems of what ``reset`` returned, its observation apart."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        yield Problem(
+            f"reset returned {_count(result)}, not the two values observation and info.", "Return observation, info."
+        )
+    elif not isinstance(result[1], dict):
+        yield Problem(f"reset returned an info of type {_type(result[1])}.", "Return a dict as info; it may be empty.")
+
+
+def in_step(result: Any) -> Iterator[Problem]:
+    """Problems of what ``step`` returned, its observation apart."""
+    if not isinstance(result, tuple) or len(result) != 5:
+        yield Problem(f"step returned {_count(result)}, not five values.", FIVE)
+        return
+    _, reward, terminated, truncated, info = result
+    if not isinstance(reward, Real | np.bool_):
+        yield Problem(f"The reward is of type {_type(reward)}, which is not a number.", "Return the reward as a float.")
+    elif not np.isfinite(float(reward)):
+        yield Problem("The reward is NaN or infinite.", "Find the division by zero or the overflow that made it so.")
+    for name, value in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(value, bool | np.bool_):
+            yield Problem(f"{name} is of type {_type(value)}, not bool.", f"Return bool({name}).")
+    if not isinstance(info, dict):
+        yield Problem(f"step returned an info of type {_type(info)}.", "Return a dict as info; it may be empty.")
+
+
+def in_observation(
+    space: spaces.Space[Any], value: Any, name: str = "observation", prefix: str = ""
+) -> Iterator[Problem]:
+    """Problems of an observation against its space, part by part."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        yield from _in_nest(space, value, name, prefix)
+    elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        yield from _in_choices(space, value, name)
+    elif isinstance(space, spaces.Box):
+        yield from _in_box(space, value, name)
+
+
+def _in_nest(space: spaces.Dict | spaces.Tuple[Any], value: Any, name: str, prefix: str) -> Iterator[Problem]:
+    wanted = Mapping if isinstance(space, spaces.Dict) else tuple
+    if not isinstance(value, wanted):
+        yield Problem(
+            f'Observation "{name}" is of type {_type(value)}, but its space is a {type(space).__name__}.',
+            f"Return a {'dict' if wanted is Mapping else 'tuple'} with the parts of the space.",
+        )
+        return
+    children: list[tuple[Any, spaces.Space[Any]]]
+    children = list(space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
+    keys = set(value) if isinstance(value, Mapping) else set(range(len(value)))
+    if keys != {key for key, _ in children}:
+        yield Problem(
+            f'Observation "{name}" has the parts {sorted(map(str, keys))}, but its space has '
+            f"{sorted(str(key) for key, _ in children)}.",
+            "Return exactly the parts of the space.",
+        )
+    for key, child in children:
+        if key in keys:
+            yield from in_observation(child, value[key], f"{prefix}{key}", f"{prefix}{key}/")
+
+
+def _in_choices(space: spaces.Space[Any], value: Any, name: str) -> Iterator[Problem]:
+    array = np.asarray(value)
+    if array.shape != space.shape or not (np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_):
+        yield _mismatch(name, array, f"integers of shape {space.shape}")
+    elif not space.contains(value if array.dtype != np.bool_ else array.astype(np.int8)):
+        yield Problem(f'Observation "{name}" lies outside its space {space}.', "Widen the space or mend the value.")
+
+
+def _in_box(space: spaces.Box, value: Any, name: str) -> Iterator[Problem]:
+    array = np.asarray(value)
+    is_number = np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_
+    typed = not isinstance(value, list | int | float)  # plain Python values have no dtype of their own
+    if array.shape != space.shape or not is_number or (typed and not np.can_cast(array.dtype, space.dtype, "safe")):
+        yield _mismatch(name, array, f"{space.dtype} of shape {space.shape}")
+        return
+    if not np.isfinite(array).all():
+        yield Problem(
+            f'Observation "{name}" has NaN or infinite values.',
+            "Find the division by zero or the overflow that made it so.",
+        )
+    elif (array < space.low).any() or (array > space.high).any():
+        worst = array[(array < space.low) | (array > space.high)].flat[0]
+        yield Problem(
+            f'Observation "{name}" lies outside the bounds of its Box (for example {worst:g}).',
+            "Widen low and high of the space, or clip the values.",
+        )
+
+
+def in_action_space(space: spaces.Space[Any], name: str = "action", prefix: str = "") -> Iterator[Problem]:
+    """Problems of an action space that is otherwise supported."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        children = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, child in children:
+            yield from in_action_space(child, f"{prefix}{key}", f"{prefix}{key}/")
+    if not isinstance(space, spaces.Box):
+        return
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        yield Problem(
+            f'The Box of action "{name}" has infinite bounds.',
+            "Give it finite bounds (−1 to 1 is usual), so that actions can be scaled to it.",
+            "warning",
+        )
+    if (space.low >= space.high).any():
+        yield Problem(
+            f'The Box of action "{name}" has a low that is not below its high.', "Make low < high everywhere."
+        )
+
+
+def _mismatch(name: str, array: Any, wanted: str) -> Problem:
+    found = f"{array.dtype} of shape {array.shape}"
+    return Problem(
+        f'Observation "{name}" is {found}, but its space says {wanted}.',
+        "Return what the space says (.astype or .reshape), or change the space.",
+    )
+
+
+def _type(value: Any) -> str:
+    return type(value).__name__
+
+
+def _count(result: Any) -> str:
+    return f"{len(result)} values" if isinstance(result, tuple) else f"one {_type(result)}"

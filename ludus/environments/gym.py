@@ -1,0 +1,144 @@
+"""Making one environment: by Gymnasium id, by ``package.module:Class``, or from a callable."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium.wrappers import TimeLimit
+
+from ludus.core.errors import UserError, nearest
+from ludus.core.names import resolve
+
+Environment = gymnasium.Env[Any, Any]
+NEEDED = ("reset", "step", "observation_space", "action_space")
+
+
+def make(
+    id: str | Callable[..., Any],
+    options: Mapping[str, Any] | None = None,
+    max_episode_steps: int = 0,
+    render_mode: str | None = None,
+) -> Environment:
+    """Make the environment behind an id, a path or a callable; ``max_episode_steps`` 0 keeps its own limit."""
+    options = dict(options or {})
+    if not isinstance(id, str):
+        return _construct(id, getattr(id, "__name__", type(id).__name__), options, max_episode_steps, render_mode)
+    if is_path(id):
+        return _construct(resolve(id, {}, "environment"), id, options, max_episode_steps, render_mode)
+    limit: dict[str, Any] = {"max_episode_steps": max_episode_steps} if max_episode_steps else {}
+    spec = find(id)
+    with_mode: dict[str, Any] = {"render_mode": render_mode} if render_mode else {}
+    try:  # gymnasium's own checker costs time in every step; `ludus check` does its work once
+        return gymnasium.make(spec, disable_env_checker=True, **limit, **with_mode, **options)
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise UserError(_missing(id, spec, error)) from error
+    except TypeError as error:
+        raise UserError(f'Environment "{id}" refused its options {sorted(options)}: {error}.') from error
+
+
+def is_path(id: str) -> bool:
+    """Whether ``id`` is ``package.module:Class``; Gymnasium's own ``module:Name-v0`` is not."""
+    return ":" in id and id.rpartition(":")[2].isidentifier()
+
+
+def find(id: str) -> gymnasium.envs.registration.EnvSpec:
+    """Return the registered spec of an id, or say what is nearest to it."""
+    module, _, name = id.rpartition(":")
+    _register(module or ("ale_py" if name.startswith("ALE/") else ""), id)
+    known = gymnasium.registry
+    if name in known:
+        return known[name]
+    versions = [key for key in known if key.rpartition("-v")[0] == name]
+    if versions:  # no version given: the newest
+        return known[max(versions, key=lambda key: int(key.rpartition("-v")[2]))]
+    raise UserError(
+        f'There is no environment "{id}".{nearest(name, known) or nearest(name.rpartition("-v")[0], known)} '
+        "`ludus list environments` shows all; give your own as package.module:Class."
+    )
+
+
+def _register(module: str, id: str) -> None:
+    """Import the package that registers the id."""
+    if not module:
+        return
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        extra = 'pip install "gymnasium[atari]"' if module == "ale_py" else "install the package that has it"
+        raise UserError(f'Environment "{id}" needs the module {module}, which cannot be imported: {extra}.') from error
+
+
+def _missing(id: str, spec: gymnasium.envs.registration.EnvSpec, error: Exception) -> str:
+    entry = spec.entry_point if isinstance(spec.entry_point, str) else ""
+    if entry.startswith("gymnasium.envs."):
+        extra = {"phys2d": "jax", "tabular": "jax"}.get(entry.split(".")[2], entry.split(".")[2].replace("_", "-"))
+        return f'Environment "{id}" needs a package that is not installed: pip install "gymnasium[{extra}]".'
+    return f'Environment "{id}" needs a package that is not installed: {error}.'
+
+
+def _construct(
+    maker: Any, name: str, options: dict[str, Any], max_episode_steps: int, render_mode: str | None
+) -> Environment:
+    if not callable(maker):
+        raise UserError(f'Environment "{name}" is a {type(maker).__name__}, not a class or function that makes one.')
+    if render_mode is not None:
+        if not accepts(maker, "render_mode"):
+            raise UserError(
+                f'Environment "{name}" cannot render: its constructor takes no render_mode; add that argument and a '
+                "render method."
+            )
+        options = {**options, "render_mode": render_mode}
+    unknown = [key for key in options if not accepts(maker, key)]
+    if unknown:
+        raise UserError(
+            f'Environment "{name}" has no option "{unknown[0]}".{nearest(unknown[0], _parameters(maker))} '
+            f"It takes {', '.join(_parameters(maker)) or 'none'}."
+        )
+    env = maker(**options)
+    lacking = [part for part in NEEDED if not hasattr(env, part)]
+    if lacking:
+        raise UserError(
+            f'Environment "{name}" is a {type(env).__name__} without {", ".join(lacking)}; derive it from '
+            "gymnasium.Env."
+        )
+    made = env if isinstance(env, gymnasium.Env) else Adapted(env)
+    return TimeLimit(made, max_episode_steps) if max_episode_steps else made
+
+
+def accepts(maker: Callable[..., Any], argument: str) -> bool:
+    """Whether a constructor or function takes an argument of this name."""
+    try:
+        parameters = inspect.signature(maker).parameters
+    except (TypeError, ValueError):  # built in C: nothing is known of it
+        return True
+    return argument in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _parameters(maker: Callable[..., Any]) -> list[str]:
+    return [name for name in inspect.signature(maker).parameters if name not in ("args", "kwargs")]
+
+
+class Adapted(gymnasium.Env[Any, Any]):
+    """A class with an environment's methods that does not derive from gymnasium.Env."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.render_mode = getattr(env, "render_mode", None)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        return self.env.step(action)
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def close(self) -> None:
+        if hasattr(self.env, "close"):
+            self.env.close()

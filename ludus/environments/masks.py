@@ -1,0 +1,149 @@
+"""Action masks from observation or info, and the reader of whole observations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from ludus.core.errors import UserError
+from ludus.core.spec import Spec, Specs, is_mask, mask_name
+from ludus.environments.spaces import Array, Arrays, Layout
+
+
+class Masks:
+    """The masks of discrete actions, wherever they come from, as bool arrays named as ``core.spec`` says.
+
+    A mask is given as one array per action (a dict or tuple of them where there are several actions); the masks of a
+    MultiDiscrete's elements may come as a tuple or already joined.
+    """
+
+    def __init__(self, actions: Specs, example: Any, environment: str) -> None:
+        self._environment = environment
+        self._actions = {name: spec for name, spec in actions.items() if spec.kind == "categorical"}
+        self._single = len(actions) == 1
+        self._actions = {name: s for name, s in self._actions.items() if self._pick(example, name) is not None}
+        self._names = {name: mask_name(name, actions) for name in self._actions}
+        self.specs: Specs = {
+            self._names[name]: Spec((sum(s.sizes),), "bool", "binary") for name, s in self._actions.items()
+        }
+        if example is not None and not self.specs:
+            raise UserError(
+                f"{environment}: there is an action mask, but no discrete action that it could belong to; drop it, "
+                "name its parts after the actions, or set env.mask to another key."
+            )
+        self._starts = {name: np.cumsum((0, *s.sizes[:-1])) for name, s in self._actions.items()}
+
+    def read(self, tree: Any, batch: tuple[int, ...] = ()) -> Arrays:
+        """Return the masks in ``tree`` by name, ``[*batch, choices]``."""
+        return {self._names[name]: self._array(name, self._pick(tree, name), batch) for name in self._actions}
+
+    def settle(self, masks: Mapping[str, Array], ended: Array) -> None:
+        """Allow everything where an episode has ended and nothing is left to choose; elsewhere refuse such a mask.
+
+        The action after an ending is ignored, yet a policy still has to pick one. ``masks`` are ``[B, choices]``.
+        """
+        for name, starts in self._starts.items():
+            mask = masks[self._names[name]]
+            empty = ~np.logical_or.reduceat(mask, starts, axis=1).all(axis=1)  # [B]
+            if not empty.any():
+                continue
+            if (empty & ~ended).any():
+                row = int(np.flatnonzero(empty & ~ended)[0])
+                raise UserError(
+                    f'{self._environment}: the mask of action "{name}" allows nothing (environment {row}); allow at '
+                    "least one choice in every step, or end the episode."
+                )
+            mask[empty] = True
+
+    def draw(self, masks: Mapping[str, Array], random: np.random.Generator) -> Arrays:
+        """Draw allowed choices at random for every masked action, ``[B, *shape]`` by action name."""
+        drawn: Arrays = {}
+        for name, spec in self._actions.items():
+            mask = masks[self._names[name]]  # [B, choices]
+            parts = np.split(random.random(mask.shape) * mask, self._starts[name][1:], axis=1)
+            drawn[name] = np.stack([part.argmax(axis=1) for part in parts], axis=1).reshape(len(mask), *spec.shape)
+        return drawn
+
+    def _pick(self, tree: Any, action: str) -> Any:
+        if tree is None or self._single:
+            return tree
+        if isinstance(tree, Mapping) and action in tree:
+            return tree[action]
+        for key in action.split("/"):
+            try:
+                tree = tree[int(key)] if isinstance(tree, tuple | list) else tree[key]
+            except (KeyError, IndexError, ValueError, TypeError):
+                return None
+        return tree
+
+    def _array(self, name: str, value: Any, batch: tuple[int, ...]) -> Array:
+        parts = value if isinstance(value, tuple | list) and np.ndim(value[0]) > len(batch) else (value,)
+        shape = (*batch, -1)
+        try:
+            mask = np.concatenate([np.asarray(part, dtype=bool).reshape(shape) for part in parts], axis=-1)
+        except (TypeError, ValueError):
+            mask = np.zeros((*batch, 0), bool)
+        expected = sum(self._actions[name].sizes)
+        if mask.shape[-1] != expected:
+            raise UserError(
+                f'{self._environment}: the mask of action "{name}" has {mask.shape[-1]} entries, but the action has '
+                f"{expected} choices; give one entry per choice."
+            )
+        return mask
+
+
+class ObservationReader:
+    """Observation and info of an environment (one row, or a batch) as named arrays, masks among them.
+
+    ``info`` is what a reset gave: it shows whether the masks come from there.
+    """
+
+    def __init__(
+        self, space: spaces.Space[Any], actions: Specs, mask: str, info: Mapping[str, Any], environment: str
+    ) -> None:
+        rest, mask_space = _split(space, mask, environment)
+        self.layout = Layout(rest, "observation", environment)
+        self._key, self._in_info = mask, mask_space is None
+        example = info.get(mask) if mask_space is None else mask_space.sample()
+        self.masks = Masks(actions, example, environment) if example is not None and mask else None
+        self._environment = environment
+        self._refuse_reserved()
+        self.specs: Specs = {**self.layout.specs, **(self.masks.specs if self.masks else {})}
+        if self.masks and mask_space is not None:
+            self.masks.read(example)  # a wrong length shows here, before training
+
+    def read(self, observation: Any, info: Mapping[str, Any], batch: tuple[int, ...] = ()) -> Arrays:
+        """Return the named arrays, ``[*batch, …]``."""
+        arrays = self.layout.flatten(observation)
+        if self.masks is not None:
+            tree = info.get(self._key) if self._in_info else observation[self._key]
+            if tree is None:
+                raise UserError(
+                    f'{self._environment}: info had the mask "{self._key}" at first but lacks it now; give it at every '
+                    "reset and step."
+                )
+            arrays.update(self.masks.read(tree, batch))
+        return arrays
+
+    def _refuse_reserved(self) -> None:
+        for name in self.layout.specs:
+            if is_mask(name):
+                raise UserError(
+                    f'{self._environment}: the observation "{name}" has a name kept for masks; rename it, or set '
+                    f"env.mask to {name.partition('/')[0]}."
+                )
+
+
+def _split(space: spaces.Space[Any], mask: str, environment: str) -> tuple[spaces.Space[Any], spaces.Space[Any] | None]:
+    """Return the observation space without its mask, and the mask's own space if it has one."""
+    if not mask or not isinstance(space, spaces.Dict) or mask not in space.spaces:
+        return space, None
+    rest = {key: child for key, child in space.spaces.items() if key != mask}
+    if not rest:
+        raise UserError(
+            f'{environment}: the observation is nothing but the mask "{mask}"; add what the agent should see.'
+        )
+    return spaces.Dict(rest), space.spaces[mask]

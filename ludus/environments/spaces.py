@@ -1,0 +1,144 @@
+"""From Gymnasium's spaces to named arrays and back. Needs numpy and gymnasium alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from ludus.core.errors import UserError
+from ludus.core.spec import Spec, Specs
+
+Array = NDArray[Any]
+Arrays = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One plain space inside a nested one: its place, its spec, and the offset of its numbers from 0."""
+
+    path: tuple[str | int, ...]
+    spec: Spec
+    dtype: np.dtype[Any]  # what the space itself wants
+    start: Array | None  # None: counted from 0 already
+
+
+class Layout:
+    """A space (nested as it may be) as named arrays: ``specs``, ``flatten`` and its inverse ``unflatten``.
+
+    A plain space is named ``root``; Dict keys and Tuple indices are joined by ``/``. One row and a batch of rows
+    (as Gymnasium's vector environments give them: a nest of ``[B, …]`` arrays) go through the same functions.
+    """
+
+    def __init__(self, space: spaces.Space[Any], root: str, environment: str = "environment") -> None:
+        self.space, self.root = space, root
+        self.leaves: dict[str, Leaf] = {}
+        self._add(space, (), environment)
+        self.specs: Specs = {name: leaf.spec for name, leaf in self.leaves.items()}
+        self._plain = self.leaves.get(root) if not isinstance(space, spaces.Dict | spaces.Tuple) else None
+
+    def flatten(self, value: Any) -> Arrays:
+        """Return the named arrays of a nested value; numbers that count from a start come out counted from 0."""
+        if self._plain is not None:
+            return {self.root: _from_start(value, self._plain)}
+        return {name: _from_start(_at(value, leaf.path), leaf) for name, leaf in self.leaves.items()}
+
+    def unflatten(self, arrays: Mapping[str, Array]) -> Any:
+        """Return the nest that the space wants, for a batch: each leaf ``[B, …]`` in the space's dtype."""
+        if self._plain is not None:
+            return _to_start(arrays[self.root], self._plain)
+        return _build(self.space, (), lambda path: self._to_space(arrays, path))
+
+    def unflatten_row(self, arrays: Mapping[str, Array], row: int) -> Any:
+        """Return one row of a batch as a single environment takes it."""
+        if self._plain is not None:
+            return _to_start(arrays[self.root][row], self._plain)
+        rows = {name: x[row] for name, x in arrays.items()}
+        return _build(self.space, (), lambda path: self._to_space(rows, path))
+
+    def _to_space(self, arrays: Mapping[str, Array], path: tuple[str | int, ...]) -> Any:
+        name = self._name(path)
+        return _to_start(arrays[name], self.leaves[name])
+
+    def _name(self, path: tuple[str | int, ...]) -> str:
+        return "/".join(map(str, path)) or self.root
+
+    def _add(self, space: spaces.Space[Any], path: tuple[str | int, ...], environment: str) -> None:
+        for key, child in _children(space):
+            self._add(child, (*path, key), environment)
+        if isinstance(space, spaces.Dict | spaces.Tuple):
+            return
+        name = self._name(path)
+        if name in self.leaves:
+            raise UserError(f'{environment}: two parts of the {self.root} space are both called "{name}"; rename one.')
+        self.leaves[name] = _leaf(space, path, f'{environment}: {self.root} space "{name}"')
+
+
+def _children(space: spaces.Space[Any]) -> list[tuple[str | int, spaces.Space[Any]]]:
+    if isinstance(space, spaces.Dict):
+        return list(space.spaces.items())
+    return list(enumerate(space.spaces)) if isinstance(space, spaces.Tuple) else []
+
+
+def _build(space: spaces.Space[Any], path: tuple[str | int, ...], leaf: Callable[[tuple[str | int, ...]], Any]) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _build(child, (*path, key), leaf) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_build(child, (*path, key), leaf) for key, child in enumerate(space.spaces))
+    return leaf(path)
+
+
+def _at(value: Any, path: tuple[str | int, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def _from_start(value: Any, leaf: Leaf) -> Array:
+    array = np.asarray(value)
+    return array if leaf.start is None else array - leaf.start
+
+
+def _to_start(array: Array, leaf: Leaf) -> Any:
+    # a row of a Discrete is a numpy scalar, which has dtype and astype too
+    typed = array if array.dtype == leaf.dtype else array.astype(leaf.dtype)
+    return typed if leaf.start is None else (typed + leaf.start).astype(leaf.dtype, copy=False)
+
+
+def _leaf(space: spaces.Space[Any], path: tuple[str | int, ...], place: str) -> Leaf:
+    if isinstance(space, spaces.Box):
+        return Leaf(path, _box(space), np.dtype(space.dtype), None)
+    if isinstance(space, spaces.Discrete):
+        spec = Spec((), "int64", "categorical", sizes=(int(space.n),))
+        return Leaf(path, spec, np.dtype(np.int64), np.int64(space.start) if space.start != 0 else None)  # type: ignore[arg-type]
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes = tuple(int(n) for n in space.nvec.flatten())
+        spec = Spec(tuple(space.nvec.shape), "int64", "categorical", sizes=sizes)
+        return Leaf(path, spec, np.dtype(space.dtype), space.start if space.start.any() else None)
+    if isinstance(space, spaces.MultiBinary):
+        return Leaf(path, Spec(tuple(space.shape), "int8", "binary"), np.dtype(space.dtype), None)
+    raise UserError(
+        f"{place} is a {type(space).__name__}, which is not supported; use Box, Discrete, MultiDiscrete, MultiBinary, "
+        "Dict or Tuple."
+    )
+
+
+def _box(space: spaces.Box) -> Spec:
+    low, high = _bound(space.low), _bound(space.high)
+    return Spec(tuple(space.shape), str(np.dtype(space.dtype)), "continuous", low, high)
+
+
+def _bound(bound: Array) -> float | tuple[float, ...]:
+    """One number where all elements agree; the largest number of a float type means that there is no bound."""
+    wide = bound.astype(np.float64)
+    if np.issubdtype(bound.dtype, np.floating):
+        limit = float(np.finfo(bound.dtype).max)
+        wide = np.where(np.abs(wide) >= limit, np.copysign(np.inf, wide), wide)
+    values = wide.ravel()
+    if values.size and (values == values[0]).all():
+        return float(values[0])
+    return tuple(values.tolist())

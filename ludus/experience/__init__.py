@@ -1,0 +1,1 @@
+"""What is written after stepping and read before learning."""

@@ -1,0 +1,103 @@
+"""From settings to a manager: the one place where a backend is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+
+from ludus.core.errors import UserError
+from ludus.environments.config import EnvConfig, parse_options, validate
+from ludus.environments.gym import accepts, find, is_path, make
+from ludus.managers.base import BatchManager
+
+
+def make_manager(
+    config: EnvConfig,
+    num: int | None = None,
+    render_mode: str | None = None,
+    environment: Callable[..., Any] | None = None,
+    branch: int = 0,
+) -> BatchManager:
+    """Make the manager that the settings ask for.
+
+    ``num`` overrides ``config.num``; ``environment`` makes one environment in place of ``config.id``; managers of
+    different ``branch`` (training 0, evaluation 1, …) never share a seed.
+    """
+    validate(config)
+    num = config.num if num is None else num
+    if num < 1:
+        raise UserError(f"There must be at least 1 environment, not {num}.")
+    options = parse_options(config.options)
+    backend = _choose(config, options, render_mode, environment)
+    if backend == "vector":
+        from ludus.managers.vector import VectorEnvManager
+
+        env = _make_vector(config, options, num)
+        return VectorEnvManager(env, config.id, config.mask, branch)
+    if backend == "envpool":
+        from ludus.managers.envpool import EnvPoolManager
+
+        limit = config.max_episode_steps
+        return EnvPoolManager(config.id, num, options, limit, config.mask, branch, render_mode)
+    from ludus.managers.simple import SimpleEnvManager
+
+    source = environment if environment is not None else config.id
+    name = config.id if environment is None else getattr(environment, "__name__", type(environment).__name__)
+    made = lambda: make(source, options, config.max_episode_steps, render_mode)  # noqa: E731
+    return SimpleEnvManager(made, num, name, config.mask, branch)
+
+
+def _choose(
+    config: EnvConfig, options: dict[str, Any], render_mode: str | None, environment: Callable[..., Any] | None
+) -> str:
+    if environment is not None or is_path(config.id):
+        if config.backend in ("vector", "envpool"):
+            raise UserError(
+                f"env.backend is {config.backend}, but your own environment runs in the simple one; leave it at auto."
+            )
+        return "simple"
+    if config.backend != "auto":
+        return config.backend
+    spec = find(config.id)
+    if render_mode is not None or _vector_maker(spec, config, options) is None:
+        return "simple"
+    return "vector" if _is_alike(config, options) else "simple"
+
+
+def _is_alike(config: EnvConfig, options: dict[str, Any]) -> bool:
+    """Whether the native vector environment is the single one many times over; Atari's, say, sees other pictures."""
+    single, vector = make(config.id, options), _make_vector(config, options, 1)
+    alike = (
+        single.observation_space == vector.single_observation_space
+        and single.action_space == vector.single_action_space
+    )
+    single.close()
+    vector.close()
+    return alike
+
+
+def _vector_maker(spec: EnvSpec, config: EnvConfig, options: dict[str, Any]) -> Callable[..., Any] | None:
+    """The constructor of the native vector environment, if there is one that takes all that is asked of it."""
+    if spec.vector_entry_point is None or spec.additional_wrappers:
+        return None
+    entry = spec.vector_entry_point
+    try:
+        maker: Callable[..., Any] = load_env_creator(entry) if isinstance(entry, str) else entry
+    except ImportError:
+        return None
+    asked = [*options, *(["max_episode_steps"] if config.max_episode_steps else [])]
+    return maker if all(accepts(maker, key) for key in asked) else None
+
+
+def _make_vector(config: EnvConfig, options: dict[str, Any], num: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+    spec = find(config.id)
+    if _vector_maker(spec, config, options) is None:
+        raise UserError(
+            f'Environment "{config.id}" has no native vector environment that takes these settings; set env.backend to '
+            "auto or simple."
+        )
+    limit: dict[str, Any] = {"max_episode_steps": config.max_episode_steps} if config.max_episode_steps else {}
+    return gymnasium.make_vec(spec, num, vectorization_mode="vector_entry_point", **limit, **options)

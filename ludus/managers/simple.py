@@ -1,0 +1,135 @@
+"""Environments in this process, stepped one after the other: the plainest manager, and the one that renders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ludus.core.errors import UserError
+from ludus.core.types import State
+from ludus.environments.gym import Environment
+from ludus.environments.masks import ObservationReader
+from ludus.environments.spaces import Layout
+from ludus.managers.base import BatchManager
+from ludus.managers.infos import numeric
+
+
+class SimpleEnvManager(BatchManager):
+    """Steps Gymnasium environments in a loop; each episode has a seed of its own, from (seed, row, episode)."""
+
+    def __init__(
+        self, make: Callable[[], Environment], num: int, name: str, mask: str = "action_mask", branch: int = 0
+    ) -> None:
+        self._envs = [make() for _ in range(num)]
+        actions = Layout(self._envs[0].action_space, "action", name)
+        _, info = _unpack_reset(self._envs[0].reset(seed=0), name)
+        space = self._envs[0].observation_space
+        super().__init__(name, num, ObservationReader(space, actions.specs, mask, info, name), actions, branch)
+        self._dtypes = {key: leaf.dtype for key, leaf in self._reader.layout.leaves.items()}
+        self._infos: list[dict[str, Any]] = [{} for _ in range(num)]
+
+    def render(self, row: int = 0) -> Any:
+        """The picture of one environment, as its render mode gives it."""
+        return self._envs[row].render()
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+        self._envs = []
+
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "seeds": list(self._seeds)}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self._seeds = [int(seed) for seed in state["seeds"]]
+
+    def _begin(self) -> None:
+        for row in range(self.batch):
+            self._begin_row(row, int(self._episode[row]))
+        self._settle_masks()
+
+    def _begin_row(self, row: int, episode: int) -> None:
+        seed = self._seeds[row] = self.seed_of(row, episode)
+        observation, self._infos[row] = _unpack_reset(self._envs[row].reset(seed=seed), self.name)
+        self._write(row, observation)
+
+    def _advance(self) -> None:
+        memory, actions = self._memory, self._pending
+        memory.first[...] = self._ended
+        for row, begins in enumerate(self._ended.tolist()):
+            if begins:
+                self._begin_row(row, int(self._episode[row]) + 1)
+                memory.reward[row], memory.terminated[row], memory.truncated[row] = 0, False, False
+            else:
+                self._step_row(row, self._layout.unflatten_row(actions, row))
+        self._account(self._infos, memory.reward)
+        self._settle_masks()
+
+    def _step_row(self, row: int, action: Any) -> None:
+        memory, result = self._memory, self._envs[row].step(action)
+        try:
+            observation, reward, terminated, truncated, self._infos[row] = result
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"{self.name}: step returned {_count(result)}, but Gymnasium's step returns 5 values: observation, "
+                "reward, terminated, truncated, info."
+            ) from error
+        self._write(row, observation)
+        try:
+            memory.reward[row] = reward.__float__()  # float() would read a text, and numpy would take None for NaN
+        except (AttributeError, TypeError, ValueError) as error:
+            raise UserError(f"{self.name}: the reward is {reward!r}, which is not a number; return a float.") from error
+        memory.terminated[row], memory.truncated[row] = terminated, truncated
+
+    def _write(self, row: int, observation: Any) -> None:
+        try:
+            arrays = self._reader.read(observation, self._infos[row])
+        except (KeyError, IndexError, TypeError) as error:
+            raise UserError(
+                f"{self.name}: the observation lacks {error} of its observation space; return all its parts."
+            ) from error
+        for key, value in arrays.items():
+            target, wanted = self._memory.observation[key], self._dtypes.get(key)
+            if value.shape != target.shape[1:] or (wanted is not None and value.dtype != wanted):
+                self._check(key, value, observation)
+            target[row] = value
+
+    def _check(self, key: str, value: NDArray[Any], observation: Any) -> None:
+        """Refuse an array of another shape or type than its space, save where the difference means nothing."""
+        leaf, shape = self._reader.layout.leaves[key], self._memory.observation[key].shape[1:]
+        for part in leaf.path:
+            observation = observation[part]
+        if value.shape == shape and _harmless(observation, value.dtype, leaf.dtype):
+            return
+        raise UserError(
+            f'{self.name}: observation "{key}" is {value.dtype} of shape {value.shape}, but its space says '
+            f"{leaf.dtype} of shape {shape}; return what the space says (.astype or .reshape), or change the space."
+        )
+
+    def _row_infos(self, infos: Any, row: int) -> dict[str, float]:
+        return numeric(infos[row])
+
+
+def _harmless(given: Any, found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Whether a value of one type may stand for another: no precision is lost, or it had no type of its own."""
+    if np.can_cast(found, wanted, "safe"):
+        return True
+    if np.issubdtype(wanted, np.integer):
+        return np.issubdtype(found, np.integer) and (wanted == np.int64 or isinstance(given, int | list))
+    return isinstance(given, int | float | list) and np.issubdtype(found, np.number)
+
+
+def _unpack_reset(result: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+        return result
+    raise UserError(
+        f"{name}: reset returned {_count(result)}, but Gymnasium's reset returns 2 values: observation and info dict."
+    )
+
+
+def _count(result: Any) -> str:
+    return f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"

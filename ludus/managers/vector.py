@@ -1,0 +1,50 @@
+"""Gymnasium's native vector environments, which step all rows in a few numpy calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from ludus.core.errors import UserError
+from ludus.environments.masks import ObservationReader
+from ludus.environments.spaces import Layout
+from ludus.managers.base import BatchManager
+
+
+class VectorEnvManager(BatchManager):
+    """Steps a Gymnasium VectorEnv that resets its rows at the step after an ending.
+
+    Such environments have one generator for all rows, so an episode has no seed of its own.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], name: str, mask: str = "action_mask", branch: int = 0) -> None:
+        _check_autoreset(env, name)
+        self._env = env
+        self._closed = False
+        actions = Layout(env.single_action_space, "action", name)
+        _, infos = env.reset(seed=0)
+        reader = ObservationReader(env.single_observation_space, actions.specs, mask, infos, name)
+        super().__init__(name, env.num_envs, reader, actions, branch)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._env.close()
+        self._closed = True
+
+    def _begin(self) -> None:
+        self._take_reset(*self._env.reset(seed=self.seed_of(int(self._episode.sum()))))
+
+    def _advance(self) -> None:
+        self._take(*self._env.step(self._layout.unflatten(self._pending)))
+
+
+def _check_autoreset(env: VectorEnv[Any, Any, Any], name: str) -> None:
+    mode = env.metadata.get("autoreset_mode")
+    if mode == AutoresetMode.NEXT_STEP:
+        return
+    said = f'"{mode.value}"' if isinstance(mode, AutoresetMode) else repr(mode)
+    raise UserError(
+        f"{name}: its vector environment has the autoreset mode {said}, but a row must be reset at the step after its "
+        "ending; use its next-step mode, or env.backend simple."
+    )

@@ -1,0 +1,15 @@
+"""Networks: tensors in by name, tensors out by name. The tables say which class a name on the command line means."""
+
+NETWORKS = {
+    "modular": "ludus.networks.modular:ModularNetwork",
+}
+
+SUBMODULES = {
+    "identity1d": "ludus.networks.net1d.identity:Identity1D",
+    "identity2d": "ludus.networks.net2d.identity:Identity2D",
+    "identity3d": "ludus.networks.net3d.identity:Identity3D",
+    "identity4d": "ludus.networks.net4d.identity:Identity4D",
+    "lstm": "ludus.networks.net1d.lstm:LSTM",
+    "mlp": "ludus.networks.net1d.mlp:MLP",
+    "nature_cnn": "ludus.networks.net3d.nature_cnn:NatureCNN",
+}

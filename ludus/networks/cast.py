@@ -1,0 +1,40 @@
+"""From one rank to another: features first, then space. Every cast is a reshape, so nothing is lost.
+
+======================  =========  ========  =========  =========
+from                    to 1D      to 2D     to 3D      to 4D
+======================  =========  ========  =========  =========
+1D ``F``                F          F,1       F,1,1      F,1,1,1
+2D ``F,S``              F·S        F,S       F·S,1,1    F,S,1,1
+3D ``F,H,W``            F·H·W      F,H·W     F,H,W      F,1,H,W
+4D ``F,D,H,W``          F·D·H·W    F,D·H·W   F·D,H,W    F,D,H,W
+======================  =========  ========  =========  =========
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from torch import Tensor
+
+from ludus.core.network import Shape
+
+
+def cast_shape(shape: Shape, dim: int | None) -> Shape:
+    """The shape of one row of rank 1 to 4 as rank ``dim``; ``None`` keeps it."""
+    rank = len(shape)
+    if dim is None or dim == rank:
+        return shape
+    if dim == 1:
+        return (prod(shape),)
+    if dim == 2:
+        return (shape[0], prod(shape[1:]))
+    if dim == 3:
+        return (shape[0] * shape[1], *shape[2:]) if rank == 4 else (prod(shape), 1, 1)
+    return (shape[0], 1, *shape[1:]) if rank == 3 else (*shape, *[1] * (4 - rank))
+
+
+def cast(x: Tensor, dim: int) -> Tensor:
+    """Cast ``[N, …]``, with exactly one leading dimension, to rank ``dim``."""
+    if x.dim() - 1 == dim:
+        return x
+    return x.reshape(x.shape[0], *cast_shape(tuple(x.shape[1:]), dim))

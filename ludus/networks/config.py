@@ -1,0 +1,36 @@
+"""The settings of a network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ludus.core.errors import UserError
+
+Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """How observations become outputs; a piece of your own is pkg.mod:Class, made as Class(input_shape, config)."""
+
+    name: str = "modular"  # or your own as package.module:Class: a Network, or any torch module (ludus.networks.build)
+    net1d: str = "mlp"  # what each vector observation goes through first
+    net2d: str = "identity2d"  # what each sequence observation [F, S] goes through first
+    net3d: str = "nature_cnn"  # what each image observation [F, H, W] goes through first
+    net4d: str = "identity4d"  # what each volume or clip observation [F, D, H, W] goes through first
+    body: str = "identity1d"  # what all observations go through together, joined on features; lstm gives a memory
+    head: str = "identity1d"  # what lies between the body and the outputs of the same rank as this piece
+    hidden: tuple[int, ...] = (64, 64)  # the layers of an mlp; wider fits more and is slower: 256 256 suits robots
+    activation: Activation = "tanh"  # after each layer of an mlp; tanh is steady for PPO and A2C, relu quick off-policy
+    lstm_size: int = 64  # how much an lstm remembers; its cost grows with the square
+    shared: Literal["auto", "yes", "no"] = "auto"  # one trunk for policy and value: less work; auto: yes for images
+    orthogonal: bool = True  # orthogonal first weights and a nearly uniform first policy; off: PyTorch's own
+
+    def validate(self) -> None:
+        """Refuse sizes that no layer can have."""
+        for size in self.hidden:
+            if size < 1:
+                raise UserError(f"network.hidden has a layer of {size}; every layer needs a size of 1 or more.")
+        if self.lstm_size < 1:
+            raise UserError(f"network.lstm_size is {self.lstm_size}; it must be 1 or more.")

@@ -1,0 +1,194 @@
+"""A network put together from pieces by name: sources, body, heads, projections."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ludus.core.errors import UserError
+from ludus.core.names import resolve
+from ludus.core.network import Network, Shape, Shapes, SubModule
+from ludus.core.types import HiddenState, Tensors
+from ludus.networks import SUBMODULES
+from ludus.networks.cast import cast, cast_shape
+from ludus.networks.config import NetworkConfig
+from ludus.networks.identity import Identity
+from ludus.networks.init import initialize
+from ludus.networks.net1d.mlp import MLP
+
+GAINS = {"policy": 0.01, "value": 1.0}  # by the first part of an output's name; 1 for all others
+
+
+class _Place(NamedTuple):
+    name: str
+    piece: Any  # None where there is nothing to do
+    recurrent: bool
+
+
+class ModularNetwork(Network):
+    """Each observation through the source of its rank, all joined through the body, one head per output rank.
+
+    ``pieces`` holds those that do something by their place: ``source/<observation>``, ``body``, ``head<rank>d``; the
+    hidden state of a recurrent piece carries the name of its place. ``projections`` has the last layer of each output.
+    """
+
+    def __init__(self, inputs: Shapes, outputs: Shapes, config: NetworkConfig) -> None:
+        super().__init__()
+        self.inputs, self.outputs = inputs, outputs
+        self.pieces = nn.ModuleDict()
+        joined = self._add_sources(config)
+        self._body_shape = self._add("body", joined, config.body, config)
+        heads = {rank: self._add_head(rank, config) for rank in sorted({max(1, len(s)) for s in outputs.values()})}
+        self.projections = nn.ModuleDict()
+        for name, shape in outputs.items():
+            self.projections[module_key(name)] = _projection(name, shape, heads[max(1, len(shape))], config)
+        self.recurrent = any(piece.recurrent for piece in self._submodules().values())
+        # what forward walks: plain tuples, because looking a module up by name costs as much as a small operation
+        self._sources = [(name, self._at(source_place(name))) for name in inputs]
+        self._body = self._at("body")
+        self._heads = [(rank, self._at(f"head{rank}d")) for rank in heads]
+        self._projections = [
+            (name, self.projections[module_key(name)], max(1, len(shape)), shape) for name, shape in outputs.items()
+        ]
+
+    def _add(self, place: str, shape: Shape, name: str, config: NetworkConfig) -> Shape:
+        """Put a piece in its place, unless it does nothing, and return the shape that comes out."""
+        piece: SubModule = resolve(name, SUBMODULES, "piece of a network")(shape, config)
+        if not isinstance(piece, Identity):
+            self.pieces[place] = piece
+        return piece.output_shape()
+
+    def _add_sources(self, config: NetworkConfig) -> Shape:
+        """Add a source per observation; return the shape of all their outputs joined in the rank of the body."""
+        names = {1: config.net1d, 2: config.net2d, 3: config.net3d, 4: config.net4d}
+        self._body_rank = piece_rank(config.body, "body")
+        shapes: Shapes = {}
+        for name, shape in self.inputs.items():
+            rank = len(shape)
+            if rank not in names:
+                raise UserError(f'Observation "{name}" has shape {shape}: a modular network takes ranks 1 to 4.')
+            piece_rank(names[rank], f"net{rank}d", rank)
+            shapes[name] = cast_shape(self._add(source_place(name), shape, names[rank], config), self._body_rank)
+        joined = join_shapes(shapes, config.body)
+        self._space = joined[1:]
+        self._expand = any(shape[1:] != self._space for shape in shapes.values())
+        return joined
+
+    def _add_head(self, rank: int, config: NetworkConfig) -> Shape:
+        shape = cast_shape(self._body_shape, rank)
+        name = config.head if piece_rank(config.head, "head") == rank else f"identity{rank}d"
+        return cast_shape(self._add(f"head{rank}d", shape, name, config), rank)
+
+    def _submodules(self) -> dict[str, Any]:
+        return dict(self.pieces.items())
+
+    def _at(self, place: str) -> _Place:
+        piece = self._submodules().get(place)
+        return _Place(place, piece, piece is not None and piece.recurrent)
+
+    def initial_state(self, batch: int) -> HiddenState:
+        state = HiddenState()
+        for place, piece in self._submodules().items():
+            state.update(piece.initial_state(batch).at(place))
+        return state
+
+    def forward(self, observation: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensors, HiddenState]:
+        after = HiddenState()
+        rank = self._body_rank
+        parts = [
+            cast(_run(at, observation[name].flatten(0, 1), state, first, after), rank) for name, at in self._sources
+        ]
+        x = _run(self._body, self._join(parts), state, first, after)
+        heads = {rank: cast(_run(at, cast(x, rank), state, first, after), rank) for rank, at in self._heads}
+        time, batch = first.shape
+        outputs = {
+            name: projection(heads[rank]).reshape(time, batch, *shape)
+            for name, projection, rank, shape in self._projections
+        }
+        return outputs, after
+
+    def _join(self, parts: list[Tensor]) -> Tensor:
+        if len(parts) == 1:
+            return parts[0]
+        if self._expand:
+            parts = [x.expand(*x.shape[:2], *self._space) for x in parts]
+        return torch.cat(parts, 1)
+
+    def plain_layers(self) -> list[tuple[nn.Linear, str]] | None:
+        """The trunk's layers, each with its activation, if it is nothing but an MLP on one observation; else None."""
+        pieces = self._submodules()
+        piece = next(iter(pieces.values()), None)
+        vectors = all(len(shape) <= 1 for shape in self.outputs.values())
+        if len(self.inputs) != 1 or len(pieces) != 1 or not vectors or type(piece) is not MLP or "body" in pieces:
+            return None
+        return [(layer, piece.activation) for layer in piece.layers if isinstance(layer, nn.Linear)]
+
+
+def _run(at: _Place, x: Tensor, state: HiddenState, first: Tensor, after: HiddenState) -> Tensor:
+    """Run the piece at a place on ``x`` ``[T·B, …]``, if there is one, and note its state in ``after``."""
+    if at.piece is None:
+        return x
+    if not at.recurrent:
+        y: Tensor = at.piece(x, after, first)[0]
+        return y
+    y, new = at.piece(x.view(*first.shape, *x.shape[1:]), state.within(at.name), first)
+    after.update(new.at(at.name))
+    return y.flatten(0, 1)
+
+
+def module_key(name: str) -> str:
+    """The name under which a module is kept: PyTorch forbids dots in it."""
+    return name.replace(".", "·")
+
+
+def source_place(name: str) -> str:
+    """The place of the source of one observation."""
+    return f"source/{module_key(name)}"
+
+
+def piece_rank(name: str, setting: str, needed: int | None = None) -> int:
+    """The rank that a piece takes; a UserError if that is not the rank ``needed`` at its place."""
+    rank: int | None = getattr(resolve(name, SUBMODULES, f"network.{setting}"), "dim", None)
+    if rank is None:
+        raise UserError(
+            f'network.{setting} "{name}" is no piece of a network: it needs to be a ludus.core.network.SubModule.'
+        )
+    if needed not in (None, rank):
+        raise UserError(
+            f'network.{setting} is "{name}", which takes tensors of rank {rank}: give a piece of rank {needed}.'
+        )
+    return rank
+
+
+def join_shapes(shapes: Shapes, body: str) -> Shape:
+    """The shape of sources joined on features, sizes of 1 expanded; a UserError where they do not fit together."""
+    names = list(shapes)
+    space = list(shapes[names[0]][1:])
+    owner = [names[0]] * len(space)  # who decided each size
+    for name in names[1:]:
+        for i, size in enumerate(shapes[name][1:]):
+            if size != space[i] and 1 not in (size, space[i]):
+                raise UserError(
+                    f'Observations "{owner[i]}" and "{name}" cannot be joined for the body {body}: their sources give '
+                    f"{shapes[owner[i]]} and {shapes[name]}; choose other pieces for them, or a body of rank 1."
+                )
+            if space[i] == 1:
+                space[i], owner[i] = size, name
+    return (sum(shape[0] for shape in shapes.values()), *space)
+
+
+def _projection(name: str, shape: Shape, head: Shape, config: NetworkConfig) -> nn.Module:
+    """The last layer of one output: linear, or a convolution of size 1 where the output has space."""
+    features = shape[0] if shape else 1
+    if shape[1:] != head[1:]:
+        raise UserError(
+            f'Output "{name}" of shape {shape} cannot be made from head{len(head)}d, which gives {head}: choose a body '
+            "and a head that keep its height and width."
+        )
+    layers = {1: nn.Linear, 2: nn.Conv1d, 3: nn.Conv2d, 4: nn.Conv3d}
+    arguments = (head[0], features) if len(head) == 1 else (head[0], features, 1)
+    layer: Any = layers[len(head)](*arguments)
+    made: nn.Module = initialize(layer, GAINS.get(name.split("/")[0], 1.0), config.orthogonal)
+    return made

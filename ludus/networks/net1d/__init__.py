@@ -1,0 +1,1 @@
+"""Pieces that take vectors ``[F]``."""

@@ -1,0 +1,47 @@
+"""A multi-layer perceptron."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ludus.core.network import Shape, SubModule
+from ludus.core.types import HiddenState
+from ludus.networks.cast import cast_shape
+from ludus.networks.config import NetworkConfig
+from ludus.networks.init import initialize
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "elu": functional.elu,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+}
+
+
+class MLP(SubModule):
+    """Linear layers of the sizes ``hidden``, each followed by the activation."""
+
+    dim = 1
+
+    def __init__(self, input_shape: Shape, config: NetworkConfig) -> None:
+        super().__init__(input_shape)
+        sizes = [input_shape[0], *config.hidden]
+        self.layers = nn.ModuleList(initialize(nn.Linear(n, m), sqrt(2), config.orthogonal) for n, m in pairwise(sizes))
+        self.activation = config.activation
+        self._size = sizes[-1]
+
+    def output_shape(self, dim: int | None = None) -> Shape:
+        return cast_shape((self._size,), dim)
+
+    def forward(self, x: Tensor, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
+        activate = ACTIVATIONS[self.activation]
+        for layer in self.layers:
+            x = activate(layer(x))
+        return x, state

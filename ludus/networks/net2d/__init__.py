@@ -1,0 +1,1 @@
+"""Pieces that take sequences ``[F, S]``."""

@@ -1,0 +1,1 @@
+"""Pieces that take images ``[F, H, W]``."""

@@ -1,0 +1,52 @@
+"""The convolutional network of the DQN paper in Nature."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+
+from ludus.core.errors import UserError
+from ludus.core.network import Shape, SubModule
+from ludus.core.types import HiddenState
+from ludus.networks.cast import cast_shape
+from ludus.networks.config import NetworkConfig
+from ludus.networks.init import initialize
+
+LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # features, kernel, stride
+SMALLEST = 36  # the smallest side that leaves one pixel after the three layers
+
+
+class NatureCNN(SubModule):
+    """Three convolutions and a linear layer of 512 (Mnih et al. 2015): images ``[F, H, W]`` in, vectors out.
+
+    Weights and activations lie channels-last, which made forward and backward 1.4 times as fast on CPU.
+    """
+
+    dim = 3
+
+    def __init__(self, input_shape: Shape, config: NetworkConfig) -> None:
+        super().__init__(input_shape)
+        features, height, width = input_shape
+        if min(height, width) < SMALLEST:
+            raise UserError(
+                f"nature_cnn needs images of at least {SMALLEST}×{SMALLEST}, but one is {height}×{width} with "
+                f"{features} channels: make it larger, or set --network.net3d to identity3d or a piece of your own."
+            )
+        convolutions = []
+        for out, kernel, stride in LAYERS:
+            convolutions.append(initialize(nn.Conv2d(features, out, kernel, stride), sqrt(2), config.orthogonal))
+            features, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        self.convolutions = nn.ModuleList(convolutions).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.linear = initialize(nn.Linear(features * height * width, 512), sqrt(2), config.orthogonal)
+
+    def output_shape(self, dim: int | None = None) -> Shape:
+        return cast_shape((512,), dim)
+
+    def forward(self, x: Tensor, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
+        x = x.contiguous(memory_format=torch.channels_last)
+        for convolution in self.convolutions:
+            x = torch.relu(convolution(x))
+        x = x.permute(0, 2, 3, 1).flatten(1)  # the order in which it lies in memory: no copy
+        return torch.relu(self.linear(x)), state

@@ -1,0 +1,1 @@
+"""Pieces that take volumes or clips ``[F, D, H, W]``."""

@@ -1,0 +1,118 @@
+"""Acting in numpy on views of the parameters: in tiny networks, torch's dispatch costs more than the maths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from ludus.core.types import AgentStep, EnvStep, HiddenState, Tensors
+from ludus.networks.modular import ModularNetwork, module_key
+from ludus.networks.policy import Policy
+from ludus.preprocess.observation import ObsPreprocessor
+from ludus.preprocess.running import ObsNormalizer
+
+Array = NDArray[np.float32]
+ACTIVATIONS: dict[str, Callable[..., Array]] = {
+    "tanh": np.tanh,
+    "relu": lambda x, out: np.maximum(x, 0, out=out),
+}
+LOG_2PI = float(np.log(2 * np.pi))
+
+
+class NumpyActor:
+    """Does what ``ActorCritic.act`` does, for plain MLPs on the CPU with one vector observation and one action.
+
+    The action is a Discrete without mask or a Box with a Gaussian. Parameters are seen, not copied: a step of the
+    optimizer shows at the next action.
+    """
+
+    def __init__(self, networks: list[ModularNetwork], policy: Policy, normalizer: ObsNormalizer | None) -> None:
+        (self.action_name, self.spec), *_ = policy.action.items()
+        self.normalizer = normalizer
+        head = module_key(f"policy/{self.action_name}")
+        self.actor = next(_Mlp(net, head) for net in networks if head in net.projections)
+        self.critic = next(_Mlp(net, "value") for net in networks if "value" in net.projections)
+        self.shared = len(networks) == 1
+        self.log_std = None if self.spec.kind == "categorical" else _view(policy.log_std[self.action_name])
+        self._rows = np.arange(0)
+
+    @classmethod
+    def build(
+        cls, networks: nn.ModuleDict, policy: Policy, preprocess: ObsPreprocessor, normalizer: ObsNormalizer | None
+    ) -> NumpyActor | None:
+        """Return an actor, or None where something is not plain enough."""
+        specs = list(policy.action.values())
+        plain_action = len(specs) == 1 and (
+            (specs[0].kind == "categorical" and specs[0].shape == ())
+            or (specs[0].kind == "continuous" and policy.distribution_name == "gaussian" and len(specs[0].shape) == 1)
+        )
+        inputs = list(preprocess.specs.values())
+        plain_input = len(inputs) == 1 and inputs[0].kind == "continuous" and inputs[0].dtype == "float32"
+        plain_input = plain_input and len(inputs[0].shape) == 1
+        on_cpu = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in networks.parameters())
+        layers = [net.plain_layers() if isinstance(net, ModularNetwork) else None for net in networks.values()]
+        plain_network = all(x is not None and all(a in ACTIVATIONS for _, a in x) for x in layers)
+        if not (plain_action and plain_input and on_cpu and plain_network):
+            return None
+        return cls([net for net in networks.values() if isinstance(net, ModularNetwork)], policy, normalizer)
+
+    def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
+        """As ``Agent.act``."""
+        x: Array = next(iter(step.observation.values())).numpy()
+        if self.normalizer is not None:
+            x = self.normalizer.numpy(x)
+        features = self.actor.trunk(x)
+        output = self.actor.project(features)
+        if noise is None:
+            action: NDArray[Any] = output.argmax(1) if self.log_std is None else output.copy()
+            return AgentStep({self.action_name: torch.from_numpy(action)}, {}, state)
+        drawn = noise[self.action_name].numpy()
+        action, log_prob = self._discrete(output, drawn) if self.log_std is None else self._gaussian(output, drawn)
+        value = self.critic.project(features if self.shared else self.critic.trunk(x))[:, 0]
+        experience = {"log_prob": torch.from_numpy(log_prob), "value": torch.from_numpy(value)}
+        return AgentStep({self.action_name: torch.from_numpy(action)}, experience, state)
+
+    def _discrete(self, logits: Array, gumbel: Array) -> tuple[NDArray[np.int64], Array]:
+        action = (logits + gumbel).argmax(1)
+        if len(self._rows) != len(action):
+            self._rows = np.arange(len(action))
+        shifted = logits - logits.max(1, keepdims=True)
+        return action, shifted[self._rows, action] - np.log(np.exp(shifted).sum(1))
+
+    def _gaussian(self, mean: Array, normal: Array) -> tuple[Array, Array]:
+        assert self.log_std is not None
+        action = mean + np.exp(self.log_std) * normal
+        log_prob = -0.5 * np.square(normal).sum(1) - (self.log_std.sum() + 0.5 * LOG_2PI * mean.shape[1])
+        return action.astype(np.float32, copy=False), log_prob.astype(np.float32, copy=False)
+
+
+class _Mlp:
+    """A trunk and one projection as arrays that share memory with the parameters."""
+
+    def __init__(self, network: ModularNetwork, output: str) -> None:
+        layers = network.plain_layers() or []
+        self.layers = [(_view(layer.weight).T, _view(layer.bias), ACTIVATIONS[name]) for layer, name in layers]
+        last: Any = network.projections[output]
+        self.weight, self.bias = _view(last.weight).T, _view(last.bias)
+
+    def trunk(self, x: Array) -> Array:
+        for weight, bias, activation in self.layers:
+            x = x @ weight
+            x += bias
+            activation(x, out=x)
+        return x
+
+    def project(self, x: Array) -> Array:
+        x = x @ self.weight
+        x += self.bias
+        return x
+
+
+def _view(parameter: torch.Tensor) -> Array:
+    view: Array = parameter.detach().numpy()
+    return view

@@ -1,0 +1,233 @@
+"""Distributions of actions, as functions of their parameters ``[..., K]``.
+
+For each: sample (from noise given to it, so that a whole rollout's random numbers can be drawn at once), mode,
+log_prob, entropy and kl, the last three summed over the event to ``[...]``. On tensors this small, the number of
+operations is the cost.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+MASKED = -1e9  # finite, so that 0 · MASKED is 0 where 0 · −∞ is NaN; exp of it is exactly 0
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+_nodes, _weights = np.polynomial.hermite.hermgauss(16)
+NODES: list[float] = (math.sqrt(2) * _nodes).tolist()
+WEIGHTS: list[float] = (_weights / math.sqrt(math.pi)).tolist()
+
+
+def gumbel(uniform: Tensor) -> Tensor:
+    """Turn numbers in [0, 1] into Gumbel noise −log(−log u), finite at 0 and 1 too."""
+    info = torch.finfo(uniform.dtype)
+    return -uniform.clamp(info.tiny, 1 - info.eps / 2).log().neg().log()
+
+
+# Categorical: logits [..., K], action [...] int64.
+
+
+def mask_logits(logits: Tensor, mask: Tensor) -> Tensor:
+    """Forbid the choices where ``mask`` is 0: probability, share in the entropy and gradient all exactly 0."""
+    return torch.where(mask.bool(), logits, MASKED)
+
+
+def categorical_sample(logits: Tensor, gumbel: Tensor) -> Tensor:
+    """Draw by the Gumbel-max trick: argmax(logits + Gumbel noise ``[..., K]``) (Gumbel 1954)."""
+    return (logits + gumbel).argmax(-1)
+
+
+def categorical_mode(logits: Tensor) -> Tensor:
+    """Return the likeliest choice."""
+    return logits.argmax(-1)
+
+
+def categorical_log_prob(logits: Tensor, action: Tensor) -> Tensor:
+    """Return log p(action)."""
+    return logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def categorical_entropy(logits: Tensor) -> Tensor:
+    """Return −Σ p log p."""
+    log_p = logits.log_softmax(-1)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
+def categorical_kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
+    """Return KL(p‖q) = Σ p (log p − log q)."""
+    log_p = logits_p.log_softmax(-1)
+    return (log_p.exp() * (log_p - logits_q.log_softmax(-1))).sum(-1)
+
+
+# Multi-categorical: k independent choices of sizes[i] each; logits [..., Σ sizes], action [..., k] int64.
+
+
+def _rows(logits: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Lay the logits out as ``[..., k, max(sizes)]``, the gaps masked, so that all choices are one categorical call."""
+    longest = max(sizes)
+    if min(sizes) == longest:
+        return logits.reshape(*logits.shape[:-1], len(sizes), longest)
+    rows = [F.pad(x, (0, longest - x.shape[-1]), value=MASKED) for x in torch.split(logits, list(sizes), -1)]
+    return torch.stack(rows, -2)
+
+
+def multi_categorical_sample(logits: Tensor, sizes: tuple[int, ...], gumbel: Tensor) -> Tensor:
+    """Draw every choice by the Gumbel-max trick, with noise ``[..., Σ sizes]``."""
+    return _rows(logits + gumbel, sizes).argmax(-1)
+
+
+def multi_categorical_mode(logits: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Return the likeliest of every choice."""
+    return _rows(logits, sizes).argmax(-1)
+
+
+def multi_categorical_log_prob(logits: Tensor, sizes: tuple[int, ...], action: Tensor) -> Tensor:
+    """Return Σ log p_i(action_i)."""
+    return categorical_log_prob(_rows(logits, sizes), action).sum(-1)
+
+
+def multi_categorical_entropy(logits: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Return Σ H(p_i)."""
+    log_p = _rows(logits, sizes).log_softmax(-1)
+    return -(log_p.exp() * log_p).sum((-2, -1))
+
+
+def multi_categorical_kl(logits_p: Tensor, logits_q: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Return Σ KL(p_i‖q_i)."""
+    return categorical_kl(_rows(logits_p, sizes), _rows(logits_q, sizes)).sum(-1)
+
+
+# Bernoulli: K independent bits; logits [..., K], action [..., K] of any dtype with 0 and 1.
+
+
+def bernoulli_sample(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Draw bits as int64 from uniform noise in [0, 1)."""
+    return (uniform < logits.sigmoid()).long()
+
+
+def bernoulli_mode(logits: Tensor) -> Tensor:
+    """Return the likelier bits as int64."""
+    return (logits > 0).long()
+
+
+def bernoulli_log_prob(logits: Tensor, action: Tensor) -> Tensor:
+    """Return Σ (a·l − log(1 + eˡ))."""
+    return (action * logits - F.softplus(logits)).sum(-1)
+
+
+def bernoulli_entropy(logits: Tensor) -> Tensor:
+    """Return Σ (log(1 + eˡ) − l·σ(l))."""
+    return (F.softplus(logits) - logits * logits.sigmoid()).sum(-1)
+
+
+def bernoulli_kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
+    """Return Σ (σ(p)·(p − q) − log(1 + eᵖ) + log(1 + e^q))."""
+    return (logits_p.sigmoid() * (logits_p - logits_q) - F.softplus(logits_p) + F.softplus(logits_q)).sum(-1)
+
+
+# Diagonal Gaussian: mean [..., K]; log_std [..., K], or [K] for all rows; action [..., K].
+
+
+def gaussian_sample(mean: Tensor, log_std: Tensor, normal: Tensor) -> Tensor:
+    """Draw μ + σ·ε with standard normal noise ε."""
+    return torch.addcmul(mean, log_std.exp(), normal)
+
+
+def gaussian_mode(mean: Tensor, log_std: Tensor) -> Tensor:
+    """Return the mean."""
+    return mean
+
+
+def gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+    """Return −Σ (½((a − μ)/σ)² + log σ + ½ log 2π)."""
+    z = (action - mean) * torch.exp(-log_std)
+    return -torch.add(log_std + HALF_LOG_2PI, z.square(), alpha=0.5).sum(-1)
+
+
+def gaussian_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
+    """Return Σ (log σ + ½ log 2πe)."""
+    return (log_std + (HALF_LOG_2PI + 0.5)).expand_as(mean).sum(-1)
+
+
+def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Tensor) -> Tensor:
+    """Return KL(p‖q) = Σ (½(σp²/σq² + (μp − μq)²/σq² − 1) − log(σp/σq))."""
+    log_ratio = log_std_p - log_std_q
+    z = (mean_p - mean_q) * torch.exp(-log_std_q)
+    return (0.5 * (torch.expm1(2 * log_ratio) + z.square()) - log_ratio).sum(-1)
+
+
+# Tanh-squashed Gaussian: the environment sees tanh(u); samples, actions and modes here are u, which loses nothing.
+
+tanh_gaussian_sample = gaussian_sample
+tanh_gaussian_mode = gaussian_mode  # tanh of it is the median
+tanh_gaussian_kl = gaussian_kl  # a bijection changes no KL
+
+
+def _log_slope(u: Tensor) -> Tensor:
+    """Return log(1 − tanh²u) as 2(log 2 − u − log(1 + e⁻²ᵘ)), which is exact where tanh²u rounds to 1."""
+    return 2 * (math.log(2) - u - F.softplus(-2 * u))
+
+
+def tanh_gaussian_log_prob(mean: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
+    """Return the log-density of tanh(u): log N(u; μ, σ) − Σ log(1 − tanh²u)."""
+    return gaussian_log_prob(mean, log_std, u) - _log_slope(u).sum(-1)
+
+
+def tanh_gaussian_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
+    """Return H(N) + Σ E[log(1 − tanh²u)], the expectation by Gauss–Hermite quadrature with 16 nodes.
+
+    Off by 1e-5 at σ = 1, 3e-3 at σ = 2, 6e-2 at σ = 4; without noise, and differentiable.
+    """
+    u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * mean.new_tensor(NODES)  # [..., K, 16]
+    return gaussian_entropy(mean, log_std) + (_log_slope(u) @ mean.new_tensor(WEIGHTS)).sum(-1)
+
+
+# Beta on [0, 1]: alpha, beta [..., K] > 0 (for samples and modes ≥ 1: one hump), action [..., K].
+
+
+def beta_sample(alpha: Tensor, beta: Tensor, normal: Tensor, uniform: Tensor) -> Tensor:
+    """Draw X/(X+Y), X ~ Gamma(α), Y ~ Gamma(β), by rejection with a fixed number of tries (Marsaglia & Tsang 2000).
+
+    ``normal`` and ``uniform`` are ``[..., K, 2, tries]``. A try is accepted with 95% at least, so of 8 all fail once
+    in 10¹⁰ draws, and then the first counts. Samples keep off 0 and 1, where a log-density may be infinite.
+    """
+    d = torch.stack([alpha, beta], -1).unsqueeze(-1) - 1 / 3  # [..., K, 2, 1]
+    v = (1 + normal / (9 * d).sqrt()) ** 3
+    accepted = uniform.log() < 0.5 * normal.square() + d * (1 - v + v.log())  # v ≤ 0: NaN, which is no acceptance
+    first = accepted.byte().argmax(-1, keepdim=True)
+    x, y = (d * v.gather(-1, first)).squeeze(-1).clamp(min=torch.finfo(v.dtype).tiny).unbind(-1)
+    eps = torch.finfo(v.dtype).eps
+    return (x / (x + y)).clamp(eps, 1 - eps)
+
+
+def beta_mode(alpha: Tensor, beta: Tensor) -> Tensor:
+    """Return (α − 1)/(α + β − 2), or the mean ½ where α = β = 1."""
+    spread = alpha + beta - 2
+    return torch.where(spread > 0, (alpha - 1) / spread, 0.5)
+
+
+def _log_beta(alpha: Tensor, beta: Tensor) -> Tensor:
+    return alpha.lgamma() + beta.lgamma() - (alpha + beta).lgamma()
+
+
+def beta_log_prob(alpha: Tensor, beta: Tensor, action: Tensor) -> Tensor:
+    """Return Σ ((α−1) log a + (β−1) log(1−a) − log B(α, β))."""
+    inside: Tensor = torch.xlogy(alpha - 1, action) + torch.special.xlog1py(beta - 1, -action)
+    return (inside - _log_beta(alpha, beta)).sum(-1)
+
+
+def beta_entropy(alpha: Tensor, beta: Tensor) -> Tensor:
+    """Return Σ (log B(α, β) − (α−1)ψ(α) − (β−1)ψ(β) + (α+β−2)ψ(α+β))."""
+    total = (alpha + beta).digamma()
+    inside = (alpha - 1) * (total - alpha.digamma()) + (beta - 1) * (total - beta.digamma())
+    return (inside + _log_beta(alpha, beta)).sum(-1)
+
+
+def beta_kl(alpha_p: Tensor, beta_p: Tensor, alpha_q: Tensor, beta_q: Tensor) -> Tensor:
+    """Return Σ (log B(q) − log B(p) + (αp−αq)(ψ(αp)−ψ(αp+βp)) + (βp−βq)(ψ(βp)−ψ(αp+βp)))."""
+    total = (alpha_p + beta_p).digamma()
+    moved = (alpha_p - alpha_q) * (alpha_p.digamma() - total) + (beta_p - beta_q) * (beta_p.digamma() - total)
+    return (_log_beta(alpha_q, beta_q) - _log_beta(alpha_p, beta_p) + moved).sum(-1)

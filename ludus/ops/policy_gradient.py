@@ -1,0 +1,81 @@
+"""Losses of policies and values, one number per row, and the means over real rows that make them one number.
+
+No gradient reaches an advantage, a target or an old value, whatever graph it comes with.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def policy_gradient_loss(log_prob: Tensor, advantage: Tensor) -> Tensor:
+    """Return −A_t log π(a_t|s_t) (Williams 1992; Sutton et al. 2000)."""
+    return -log_prob * advantage.detach()
+
+
+def ppo_clip_loss(log_ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
+    """Return −min(r_t A_t, clip(r_t, 1−ε, 1+ε) A_t), r_t = exp(``log_ratio``) (Schulman et al. 2017, eq. 7)."""
+    ratio, advantage = log_ratio.exp(), advantage.detach()
+    clipped = ratio.clamp(1 - clip, 1 + clip)  # type: ignore[arg-type]
+    return -torch.minimum(ratio * advantage, clipped * advantage)
+
+
+def value_loss(value: Tensor, target: Tensor) -> Tensor:
+    """Return (V(s_t) − target_t)², without a factor ½."""
+    return (value - target.detach()).square()
+
+
+def clipped_value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | Tensor) -> Tensor:
+    """Return the larger of (V − G)² and (V_old + clip(V − V_old, −ε, ε) − G)² (PPO2, Dhariwal et al. 2017)."""
+    old_value, target = old_value.detach(), target.detach()
+    near = old_value + (value - old_value).clamp(-clip, clip)  # type: ignore[arg-type]
+    return torch.maximum((value - target).square(), (near - target).square())
+
+
+def entropy_loss(entropy: Tensor) -> Tensor:
+    """Return −H(π(·|s_t)): lowering it keeps the policy random (Williams & Peng 1991)."""
+    return -entropy
+
+
+def approx_kl(log_ratio: Tensor) -> Tensor:
+    """Return r_t − 1 − log r_t ≥ 0, whose mean over the old policy's actions is KL(old‖new) (Schulman 2020)."""
+    return log_ratio.expm1() - log_ratio
+
+
+def clip_fraction(log_ratio: Tensor, clip: float | Tensor) -> Tensor:
+    """Return 1 where |r_t − 1| > ε, else 0."""
+    return (log_ratio.expm1().abs() > clip).to(log_ratio.dtype)
+
+
+def weighted_mean(x: Tensor, weight: Tensor) -> Tensor:
+    """Return Σwx / max(Σw, 1); a row of weight 0 may hold anything."""
+    return (torch.where(weight == 0, 0, x) * weight).sum() / weight.sum().clamp(min=1)
+
+
+def normalize(x: Tensor, weight: Tensor, eps: float = 1e-8) -> Tensor:
+    """Shift and scale ``x`` to mean 0 and variance 1 over the rows with weight; the others become 0.
+
+    (x − μ) / √(σ² + ε²) with the variance of a population: a single row, or rows that are all equal, give 0, with
+    a finite gradient.
+    """
+    share = weight / weight.sum().clamp(min=1)
+    x = torch.where(weight == 0, 0, x)
+    centred = x - (share * x).sum()
+    variance = (share * centred.square()).sum()
+    return torch.where(weight == 0, 0, centred * (variance + eps * eps).rsqrt())
+
+
+@torch.no_grad()
+def explained_variance(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """Return 1 − Var(target − value) / Var(target) over the rows with weight, and 0 where the target has no variance.
+
+    1: the values are perfect; 0: as good as a constant; below 0: worse.
+    """
+    variance = _variance(target, weight)
+    unexplained = _variance(target - value, weight)
+    return torch.where(variance > 0, 1 - unexplained / variance, 0)
+
+
+def _variance(x: Tensor, weight: Tensor) -> Tensor:
+    return weighted_mean((x - weighted_mean(x, weight)).square(), weight)

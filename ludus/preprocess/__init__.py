@@ -1,0 +1,1 @@
+"""Operations on observations before the network and on actions after it."""

@@ -1,0 +1,132 @@
+"""``config.toml``: every setting of a run by its dotted name, each with where its value came from.
+
+TOML has no null: None is written as the string ``"None"``, as on the command line, and read back as None. Arrays are
+read as tuples.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ludus.core.errors import UserError
+
+Settings = dict[str, Any]  # "agent.learning_rate" → str, int, float, bool, None, or a tuple of these
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_NONE = "None"
+_COMMENT = "  # "
+
+
+def write_config(path: Path, settings: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Write ``settings``, each with its origin (``default`` where none is given) as a comment."""
+    temporary = path.with_name(".tmp-" + path.name)
+    temporary.write_text(render(settings, origins), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def render(settings: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """The text of a ``config.toml``: values without a table first, then the tables in order."""
+    _check_names(settings)
+    tables: dict[str, list[str]] = {"": []}
+    for name, value in settings.items():
+        table, _, key = name.rpartition(".")
+        origin = " ".join(origins.get(name, "default").split())
+        line = f"{_key(key)} = {_value(name, value)}{_COMMENT}{_printable(origin)}"
+        tables.setdefault(table, []).append(line)
+    head = tables.pop("")
+    parts = [head] if head else []
+    parts += [[f"[{'.'.join(map(_key, table.split('.')))}]", *lines] for table, lines in tables.items()]
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def read_config(path: Path) -> Settings:
+    """Read a file of settings into dotted names; for a user's own file as well as for a run's."""
+    return dict(_flatten(_parse(path), (), path))
+
+
+def read_origins(path: Path) -> dict[str, str]:
+    """The origins that ``write_config`` wrote; a setting without a comment has none."""
+    header = ""
+    origins: dict[str, str] = {}
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        if line.startswith("["):
+            header = line
+        setting, comment, origin = line.rpartition(_COMMENT)
+        if comment:
+            try:
+                parsed = tomllib.loads(f"{header}\n{setting}")
+            except tomllib.TOMLDecodeError:  # a comment inside of a string, or over several lines
+                continue
+            origins |= {name: origin for name, _ in _flatten(parsed, (), path)}
+    return origins
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f'The settings file "{path}" cannot be read ({error.strerror}): check its name.') from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f'The settings file "{path}" is not valid TOML: {error}; mend it there.') from error
+
+
+def _flatten(node: Mapping[str, Any], place: tuple[str, ...], path: Path) -> Iterable[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, (*place, key), path)
+        else:
+            name = ".".join((*place, key))
+            yield name, _plain(value, name, path)
+
+
+def _plain(value: Any, name: str, path: Path) -> Any:
+    if isinstance(value, list):
+        return tuple(_plain(item, name, path) for item in value)
+    if not isinstance(value, str | int | float | bool):
+        raise UserError(
+            f'The setting {name} in "{path}" is a {type(value).__name__}: give a string, number, boolean or an array.'
+        )
+    return None if value == _NONE else value
+
+
+def _check_names(settings: Mapping[str, Any]) -> None:
+    for name in settings:
+        parts = name.split(".")
+        if "" in parts:
+            raise ValueError(f"{name!r} is not a dotted name")
+        for end in range(1, len(parts)):
+            if (table := ".".join(parts[:end])) in settings:
+                raise ValueError(f"{table} is a setting, so {name} cannot be one")
+
+
+def _key(part: str) -> str:
+    return part if _BARE.fullmatch(part) else _string(part)
+
+
+def _value(name: str, value: Any) -> str:
+    if value is None:
+        return f'"{_NONE}"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, int):
+        return repr(int(value))
+    if isinstance(value, float):
+        return repr(float(value))  # TOML writes inf, nan and 1e-05 as Python does
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(name, item) for item in value) + "]"
+    raise TypeError(f"{name}: a setting cannot be a {type(value).__name__}")
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)

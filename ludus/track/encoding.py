@@ -1,0 +1,90 @@
+"""Between a nested State and what a checkpoint's files hold: strict JSON and tensors by name.
+
+JSON cannot hold tensors, arrays, infinities or integer keys. They become marks that start with ``$``; a string key that
+starts so itself gets one more. Tuples come back as lists, every kind of mapping as a dict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ludus.core.types import Tensors
+
+_FLOAT, _TENSOR, _ARRAY = "$float", "$tensor", "$array"
+_SCALARS = (np.bool_, np.integer, np.float16, np.float32, np.float64, np.str_)
+_RESERVED = "__metadata__"  # safetensors keeps this name for itself
+
+
+def encode(value: Any, tensors: Tensors, place: str = "") -> Any:
+    """Return ``value`` as strict JSON; its tensors and arrays are put into ``tensors`` under their path."""
+    if isinstance(value, _SCALARS):
+        value = value.item()
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {_FLOAT: str(float(value))}
+    if isinstance(value, Tensor | np.ndarray):
+        return _put(value, tensors, place)
+    if isinstance(value, Mapping):
+        return {_key(key, place): encode(item, tensors, _below(place, key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(item, tensors, _below(place, i)) for i, item in enumerate(value)]
+    raise TypeError(f"a checkpoint cannot hold a {type(value).__name__} (at {place or 'the top'})")
+
+
+def decode(node: Any, tensors: Tensors) -> Any:
+    """Turn what ``encode`` returned back into the value."""
+    if isinstance(node, list):
+        return [decode(item, tensors) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if len(node) == 1:
+        (mark, content), *_ = node.items()
+        if mark == _FLOAT:
+            return float(content)
+        if mark == _TENSOR:
+            return tensors[content]
+        if mark == _ARRAY:
+            return tensors[content].numpy()
+    return {_unkey(key): decode(item, tensors) for key, item in node.items()}
+
+
+def _put(value: Tensor | np.ndarray[Any, Any], tensors: Tensors, name: str) -> dict[str, str]:
+    while name in tensors or name == _RESERVED:  # the keys 0 and "0" of one dict have the same path
+        name += "~"
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().cpu()
+        return {_TENSOR: name}
+    try:
+        tensors[name] = torch.from_numpy(np.array(value, order="C"))
+    except TypeError as error:
+        raise TypeError(f"a checkpoint cannot hold an array of {value.dtype} (at {name})") from error
+    return {_ARRAY: name}
+
+
+def _below(place: str, key: str | int) -> str:
+    part = quote(str(key), safe="", errors="surrogatepass")
+    return f"{place}/{part}" if place else part
+
+
+def _key(key: Any, place: str) -> str:
+    if isinstance(key, str):
+        return f"${key}" if key.startswith("$") else key
+    if isinstance(key, int) and not isinstance(key, bool):
+        return f"${key}"
+    raise TypeError(f"a checkpoint cannot hold the key {key!r} (at {place or 'the top'}): keys are strings or integers")
+
+
+def _unkey(key: str) -> str | int:
+    if not key.startswith("$"):
+        return key
+    return key[1:] if key.startswith("$$") else int(key[1:])

@@ -1,0 +1,113 @@
+"""The folder of a run: ``runs/<environment>/<time>-<agent>/`` and what lies where in it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from pathlib import Path
+from typing import Self
+
+from ludus.core.errors import UserError, nearest
+
+LATEST = "latest"
+ASIDE = ".old-"  # a checkpoint that is being replaced waits under this prefix until the new one is in its place
+_STAMP = re.compile(r"\d{8}-\d{6}")
+_STEP = re.compile(r"step_(\d+)")
+
+
+class RunDirectory:
+    """The paths of one run; a folder is a run when it holds ``config.toml``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.metrics = path / "metrics.jsonl"
+        self.log = path / "log.txt"
+        self.checkpoints = path / "checkpoints"
+        self.best = path / "best"
+        self.videos = path / "videos"
+        self.tensorboard = path / "tensorboard"
+
+    @classmethod
+    def create(cls, root: str | Path, env_id: str, agent_name: str) -> Self:
+        """Make the folder of a new run; it becomes ``latest`` once its ``config.toml`` is written."""
+        parent = Path(root) / _safe(env_id)
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_safe(agent_name)}"
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            for count in itertools.count(1):
+                path = parent / (name if count == 1 else f"{name}-{count}")
+                try:
+                    path.mkdir()
+                except FileExistsError:  # another run of the same second
+                    continue
+                return cls(path)
+        except OSError as error:
+            raise UserError(
+                f'The run folder "{parent}" cannot be made ({error.strerror}): give another place for runs.'
+            ) from error
+        raise AssertionError("count never ends")
+
+    @classmethod
+    def open(cls, path: str | Path, root: str | Path = "runs") -> Self:
+        """Open an existing run: a path, a path below ``root``, or ``latest``."""
+        runs = _runs(Path(root))
+        if str(path) == LATEST:
+            if not runs:
+                raise UserError(f'There is no run in "{root}" yet: make one with `ludus train CartPole-v1`.')
+            return cls(runs[-1])
+        for candidate in (Path(path), Path(root) / path):
+            if (candidate / "config.toml").is_file():
+                return cls(candidate)
+        hint = nearest(str(path), [str(run) for run in reversed(runs)])
+        fix = 'give "latest" or a folder made by `ludus train`' if runs else "make one with `ludus train CartPole-v1`"
+        what = "has no config.toml, so it is not a run folder" if Path(path).exists() else "does not exist"
+        raise UserError(f'The run "{path}" {what}: {fix}.{hint}')
+
+    def latest_checkpoint(self) -> Path | None:
+        """The checkpoint of the highest step."""
+        found = step_folders(self.checkpoints)
+        return found[-1] if found else None
+
+    def best_checkpoint(self) -> Path | None:
+        """The checkpoint with the best evaluation so far."""
+        return self.best if settled(self.best) else None
+
+    def checkpoint(self) -> Path:
+        """The best checkpoint, else the latest one; a mistake of the user's where there is none."""
+        found = self.best_checkpoint() or self.latest_checkpoint()
+        if found is None:
+            raise UserError(f'The run "{self.path}" has no checkpoint yet: let it train until its first save.')
+        return found
+
+
+def step_folders(folder: Path) -> list[Path]:
+    """The checkpoints ``step_<n>`` in ``folder``, by rising n."""
+    if not folder.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _STEP.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def settled(folder: Path) -> Path | None:
+    """Where the checkpoint ``folder`` is just now: there, or set aside in the instant of its replacement."""
+    for path in (folder, folder.with_name(ASIDE + folder.name)):
+        if path.exists():
+            return path
+    return None
+
+
+def _runs(root: Path) -> list[Path]:
+    """All runs below ``root``, the newest last: by the time in their name, and by the file's within one second."""
+
+    def age(config: Path) -> tuple[str, int]:
+        stamp = _STAMP.match(config.parent.name)
+        return (stamp[0] if stamp else "", config.stat().st_mtime_ns)
+
+    return [config.parent for config in sorted(root.glob("*/*/config.toml"), key=age)]
+
+
+def _safe(name: str) -> str:
+    """A name that is one plain folder on every system: ``ALE/Pong-v5`` becomes ``ALE-Pong-v5``."""
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", name).strip("-.")[:100] or "unnamed"

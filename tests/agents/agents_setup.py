@@ -1,0 +1,25 @@
+"""Real agents on real environments, small, for the tests in this folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ludus.containers.build import build_agent, build_evaluator, build_manager, build_updater
+from ludus.containers.local import LocalWorker
+from ludus.containers.settings import resolve_settings
+
+SMALL: dict[str, Any] = {"network.hidden": (16,), "network.lstm_size": 8, "env.num": 4, "agent.rollout": 16}
+
+
+def make_worker(environment: str, agent: str = "ppo", **changes: Any) -> LocalWorker:
+    """A worker that reports to nobody; keys of ``changes`` have ``__`` for dots."""
+    torch.set_num_threads(1)
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    quiet = {"evaluation.every": 0, "evaluation.episodes": 4, "nb_step": 1_000}
+    settings = resolve_settings(environment, agent, "none", None, SMALL | quiet | dotted).settings
+    manager = build_manager(settings)
+    made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
+    manager.use(made.treatment)
+    return LocalWorker(settings, made, manager, build_updater(settings, made), build_evaluator(settings, made))

@@ -1,0 +1,99 @@
+"""What acting saw is what learning replays: ratios of 1 before the first step, for every kind of policy and network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from agents_setup import make_worker
+
+from ludus.containers.loop import begin, collect
+from ludus.core.types import Batch
+
+TOY = "ludus.environments.toy:"
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "discrete": ("CartPole-v1", {}),
+    "memory": (TOY + "MemoryEnv", {}),
+    "masked": (TOY + "MaskedEnv", {}),
+    "masked by info": (TOY + "MaskedEnv", {"env__options": ("in_info=true",)}),
+    "mixed": (TOY + "MixedActionEnv", {"env__options": ("more=true",)}),
+    "gaussian": (TOY + "TargetEnv", {}),
+    "tanh": (TOY + "TargetEnv", {"agent__distribution": "tanh"}),
+    "beta": (TOY + "TargetEnv", {"agent__distribution": "beta"}),
+}
+NETWORKS: dict[str, dict[str, Any]] = {
+    "separate": {},
+    "shared": {"network__shared": "yes"},
+    "lstm": {"network__body": "lstm"},
+    "shared lstm": {"network__body": "lstm", "network__shared": "yes"},
+    "lstm source": {"network__net1d": "lstm"},
+    "normalized": {"agent__normalize_observation": True, "agent__normalize_reward": True},
+    "normalized lstm": {"network__body": "lstm", "agent__normalize_observation": True},
+}
+
+
+@pytest.mark.parametrize("agent", ["ppo", "a2c"])
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ratios_are_one_before_the_first_step_and_training_goes_on(kind: str, network: str, agent: str) -> None:
+    environment, changes = KINDS[kind]
+    worker = make_worker(environment, agent, **NETWORKS[network], **changes)
+    try:
+        begin(worker, 3)
+        for _ in range(3):  # the second and third rollout start in the middle of episodes, with moved normalizers
+            collect(worker)
+            batch = worker.cache.read()
+            assert_replayed(worker.agent, batch)
+            learned = worker.agent.learn(batch, worker.updater)
+            assert all(torch.isfinite(x) for x in learned.metrics.values())
+        worker.evaluator.run(worker.agent, worker.device)
+    finally:
+        worker.close()
+
+
+def assert_replayed(agent: Any, batch: Batch) -> None:
+    rows = batch.without_successor()
+    with torch.no_grad():
+        terms, value = agent.evaluate(rows)
+    ratio = (terms["log_prob"] - batch.experience["log_prob"]).exp()
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
+    torch.testing.assert_close(value, batch.experience["value"], rtol=1e-4, atol=1e-5)
+
+
+def test_the_numpy_engine_acts_as_torch_does() -> None:
+    """Same observation, same noise: same action, log-probability and value, before and after a learning."""
+    for environment in ("CartPole-v1", TOY + "TargetEnv"):
+        for network in ("separate", "shared", "normalized"):
+            worker = make_worker(environment, **NETWORKS[network])
+            begin(worker, 0)
+            assert worker.agent.use_numpy()  # type: ignore[operator]
+            for _ in range(2):
+                assert_engines_agree(worker)
+                collect(worker)
+                worker.agent.learn(worker.cache.read(), worker.updater)
+            worker.close()
+
+
+def assert_engines_agree(worker: Any) -> None:
+    agent = worker.agent
+    for noise in (worker.noise.next(), None):
+        by_numpy = agent.act(worker.env_step, worker.hidden_state, noise)
+        engine, agent._numpy = agent._numpy, None
+        by_torch = agent.act(worker.env_step, worker.hidden_state, noise)
+        agent._numpy = engine
+        torch.testing.assert_close(by_numpy.action, by_torch.action, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(by_numpy.experience, by_torch.experience, rtol=1e-5, atol=1e-6)
+
+
+def test_the_numpy_engine_leaves_what_it_does_not_know_to_torch() -> None:
+    for environment, changes in (
+        (TOY + "MaskedEnv", {}),
+        (TOY + "MixedActionEnv", {}),
+        (TOY + "TargetEnv", {"agent__distribution": "beta"}),
+        ("CartPole-v1", {"network__body": "lstm"}),
+        ("CartPole-v1", {"network__activation": "elu"}),
+    ):
+        worker = make_worker(environment, **changes)
+        assert not worker.agent.use_numpy()  # type: ignore[operator]
+        worker.close()

@@ -1,0 +1,97 @@
+"""PPO's own parts: early stop, step size by KL, schedules, minibatches, what may not be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from agents_setup import make_worker
+
+from ludus.agents.ppo import KL_CAP, KL_FLOOR, adapt
+from ludus.containers.loop import begin, collect
+from ludus.core.errors import UserError
+
+
+def test_the_step_size_follows_the_kl() -> None:
+    assert adapt(1e-3, 0.03, 0.01) == pytest.approx(1e-3 / 1.5)
+    assert adapt(1e-3, 0.004, 0.01) == pytest.approx(1.5e-3)
+    assert adapt(1e-3, 0.01, 0.01) == 1e-3
+    assert adapt(KL_FLOOR, 1.0, 0.01) == KL_FLOOR
+    assert adapt(KL_CAP, 0.001, 0.01) == KL_CAP
+
+
+def test_kl_schedule_moves_the_learning_rate_in_training() -> None:
+    worker = make_worker("CartPole-v1", agent__learning_rate_schedule="kl", agent__target_kl=0.01)
+    worker.run(200)
+    assert worker.updater.learning_rate != worker.settings.agent.learning_rate
+    worker.close()
+
+
+def test_a_policy_that_moved_too_far_stops_learning_from_the_rollout() -> None:
+    worker = make_worker("CartPole-v1", agent__target_kl=1e-6, agent__epochs=50, agent__learning_rate=1e-2)
+    begin(worker, 0)
+    collect(worker)
+    learned = worker.agent.learn(worker.cache.read(), worker.updater)
+    assert learned.metrics["optimizer_steps"] < 50 * 4
+    worker.close()
+
+
+def test_linear_schedules_end_at_zero() -> None:
+    worker = make_worker("CartPole-v1", agent__learning_rate_schedule="linear", agent__clip_schedule="linear")
+    assert worker.agent.schedule(0.25)["learning_rate"] == pytest.approx(0.75 * worker.settings.agent.learning_rate)
+    assert float(worker.agent.clip) == pytest.approx(0.75 * 0.2)  # type: ignore[arg-type]
+    worker.agent.schedule(1.5)
+    assert float(worker.agent.clip) == 0  # type: ignore[arg-type]
+    worker.close()
+
+
+def test_more_minibatches_than_rows_is_refused() -> None:
+    with pytest.raises(UserError, match=r"agent\.minibatches is 5, more than the 4 environments"):
+        make_worker("CartPole-v1", network__body="lstm", agent__minibatches=5)
+    with pytest.raises(UserError, match=r"agent\.minibatches"):
+        make_worker("CartPole-v1", agent__minibatches=65)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("gamma", 1.5),
+        ("learning_rate", 0.0),
+        ("rollout", 0),
+        ("epochs", 0),
+        ("clip", -0.1),
+        ("minibatches", 0),
+        ("value_clip", -1.0),
+    ],
+)
+def test_values_that_cannot_train_are_refused_by_name(key: str, value: float) -> None:
+    with pytest.raises(UserError, match=f"agent.{key} is"):
+        make_worker("CartPole-v1", **{f"agent__{key}": value})
+
+
+def test_value_clipping_bounds_the_step_of_the_value() -> None:
+    """With a tiny clip the value loss has no gradient once the value has moved; the loss still is finite."""
+    worker = make_worker("CartPole-v1", agent__value_clip=0.1)
+    worker.run(200)
+    assert all(torch.isfinite(p).all() for p in worker.agent.parameters())
+    worker.close()
+
+
+def test_rows_that_never_were_do_not_teach() -> None:
+    """Whatever lies in the rows of weight 0 (a reset's transition), the gradient is the same."""
+    worker = make_worker("ludus.environments.toy:CountingEnv", agent__normalize_advantage=True)
+    begin(worker, 0)
+    collect(worker)
+    batch = worker.cache.read()
+    prepared = worker.agent.prepare(batch).without_successor()  # type: ignore[operator]
+    assert (prepared.weight == 0).any()
+    gradients = []
+    for spoil in (0.0, 1e3):
+        dead = prepared.weight == 0
+        prepared.experience["advantage"][dead] = spoil
+        prepared.experience["return"][dead] = spoil
+        worker.agent.zero_grad()
+        losses, _ = worker.agent.compute_loss(prepared)
+        sum(losses.values()).backward()  # type: ignore[union-attr]
+        gradients.append(torch.cat([p.grad.flatten() for p in worker.agent.parameters() if p.grad is not None]).clone())
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
+    worker.close()

@@ -1,0 +1,50 @@
+import pytest
+import tyro
+
+from ludus.cli.train import parse
+from ludus.containers.settings import Settings, resolve_settings
+
+LINES = [
+    "--agent.learning-rate 1e-4",
+    "--agent.learning-rate=1e-4 --seed=3",
+    "--agent.learning_rate 1e-4",
+    "--network.hidden 32 16 --quiet",
+    "--network.hidden",
+    '--env.options gravity=5 name="x"',
+    "--evaluation.no-greedy --agent.normalize-reward",
+    "--evaluation.stop-at -5.5",
+    "--evaluation.stop-at None",
+    "--agent.clip-schedule constant --compile off",
+    "--seed 1 --seed 2",
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_flags_mean_what_the_help_that_tyro_draws_says(line: str) -> None:
+    default = resolve_settings("CartPole-v1").settings
+    theirs = tyro.cli(Settings[type(default.agent)], default=default, args=line.split())  # type: ignore[misc]
+    assert parse(["CartPole-v1", *line.split()]).settings == theirs
+
+
+def test_only_what_was_typed_has_the_origin_flag() -> None:
+    origins = parse(["--agent.gamma", "0.5", "CartPole-v1", "--stop-at", "475", "--evaluation.no-greedy"]).origins
+    flags = {key for key, origin in origins.items() if origin == "flag"}
+    assert flags == {"env.id", "agent.gamma", "evaluation.stop_at", "evaluation.greedy"}
+
+
+def test_short_flags_name_agent_network_and_target() -> None:
+    settings = parse(
+        ["CartPole-v1", "--agent", "a2c", "--network", "my.mod:Net", "--stop-at", "475", "--agent.n-step", "5"]
+    ).settings
+    assert (settings.agent_name, settings.network.name) == ("a2c", "my.mod:Net")
+    assert (settings.evaluation.stop_at, settings.agent.n_step) == (475.0, 5)
+
+
+def test_a_preset_by_name_decides_the_agent_and_so_the_flags() -> None:
+    settings = parse(["Acrobot-v1", "--preset", "cartpole/a2c", "--agent.n-step", "5"]).settings
+    assert (settings.agent_name, settings.agent.n_step, settings.env.id) == ("a2c", 5, "Acrobot-v1")
+
+
+def test_preset_none_turns_the_preset_off() -> None:
+    resolved = parse(["CartPole-v1", "--preset", "none"])
+    assert not any(origin.startswith("preset") for origin in resolved.origins.values())

@@ -1,0 +1,223 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ludus.cli.main import main
+from ludus.cli.play import show
+from ludus.core.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+SHORT_RUN = ["--compile", "off", "--env.num", "2", "--agent.rollout", "16", "--evaluation.episodes", "2", "--quiet"]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+
+
+def in_own_process(code: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["--help"], ["list"], ["list", "environments"], ["check", "CartPole-v1"], ["play", "--help"]]
+)
+def test_light_commands_never_import_torch(argv: list[str]) -> None:
+    said = in_own_process(f"import sys\nfrom ludus.cli.main import main\nprint(main({argv!r}), 'torch' in sys.modules)")
+    assert said.strip().endswith("0 False")
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
+def test_the_overview_names_every_command(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    for command in ("train", "evaluate", "play", "list", "check"):
+        assert f"ludus {command}" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("ludus 0.")
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "play", "list", "check"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert f"usage: ludus {command}" in capsys.readouterr().out
+
+
+def test_help_shows_the_defaults_of_preset_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "CartPole-v1", "--agent.gamma", "0.123", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "cartpole/ppo" in out
+    assert "0.123" in out  # the flag
+    assert "0.8" in out  # gae_lambda of the preset
+    assert "--agent.clip" in out
+    main(["train", "CartPole-v1", "--agent", "a2c", "--help"])
+    assert "--agent.clip" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["trian"], 'Unknown command "trian". Did you mean "train"?'),
+        (["train"], "ludus train CartPole-v1"),
+        (["train", "CartPol-v1"], 'Did you mean "CartPole-v1"?'),
+        (["train", "CartPole-v1", "--agent", "pppo"], 'Unknown agent "pppo". Did you mean "ppo"?'),
+        (["train", "CartPole-v1", "--network", "modulr"], 'Did you mean "modular"?'),
+        (["train", "CartPole-v1", "--preset", "cartpole"], 'Did you mean "cartpole/ppo"?'),
+        (["train", "CartPole-v1", "--agent.lerning-rate", "1"], 'Did you mean "--agent.learning-rate"?'),
+        (["train", "CartPole-v1", "--lr", "1"], "--lr"),
+        (["train", "CartPole-v1", "-x"], "-x"),
+        (["train", "CartPole-v1", "--agent.gamma"], "--agent.gamma needs a value"),
+        (["train", "CartPole-v1", "--agent.gamma", "--quiet"], "--agent.gamma needs a value"),
+        (["train", "CartPole-v1", "--agent.gamma", "high"], 'agent.gamma is "high"'),
+        (["train", "CartPole-v1", "--quiet=yes"], "--quiet takes no value"),
+        (["train", "CartPole-v1", "Acrobot-v1"], "Acrobot-v1"),
+        (["train", "CartPole-v1", "--env.id", "Acrobot-v1"], "Two environments"),
+        (["train", "CartPole-v1", "--config", "nowhere.toml"], "nowhere.toml"),
+        (["train", "CartPole-v1", "--nb-step", "0"], "nb_step is 0"),
+        (["train", "CartPole-v1", "--env.num", "-3"], "env.num is -3"),
+        (["train", "CartPole-v1", "--agent.minibatches", "1000"], "agent.minibatches is 1000"),
+        (["train", "CartPole-v1", "--device", "warp"], 'device is "warp"'),
+        (["train", "CartPole-v1", "--init-from", "nowhere"], "nowhere"),
+        (["evaluate"], "needs a run"),
+        (["evaluate", "nowhere"], "nowhere"),
+        (["evaluate", "latest"], "no run"),
+        (["evaluate", "latest", "--episodes", "0"], "--episodes is 0"),
+        (["evaluate", "latest", "--checkpoint", "bst"], 'Did you mean "best"?'),
+        (["play", "."], "not a run folder"),
+        (["play", "latest", "--out", "film.avi"], "film.avi"),
+        (["list", "agent"], 'Did you mean "agents"?'),
+        (["check"], "needs a"),
+        (["check", "CartPole-v1", "--num", "3"], "--num"),
+    ],
+)
+def test_bad_input_is_one_sentence_on_stderr_and_exit_code_2(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert said in err
+    assert err.startswith("ludus: ")
+    assert err.count("\n") == 1
+    assert out == ""
+    assert not Path("runs").exists()
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    for what, named in {
+        "agents": ["ppo", "a2c"],
+        "networks": ["modular", "lstm"],
+        "presets": ["cartpole/ppo", "100,000"],
+        "environments": ["CartPole-v1", "Pendulum-v1"],
+    }.items():
+        assert main(["list", what]) == 0
+        out = capsys.readouterr().out
+        assert all(name in out for name in named)
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert "ppo" in out
+    assert "Pendulum-v1 " in out  # by its preset
+    assert "MountainCar" not in out
+
+
+def test_check_says_what_is_wrong_and_what_to_type_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "CartPole-v1"]) == 0
+    assert "`ludus train CartPole-v1`" in capsys.readouterr().out
+    (tmp_path / "broken_env_for_cli.py").write_text(
+        "import gymnasium, numpy\n"
+        "class Broken(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(-1, 1, (2,), numpy.float32)\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    def reset(self, *, seed=None, options=None): return numpy.full(2, numpy.nan, numpy.float32), {}\n"
+        "    def step(self, action): return numpy.zeros(3, numpy.float32), 0.0, False, False, {}\n"
+    )
+    assert main(["check", "broken_env_for_cli:Broken"]) == 2
+    out = capsys.readouterr().out
+    assert out.count("error  ") >= 2
+    assert out.count("fix: ") >= 2
+    assert main(["check", "CartPol-v1"]) == 2
+    assert '"CartPole-v1"' in capsys.readouterr().out
+
+
+def test_train_evaluate_and_play(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "CartPole-v1", "--nb-step", "64", *SHORT_RUN]) == 0
+    assert "ludus play latest" in capsys.readouterr().out
+    (config,) = tmp_path.glob("runs/CartPole-v1/*/config.toml")
+    assert "rollout = 16  # flag" in config.read_text()
+    assert "gamma = 0.98  # preset cartpole/ppo" in config.read_text()
+    assert main(["evaluate", "latest", "--episodes", "3", "--stochastic"]) == 0
+    out = capsys.readouterr().out
+    assert "episodes  3" in out
+    assert "95% interval" in out
+    assert main(["play", str(config.parent), "--episodes", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "Episode 2: return" in out
+    (video,) = config.parent.glob("videos/*")
+    assert str(video.relative_to(tmp_path)) in out or str(video) in out
+    assert main(["play", "latest", "--out", "film.gif"]) == 0
+    assert Path("film.gif").stat().st_size > 0
+    assert (
+        main(["train", "--config", str(config), "--nb-step", "32", "--quiet"]) == 0
+    )  # a run's file is a settings file
+
+
+def test_ctrl_c_saves_and_exits_with_130(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "ludus.cli.main",
+        "train",
+        "CartPole-v1",
+        "--nb-step",
+        "100_000_000",
+        "--compile",
+        "off",
+        *SHORT_RUN,
+    ]
+    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while (
+            not any(f.stat().st_size for f in tmp_path.glob("runs/*/*/metrics.jsonl")) and time.monotonic() < deadline
+        ):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "ludus play latest" in out
+    assert main(["evaluate", "latest", "--checkpoint", "latest", "--episodes", "1"]) == 0
+
+
+def test_a_window_shows_every_picture_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pygame = pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    shown = []
+    flip = pygame.display.flip
+    monkeypatch.setattr(pygame.display, "flip", lambda: (shown.append(pygame.display.get_surface().get_size()), flip()))
+    show((np.full((20, 30, 3), value, np.uint8) for value in range(4)), fps=1000, title="test")
+    assert shown == [(30, 20)] * 4
+    assert not pygame.display.get_init()
+
+
+def test_a_screen_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "offscreen")
+    with pytest.raises(UserError, match="--out"):
+        show(iter([np.zeros((2, 2, 3), np.uint8)]), fps=30, title="test")

@@ -1,0 +1,65 @@
+"""Hidden states, noise and names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ludus.core.agent import Noise
+from ludus.core.errors import UserError
+from ludus.core.names import resolve
+from ludus.core.spec import Spec, mask_name, network_inputs
+from ludus.core.types import HiddenState
+
+
+def test_hidden_state_resets_only_first_rows() -> None:
+    state = HiddenState({"h": torch.ones(3, 2), "c": torch.ones(3, 2, 2)})
+    reset = state.reset(torch.tensor([False, True, False]))
+    assert reset["h"].sum(1).tolist() == [2, 0, 2]
+    assert reset["c"].sum((1, 2)).tolist() == [4, 0, 4]
+    assert state["h"].sum() == 6  # the original is untouched
+
+
+def test_hidden_states_of_two_places_never_collide() -> None:
+    one, two = HiddenState({"h": torch.zeros(1)}), HiddenState({"h": torch.ones(1)})
+    both = HiddenState(one.at("actor/body") | two.at("critic/body"))
+    assert both.within("actor")["body/h"] == 0
+    assert both.within("critic").within("body")["h"] == 1
+
+
+def test_detach_cuts_the_graph() -> None:
+    state = HiddenState({"h": torch.ones(1, requires_grad=True) * 2})
+    assert not state.detach()["h"].requires_grad
+
+
+def draw(steps: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    return {"action": torch.rand(steps, 2, generator=generator)}
+
+
+@pytest.mark.parametrize("used", [0, 1, 5, 8, 11])
+def test_noise_goes_on_where_its_state_was_taken(used: int) -> None:
+    noise = Noise(draw, torch.Generator().manual_seed(1), chunk=8)
+    for _ in range(used):
+        noise.next()
+    copy = Noise(draw, torch.Generator().manual_seed(2), chunk=8)
+    copy.load_state_dict(noise.state_dict())
+    for _ in range(20):
+        assert torch.equal(noise.next()["action"], copy.next()["action"])
+
+
+def test_names_resolve_or_say_what_is_near() -> None:
+    assert resolve("spec", {"spec": "ludus.core.spec:Spec"}, "thing") is Spec
+    assert resolve("ludus.core.spec:Spec", {}, "thing") is Spec
+    with pytest.raises(UserError, match=r'Unknown thing "spce".*Did you mean "spec"'):
+        resolve("spce", {"spec": "x:y"}, "thing")
+    with pytest.raises(UserError, match="no module nowhere"):
+        resolve("nowhere:X", {}, "thing")
+    with pytest.raises(UserError, match=r'has no Spek\. Did you mean "Spec"'):
+        resolve("ludus.core.spec:Spek", {}, "thing")
+
+
+def test_masks_are_no_network_inputs() -> None:
+    box, mask = Spec((2,), "float32"), Spec((3,), "bool", "binary")
+    assert list(network_inputs({"x": box, "action_mask": mask, "action_mask/a": mask})) == ["x"]
+    assert mask_name("a", {"a": mask}) == "action_mask"
+    assert mask_name("a", {"a": mask, "b": mask}) == "action_mask/a"

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import re
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from ludus.environments.check import check
+from ludus.environments.config import EnvConfig
+
+BOX = spaces.Box(-1, 1, (2,), np.float32)
+
+
+class Good(gymnasium.Env):
+    """A sound environment; each case below breaks one thing of it."""
+
+    def __init__(self, **parts):
+        self.observation_space = parts.pop("observation_space", BOX)
+        self.action_space = parts.pop("action_space", spaces.Discrete(3))
+        self.parts = parts
+
+    def value(self, part, default):
+        chosen = self.parts.get(part, default)
+        return chosen(self) if callable(chosen) else chosen
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return self.value("reset", (self.observe(), self.value("info", {})))
+
+    def observe(self):
+        return self.value("observation", lambda env: env.np_random.uniform(-1, 1, 2).astype(np.float32))
+
+    def step(self, action):
+        self.count += 1
+        five = (
+            self.observe(),
+            self.value("reward", 0.5),
+            self.value("terminated", self.count > 9),
+            self.value("truncated", False),
+            self.value("info", {}),
+        )
+        return self.value("step", five)
+
+
+def found(**parts):
+    return check(EnvConfig(), lambda: Good(**parts), steps=60)
+
+
+def raising(env):
+    raise ValueError("broken inside")
+
+
+def crossed():
+    box = spaces.Box(0, 1, (2,))
+    box.high[0] = 0
+    return box
+
+
+CASES = {
+    "old step": ({"step": (0, 0.0, False, {})}, "step returned 4 values", "five values"),
+    "old reset": ({"reset": lambda env: env.observe()}, "reset returned one ndarray", "observation, info"),
+    "reset info": ({"reset": lambda env: (env.observe(), None)}, "info of type NoneType", "dict"),
+    "step raises": ({"step": raising}, "step raised ValueError: broken inside", "Mend step"),
+    "shape": ({"observation": np.zeros(3, np.float32)}, r"float32 of shape \(3,\)", "reshape"),
+    "dtype": ({"observation": np.zeros(2)}, "float64 of shape", "astype"),
+    "bounds": ({"observation": np.full(2, 5, np.float32)}, "outside the bounds.*5", "Widen"),
+    "nan": ({"observation": np.full(2, np.nan, np.float32)}, "NaN", "division"),
+    "text": ({"observation": "hello"}, "its space says float32", "space"),
+    "reward text": ({"reward": "1"}, "reward is of type str", "float"),
+    "reward array": ({"reward": np.zeros(1)}, "reward is of type ndarray", "float"),
+    "reward nan": ({"reward": float("nan")}, "reward is NaN", "division"),
+    "terminated": ({"terminated": 0}, "terminated is of type int", r"bool\(terminated\)"),
+    "truncated": ({"truncated": None}, "truncated is of type NoneType", r"bool\(truncated\)"),
+    "info": ({"step": lambda env: (env.observe(), 0.0, False, False, [])}, "info of type list", "dict"),
+    "discrete range": ({"observation_space": spaces.Discrete(3), "observation": 3}, "outside its space", "Widen"),
+    "parts": (
+        {"observation_space": spaces.Dict(a=BOX), "observation": {"b": 1}},
+        r"parts \['b'\].*\['a'\]",
+        "exactly the parts",
+    ),
+    "no dict": ({"observation_space": spaces.Dict(a=BOX)}, "space is a Dict", "dict"),
+    "unsupported": ({"observation_space": spaces.Text(4), "observation": "a"}, "is a Text", "supported"),
+    "no space": ({"action_space": 4}, "action_space is of type int", "Gymnasium space"),
+    "mask empty": ({"info": {"action_mask": np.zeros(3)}}, "allows nothing", "at least one"),
+    "mask length": ({"info": {"action_mask": np.ones(4)}}, "4 entries", "one entry per choice"),
+    "low and high": ({"action_space": crossed()}, "low that is not below", "low < high"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore")
+def test_each_error_is_found_with_its_fix(name):
+    parts, what, fix = CASES[name]
+    problems = found(**parts)
+    assert len(problems) == 1, problems
+    assert problems[0].severity == "error"
+    assert re.search(what, problems[0].what)
+    assert re.search(fix, problems[0].fix)
+
+
+def test_all_problems_at_once():
+    problems = found(
+        observation=np.zeros(3, np.float32), reward="1", terminated=0, action_space=spaces.Box(-np.inf, np.inf, (2,))
+    )
+    assert len(problems) == 4
+    assert sum(p.severity == "warning" for p in problems) == 1
+
+
+def test_infinite_action_bounds_are_a_warning():
+    (problem,) = found(action_space=spaces.Box(-np.inf, np.inf, (2,)))
+    assert problem.severity == "warning"
+    assert "infinite bounds" in problem.what
+
+
+def test_a_seed_that_is_ignored_is_a_warning():
+    (problem,) = found(observation=lambda env: np.random.uniform(-1, 1, 2).astype(np.float32))
+    assert (problem.severity, "reset ignores its seed" in problem.what) == ("warning", True)
+
+
+def test_chance_in_step_is_a_warning():
+    (problem,) = found(reward=lambda env: float(np.random.random()))
+    assert problem.severity == "warning"
+    assert "same seed and actions differ" in problem.what
+
+
+def test_a_reset_without_seed_is_an_error():
+    class Old(Good):
+        def reset(self):
+            return np.zeros(2, np.float32), {}
+
+    problems = check(EnvConfig(), Old)
+    assert len(problems) == 1
+    assert "reset(self, *, seed=None" in problems[0].fix
+
+
+def test_a_call_that_never_returns_is_given_up():
+    start = time.monotonic()
+    problems = check(EnvConfig(), lambda: Good(reward=lambda env: time.sleep(60)), deadline=0.3)
+    assert time.monotonic() - start < 5
+    assert [p.what for p in problems] == ["step did not return within 0.3 seconds."]
+
+
+def test_what_cannot_be_made():
+    def maker():
+        raise RuntimeError("no licence")
+
+    assert "no licence" in check(EnvConfig(), maker)[0].what
+    assert 'Did you mean "CartPole-v1"' in check(EnvConfig(id="Cartpole-v1"))[0].what
+    assert "env.num" in check(EnvConfig(num=0))[0].what
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "Blackjack-v1", "FrozenLake-v1"])
+def test_sound_environments_have_no_problems(id):
+    assert check(EnvConfig(id=id)) == []
+
+
+def test_empty_masks_are_fine_when_the_episode_is_over():
+    def info(env):
+        return {"action_mask": np.zeros(3) if env.count > 9 else np.array([0, 1, 0])}
+
+    assert found(info=info) == []

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+
+from ludus.core.errors import UserError
+from ludus.environments.gym import find, make
+from ludus.environments.toy import CountingEnv
+
+
+class Duck:
+    """An environment that does not derive from gymnasium.Env."""
+
+    observation_space = gymnasium.spaces.Discrete(3)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 1, 0.5, False, False, {}
+
+
+def test_by_id_with_options_and_limit():
+    env = make("CartPole-v1", {"sutton_barto_reward": True}, max_episode_steps=3)
+    env.reset(seed=0)
+    results = [env.step(0) for _ in range(3)]
+    assert [r[3] for r in results] == [False, False, True]
+    assert results[0][1] == 0  # the option's reward, not the usual 1
+
+
+def test_by_path_and_by_callable():
+    env = make("ludus.environments.toy:CountingEnv", {"length": 2})
+    assert isinstance(env, CountingEnv)
+    assert env.length == 2
+    limited = make(CountingEnv, {"length": 9}, max_episode_steps=1)
+    limited.reset()
+    assert limited.step(0)[2:4] == (False, True)
+
+
+def test_a_class_with_the_same_methods_is_enough():
+    env = make(Duck, max_episode_steps=1)
+    assert env.reset(seed=3) == (0, {})
+    assert env.step(0)[3] is True
+
+
+def test_newest_version_without_one():
+    assert find("CartPole").id == "CartPole-v1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("Cartpole-v1",), 'Did you mean "CartPole-v1"'),
+        (("CartPole-v7",), 'Did you mean "CartPole-v'),
+        (("no_such.mod:Env",), "no module no_such"),
+        (("no_such_module:Env-v0",), "needs the module no_such_module"),
+        (("ludus.environments.toy:CountinEnv",), 'Did you mean "CountingEnv"'),
+        (("ludus.environments.toy:Info",), "without reset"),
+        (("LunarLander-v3",), r"gymnasium\[box2d\]"),
+        (("phys2d/CartPole-v1",), r"gymnasium\[jax\]"),
+        (("CartPole-v1", {"gravty": 1}), "gravty"),
+        ((CountingEnv, {"lenght": 1}), 'no option "lenght". Did you mean "length"'),
+        ((CountingEnv, {}, 0, "rgb_array"), "takes no render_mode"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, says):
+    with pytest.raises(UserError, match=says):
+        make(*arguments)
+
+
+def test_rendering():
+    env = make("ludus.environments.toy:NoVelocityCartPole", render_mode="rgb_array")
+    env.reset(seed=0)
+    assert np.asarray(env.render()).ndim == 3
+    env.close()
+
+
+def test_environment_side_needs_no_torch():
+    code = (
+        "import sys, ludus.environments.check, ludus.environments.toy, ludus.preprocess.actions;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=False).returncode == 0

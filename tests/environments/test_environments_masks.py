@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from ludus.core.errors import UserError
+from ludus.environments.masks import Masks, ObservationReader
+from ludus.environments.spaces import Layout
+
+DISCRETE = Layout(spaces.Discrete(3), "action").specs
+MULTI = Layout(spaces.MultiDiscrete([2, 3]), "action").specs
+SEVERAL = Layout(spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.Discrete(3)])), "action").specs
+
+
+def test_mask_in_the_observation_is_renamed_and_taken_out():
+    space = spaces.Dict(x=spaces.Box(0, 1, (2,)), legal=spaces.MultiBinary(3))
+    reader = ObservationReader(space, DISCRETE, "legal", {}, "E")
+    assert list(reader.specs) == ["x", "action_mask"]
+    read = reader.read({"x": np.ones(2, np.float32), "legal": np.array([0, 1, 1], np.int8)}, {})
+    assert read["action_mask"].tolist() == [False, True, True]
+    assert "legal" not in read
+
+
+def test_mask_in_info():
+    reader = ObservationReader(spaces.Box(0, 1, (2,)), DISCRETE, "action_mask", {"action_mask": [1, 1, 0]}, "E")
+    read = reader.read(np.ones(2), {"action_mask": [0, 1, 0]})
+    assert read["action_mask"].tolist() == [False, True, False]
+    with pytest.raises(UserError, match="lacks it now"):
+        reader.read(np.ones(2), {})
+
+
+def test_masks_of_a_multi_discrete_joined_or_apart():
+    masks = Masks(MULTI, (np.ones(2), np.ones(3)), "E")
+    apart = masks.read((np.array([1, 0]), np.array([0, 1, 1])))
+    joined = masks.read(np.array([1, 0, 0, 1, 1]))
+    assert apart["action_mask"].tolist() == joined["action_mask"].tolist() == [True, False, False, True, True]
+
+
+def test_masks_of_several_actions_and_of_some_of_them():
+    masks = Masks(SEVERAL, {"a": [1, 1], "b": ([1, 1, 1],)}, "E")
+    assert list(masks.specs) == ["action_mask/a", "action_mask/b/0"]
+    assert masks.read({"a": [1, 0], "b/0": [0, 0, 1]})["action_mask/b/0"].tolist() == [False, False, True]
+    assert list(Masks(SEVERAL, {"a": [1, 1]}, "E").specs) == ["action_mask/a"]
+
+
+def test_batches():
+    masks = Masks(MULTI, np.ones(5), "E")
+    given = np.arange(10).reshape(2, 5) % 3 > 0
+    np.testing.assert_array_equal(masks.read(given, (2,))["action_mask"], given)
+
+
+def test_nothing_allowed_is_refused_unless_the_episode_is_over():
+    masks = Masks(MULTI, np.ones(5), "E")
+    empty = {
+        "action_mask": np.array([[1, 1, 0, 0, 0], [1, 0, 1, 0, 0]], bool)
+    }  # row 0: its second element has no choice
+    with pytest.raises(UserError, match="environment 0"):
+        masks.settle(empty, np.array([False, False]))
+    masks.settle(empty, np.array([True, False]))
+    assert empty["action_mask"].tolist() == [[True] * 5, [True, False, True, False, False]]
+
+
+@pytest.mark.parametrize(
+    ("space", "mask", "says"),
+    [
+        (spaces.Dict(x=spaces.Discrete(2), action_mask=spaces.MultiBinary(4)), "action_mask", "4 entries.*3 choices"),
+        (spaces.Dict(action_mask=spaces.MultiBinary(3)), "action_mask", "nothing but the mask"),
+        (spaces.Dict(x=spaces.Discrete(2), action_mask=spaces.MultiBinary(3)), "", "kept for masks"),
+    ],
+)
+def test_bad_masks_are_refused_before_training(space, mask, says):
+    with pytest.raises(UserError, match=says):
+        ObservationReader(space, DISCRETE, mask, {}, "E")
+
+
+def test_a_mask_without_discrete_action_is_refused():
+    actions = Layout(spaces.Box(-1, 1, (2,)), "action").specs
+    with pytest.raises(UserError, match="no discrete action"):
+        ObservationReader(spaces.Discrete(2), actions, "action_mask", {"action_mask": [1, 1]}, "E")
+
+
+def test_draw_picks_allowed_choices_only():
+    masks, random = Masks(MULTI, np.ones(5), "E"), np.random.default_rng(0)
+    mask = {"action_mask": np.array([[0, 1, 1, 0, 1]] * 200, bool)}
+    drawn = masks.draw(mask, random)["action"]
+    assert drawn.shape == (200, 2)
+    assert set(drawn[:, 0]) == {1}
+    assert set(drawn[:, 1]) == {0, 2}

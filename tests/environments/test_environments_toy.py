@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from ludus.environments.check import check
+from ludus.environments.config import EnvConfig
+from ludus.environments.toy import CountingEnv, MaskedEnv, MemoryEnv, MixedActionEnv, NoVelocityCartPole, TargetEnv
+
+TOYS = {
+    "counting": CountingEnv,
+    "memory": MemoryEnv,
+    "masked": MaskedEnv,
+    "masked in info": lambda: MaskedEnv(in_info=True),
+    "mixed": MixedActionEnv,
+    "mixed with more": lambda: MixedActionEnv(more=True),
+    "target": TargetEnv,
+    "no velocity": NoVelocityCartPole,
+}
+
+
+@pytest.mark.parametrize("name", TOYS)
+@pytest.mark.filterwarnings("ignore")
+def test_toys_pass_both_checks(name):
+    check_env(TOYS[name](), skip_render_check=True)
+    assert check(EnvConfig(), TOYS[name]) == []
+
+
+def test_memory_pays_recall_and_nothing_else_in_expectation():
+    env = MemoryEnv(length=3, cues=3)
+    recalled, guessed = [], []
+    seen = set()
+    for seed in range(600):
+        first, _ = env.reset(seed=seed)
+        for total in (recalled, guessed):
+            env.reset(seed=seed)
+            middle, last = env.step(0)[0], env.step(0)[0]
+            answer = int(first[:3].argmax()) if total is recalled else 1
+            total.append(env.step(answer)[1])
+            seen |= {middle.tobytes(), last.tobytes()}
+    assert set(recalled) == {1.0}
+    assert abs(np.mean(guessed)) < 0.1
+    assert len(seen) == 2  # later observations tell the step, never the cue
+
+
+def test_masked_rules():
+    env = MaskedEnv(choices=6, allowed=2, length=3)
+    observation, _ = env.reset(seed=1)
+    mask, target = observation["action_mask"], int(observation["observation"].argmax())
+    assert mask.sum() == 2
+    assert mask[target] == 1
+    observation, reward, terminated, *_ = env.step(target)
+    assert (reward, terminated) == (1.0, False)
+    illegal = int(np.flatnonzero(observation["action_mask"] == 0)[0])
+    assert env.step(illegal)[1:3] == (-1.0, True)
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_mixed_needs_every_part(more):
+    env = MixedActionEnv(more=more)
+    shown, _ = env.reset(seed=0)
+    right = {"choice": int(shown[:3].argmax()), "amount": shown[3:5]}
+    if more:
+        right |= {"switches": shown[5:7].astype(np.int8), "dials": shown[7:9].astype(np.int64)}
+    for spoilt, reward in ((None, 1.0), ("choice", 0.0), *((("switches", 0.0), ("dials", 0.0)) if more else ())):
+        env.reset(seed=0)
+        action = right | ({spoilt: right[spoilt] - 1} if spoilt else {})
+        assert env.step(action)[1] == pytest.approx(reward)
+    env.reset(seed=0)
+    assert env.step(right | {"amount": right["amount"] + 0.5})[1] == pytest.approx(0.75)
+
+
+def test_target_is_best_at_the_reversed_observation():
+    env = TargetEnv(dims=3)
+    observation, _ = env.reset(seed=0)
+    observation, reward, *_ = env.step(observation[::-1])
+    assert reward == 0
+    assert env.step(observation[::-1] + 1)[1] == pytest.approx(-3, rel=1e-5)
+
+
+def test_no_velocity_hides_velocities_and_ends_like_cartpole():
+    env = NoVelocityCartPole()
+    assert env.reset(seed=0)[0].shape == (2,)
+    steps = 0
+    while not (result := env.step(0))[2]:
+        assert result[0].shape == (2,)
+        steps += 1
+    assert 5 < steps < 15

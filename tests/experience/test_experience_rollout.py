@@ -1,0 +1,117 @@
+"""The rollout holds what was written, carries its last row over, and its minibatches drop nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState
+from ludus.experience.rollout import RolloutCache
+
+B, T, GAMMA = 3, 4, 0.9
+
+
+def env_step(t: int, first: bool = False, terminated: bool = False, truncated: bool = False) -> EnvStep:
+    flags = [torch.full((B,), x) for x in (terminated, truncated, first)]
+    observation = {"x": torch.full((B, 2), float(t)), "frame": torch.full((B, 1, 2, 2), t, dtype=torch.uint8)}
+    return EnvStep(observation, torch.full((B,), float(t)), *flags)
+
+
+def agent_step(t: int) -> AgentStep:
+    state = HiddenState({"h": torch.full((B, 2), float(t + 1))})
+    return AgentStep({"action": torch.full((B,), 100 + t)}, {"value": torch.full((B,), 10.0 * t)}, state)
+
+
+def fill(cache: RolloutCache, start: int, **endings: dict[int, bool]) -> tuple[Batch, int]:
+    """Write until ready, from time ``start`` (whose observation is written at the very beginning only)."""
+    t, state = start, HiddenState({"h": torch.full((B, 2), float(start))})
+    if start == 0:
+        cache.env_write(env_step(0, first=True), state)
+    while not cache.ready():
+        said = agent_step(t)
+        cache.agent_write(said)
+        t += 1
+        flags = {name: when.get(t, False) for name, when in endings.items()}
+        cache.env_write(env_step(t, **flags), said.state)
+    return cache.read(), t
+
+
+def test_rows_are_where_they_belong() -> None:
+    batch, _ = fill(RolloutCache(T, B, GAMMA, torch.device("cpu")), 0)
+    assert batch.observation["x"][:, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert batch.observation["frame"].dtype == torch.uint8
+    assert batch.action["action"][:, 0].tolist() == [100, 101, 102, 103]
+    assert batch.reward[:, 0].tolist() == [1, 2, 3, 4]  # the reward that came with the successor
+    assert batch.experience["value"][:, 0].tolist() == [0, 10, 20, 30]
+    assert batch.state["h"][0, 0] == 0
+    assert batch.last_state["h"][0, 0] == 4
+
+
+def test_the_last_row_begins_the_next_rollout() -> None:
+    cache = RolloutCache(T, B, GAMMA, torch.device("cpu"))
+    _, t = fill(cache, 0)
+    assert not cache.ready()  # read once
+    batch, _ = fill(cache, t)
+    assert batch.observation["x"][:, 0, 0].tolist() == [4, 5, 6, 7, 8]
+    assert batch.action["action"][:, 0].tolist() == [104, 105, 106, 107]
+    assert batch.reward[:, 0].tolist() == [5, 6, 7, 8]
+    assert batch.state["h"][0, 0] == 4
+
+
+def test_endings_become_weights_discounts_and_traces() -> None:
+    """Termination at 2 (reset row 3), truncation at 4."""
+    cache = RolloutCache(T, B, GAMMA, torch.device("cpu"))
+    batch, _ = fill(cache, 0, terminated={2: True}, first={3: True}, truncated={4: True})
+    assert batch.weight[:, 0].tolist() == [1, 1, 0, 1]  # 2 → 3 is the reset, no transition
+    torch.testing.assert_close(batch.discount[:, 0], torch.tensor([GAMMA, 0, GAMMA, GAMMA]))
+    assert batch.continues[:, 0].tolist() == [1, 0, 0, 0]
+
+
+def test_an_open_rollout_survives_its_state_dict() -> None:
+    whole, half = (RolloutCache(T, B, GAMMA, torch.device("cpu")) for _ in range(2))
+    _, t = fill(whole, 0)
+    half.load_state_dict(whole.state_dict())
+    expected, _ = fill(whole, t)
+    got, _ = fill(half, t)
+    for name in ("reward", "first", "weight", "discount"):
+        assert torch.equal(getattr(expected, name), getattr(got, name))
+    assert torch.equal(expected.observation["x"], got.observation["x"])
+
+
+def numbered_batch(time: int, columns: int) -> Batch:
+    numbers = torch.arange(time * columns).reshape(time, columns)
+    flags = torch.zeros(time, columns, dtype=torch.bool)
+    floats = numbers.float()
+    return Batch(
+        {"x": torch.cat([floats, torch.full((1, columns), torch.nan)]).unsqueeze(-1)},
+        torch.zeros(time + 1, columns, dtype=torch.bool),
+        {"action": numbers}, floats, flags, flags, floats, floats, {"value": floats},
+        HiddenState({"h": numbers[0].float().unsqueeze(-1)}),
+    )  # fmt: skip
+
+
+@settings(max_examples=50, deadline=None)
+@given(time=st.integers(1, 7), columns=st.integers(1, 7), n=st.integers(1, 7), seed=st.integers(0, 99))
+@pytest.mark.parametrize("by", ["transition", "environment"])
+def test_minibatches_drop_nothing_and_keep_rows_together(by: str, time: int, columns: int, n: int, seed: int) -> None:
+    batch = numbered_batch(time, columns)
+    n = min(n, columns if by == "environment" else time * columns)
+    parts = list(batch.minibatches(n, by, torch.Generator().manual_seed(seed)))  # type: ignore[arg-type]
+    assert len(parts) == n
+    sizes = [part.reward.shape[1] for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    assert sorted(torch.cat([p.action["action"].flatten() for p in parts]).tolist()) == list(range(time * columns))
+    for part in parts:
+        assert torch.equal(part.observation["x"].squeeze(-1), part.reward)  # and the NaN successor is gone
+        assert torch.equal(part.action["action"].float(), part.reward)
+        if by == "environment":
+            assert part.reward.shape[0] == time
+            assert torch.equal(part.state["h"].squeeze(-1), part.reward[0])
+
+
+def test_every_epoch_has_a_permutation_of_its_own() -> None:
+    batch, generator = numbered_batch(8, 8), torch.Generator().manual_seed(0)
+    orders = [[p.reward.flatten().tolist() for p in batch.minibatches(2, "transition", generator)] for _ in range(2)]
+    assert orders[0] != orders[1]

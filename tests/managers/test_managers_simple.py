@@ -1,0 +1,111 @@
+"""What a user's broken environment says in training: one sentence that names it."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from ludus.core.errors import UserError
+from ludus.managers.infos import numeric, numeric_row
+from ludus.managers.simple import SimpleEnvManager
+
+
+class Env(gymnasium.Env):
+    def __init__(self, space, later, reward=1, step=None):
+        self.observation_space, self.action_space = space, spaces.Discrete(2, start=5)
+        self.later, self.reward, self.whole = later, reward, step
+        self.actions = []
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.actions.append(action)
+        return self.whole or (self.later, self.reward, False, np.True_, {})
+
+
+BOX = spaces.Box(-1, 1, (2,), np.float32)
+ACTION = {"action": torch.tensor([1])}
+
+
+def stepped(*args, **kwargs):
+    env = Env(*args, **kwargs)
+    manager = SimpleEnvManager(lambda: env, 1, "MyEnv")
+    manager.reset(0)
+    return env, manager.step(ACTION)
+
+
+@pytest.mark.parametrize(
+    ("space", "later", "says"),
+    [
+        (BOX, np.zeros(3, np.float32), r'MyEnv: observation "observation" is float32 of shape \(3,\).*shape \(2,\)'),
+        (BOX, np.zeros(2), 'MyEnv: observation "observation" is float64 .*says float32'),
+        (BOX, np.zeros(2, np.int64), "int64"),
+        (BOX, None, "object"),
+        (spaces.Dict(a=BOX), {"b": np.zeros(2, np.float32)}, "lacks 'a'"),
+        (spaces.Dict(a=BOX), {"a": np.zeros((1, 2), np.float32)}, '"a" is float32 of shape'),
+        (spaces.Discrete(3), 1.5, "float64"),
+        (spaces.Discrete(3), np.array([1]), r"shape \(1,\)"),
+    ],
+)
+def test_observations_unlike_their_space(space, later, says):
+    with pytest.raises(UserError, match=says):
+        stepped(space, later)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [
+        ({"reward": "many"}, "reward is 'many'"),
+        ({"reward": None}, "reward is None"),
+        ({"reward": np.zeros(2)}, "not a number"),
+        ({"step": (np.zeros(2, np.float32), 0.0, False, {})}, "step returned 4 values"),
+    ],
+)
+def test_steps_that_are_none(kwargs, says):
+    with pytest.raises(UserError, match=says):
+        stepped(BOX, np.zeros(2, np.float32), **kwargs)
+
+
+def test_an_old_reset():
+    class Old(Env):
+        def reset(self, **_):
+            return np.zeros(2, np.float32)
+
+    with pytest.raises(UserError, match="reset returned a ndarray"):
+        SimpleEnvManager(lambda: Old(BOX, None), 1, "MyEnv")
+
+
+@pytest.mark.parametrize(
+    ("space", "later", "found"),
+    [
+        (BOX, [0.5, 1.0], [0.5, 1.0]),
+        (spaces.Discrete(3, start=-1), np.int32(1), 2),
+        (spaces.Discrete(3), 2, 2),
+        (spaces.MultiBinary(2), np.array([1, 0], np.int8), [1, 0]),
+    ],
+)
+@pytest.mark.parametrize("reward", [1, True, np.float64(1), np.int64(1)])
+def test_harmless_variety_is_taken(space, later, found, reward):
+    env, step = stepped(space, later, reward=reward)
+    assert step.observation["observation"][0].tolist() == found
+    assert step.reward.tolist() == [1]
+    assert step.truncated.tolist() == [True]
+    assert env.actions == [6]  # counted from 0 here, from 5 there
+
+
+def test_numbers_of_infos():
+    info = {"a": 1, "b": {"c": np.float32(2)}, "d": "x", "e": np.array([3.0]), "f": np.zeros(2), "g": True}
+    assert numeric(info) == {"a": 1, "b/c": 2, "e": 3, "g": 1}
+    infos = {
+        "a": np.array([1, 0]),
+        "_a": np.array([True, False]),
+        "b": {"c": np.array([2.0, 5.0]), "_c": np.array([True, True])},
+        "_b": np.array([True, True]),
+        "name": np.array(["x", None], object),
+    }
+    assert numeric_row(infos, 0) == {"a": 1, "b/c": 2}
+    assert numeric_row(infos, 1) == {"b/c": 5}

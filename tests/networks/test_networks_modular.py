@@ -1,0 +1,155 @@
+import pytest
+import torch
+
+from ludus.core.errors import UserError
+from ludus.core.network import SubModule
+from ludus.core.types import HiddenState
+from ludus.networks import SUBMODULES
+from ludus.networks.build import build_network
+from ludus.networks.config import NetworkConfig
+from ludus.networks.modular import ModularNetwork, join_shapes
+
+T, B = 3, 2
+FIRST = torch.zeros(T, B, dtype=torch.bool)
+
+
+def rows(shapes):
+    return {name: torch.rand(T, B, *shape) for name, shape in shapes.items()}
+
+
+class ThreeFeatures(SubModule):
+    """A rank-2 piece that keeps its sequence."""
+
+    dim = 2
+
+    def __init__(self, input_shape, config):
+        super().__init__(input_shape)
+
+    def output_shape(self, dim=None):
+        return self.input_shape
+
+    def forward(self, x, state, first):
+        assert x.shape == (T * B, *self.input_shape)
+        return x * 2, state
+
+
+def test_a_plain_mlp_has_the_outputs_asked_for_and_the_gains():
+    network = build_network(NetworkConfig(), {"observation": (4,)}, {"policy/action": (2,), "value": (1,), "v": ()})
+    outputs, state = network(rows({"observation": (4,)}), network.initial_state(B), FIRST)
+    assert {name: x.shape for name, x in outputs.items()} == {
+        "policy/action": (T, B, 2),
+        "value": (T, B, 1),
+        "v": (T, B),
+    }
+    assert state == {}
+    assert not network.recurrent
+    for name, gain in {"policy/action": 0.01, "value": 1.0, "v": 1.0}.items():
+        norm = network.projections[name].weight.norm(dim=1)
+        torch.testing.assert_close(norm, torch.full_like(norm, gain), atol=1e-6, rtol=1e-5)
+    layers = network.plain_layers()
+    x = torch.rand(T, B, 4)
+    y = x
+    for layer, activation in layers:
+        y = getattr(torch, activation)(layer(y))
+    expected = network.projections["policy/action"](y)
+    torch.testing.assert_close(network({"observation": x}, HiddenState(), FIRST)[0]["policy/action"], expected)
+
+
+@pytest.mark.parametrize("body", ["identity1d", "identity2d", "identity3d", "identity4d", "mlp", "lstm"])
+def test_observations_of_every_rank_join_in_a_body_of_every_rank(body):
+    inputs = {"vector": (5,), "sequence": (2, 6), "image": (1, 2, 3), "volume": (1, 1, 2, 3)}
+    space = {"identity1d": (), "mlp": (), "lstm": (), "identity2d": (6,), "identity3d": (2, 3)}.get(body)
+    config = NetworkConfig(net3d="identity3d", body=body)
+    if space is None:  # volumes have D=1 where the sequence has S=6: 6,1,1 and 1,2,3 expand to 6,2,3
+        space = (6, 2, 3)
+    network = build_network(config, inputs, {"value": (1,)})
+    assert network._space == space
+    outputs, state = network(rows(inputs), network.initial_state(B), FIRST)
+    assert outputs["value"].shape == (T, B, 1)
+    assert outputs["value"].isfinite().all()
+    assert set(state) == ({"body/h", "body/c"} if body == "lstm" else set())
+    assert network.plain_layers() is None
+
+
+def test_expanded_sources_are_repeated_over_space():
+    inputs = {"a": (1, 2, 2), "b": (1,)}
+    config = NetworkConfig(net1d="identity1d", net3d="identity3d", body="identity3d", head="identity3d")
+    network = ModularNetwork(inputs, {"map": (1, 2, 2)}, config)
+    torch.nn.init.ones_(network.projections["map"].weight)
+    x = rows(inputs)
+    outputs, _ = network(x, HiddenState(), FIRST)
+    torch.testing.assert_close(outputs["map"], x["a"] + x["b"].reshape(T, B, 1, 1, 1))
+
+
+def test_every_piece_may_be_recurrent_and_states_never_collide():
+    config = NetworkConfig(net1d="lstm", body="lstm", head="lstm", lstm_size=4)
+    network = build_network(config, {"a.b": (3,), "items": (2,)}, {"policy/x.y": (2,), "value": (1,)})
+    assert network.recurrent
+    state = network.initial_state(B)
+    assert set(state) == {f"{p}/{n}" for p in ("source/a·b", "source/items", "body", "head1d") for n in "hc"}
+    x, first = rows({"a.b": (3,), "items": (2,)}), torch.rand(T, B) < 0.5
+    together, last = network(x, state, first)
+    for t in range(T):
+        outputs, state = network({k: v[t : t + 1] for k, v in x.items()}, state, first[t : t + 1])
+        for name, y in outputs.items():
+            torch.testing.assert_close(y[0], together[name][t])
+    torch.testing.assert_close(dict(state), dict(last))
+    assert len({tuple(s.flatten().tolist()) for s in last.values()}) == len(last)
+
+
+def test_images_go_through_the_cnn():
+    network = build_network(NetworkConfig(), {"image": (4, 84, 84), "speed": (2,)}, {"policy/a": (6,)})
+    outputs, _ = network(rows({"image": (4, 84, 84), "speed": (2,)}), HiddenState(), FIRST)
+    assert outputs["policy/a"].shape == (T, B, 6)
+    assert network.projections["policy/a"].in_features == 512 + 64
+
+
+def test_a_piece_of_ones_own():
+    config = NetworkConfig(net2d=f"{__name__}:ThreeFeatures", body="identity2d")
+    network = build_network(config, {"s": (3, 7)}, {"value": (1,)})
+    assert network.projections["value"].in_features == 21
+    network(rows({"s": (3, 7)}), HiddenState(), FIRST)
+
+
+@pytest.mark.parametrize(
+    ("config", "inputs", "outputs", "message"),
+    [
+        ({"net1d": "nature_cnn"}, {"o": (3,)}, {"v": (1,)}, "net1d.*rank 3.*rank 1"),
+        ({"net1d": "mpl"}, {"o": (3,)}, {"v": (1,)}, 'network.net1d "mpl".*Did you mean "mlp"'),
+        ({"body": "torch.nn:Linear"}, {"o": (3,)}, {"v": (1,)}, "network.body.*SubModule"),
+        ({"body": "identity2d"}, {"a": (3, 4), "b": (3, 5)}, {"v": (1,)}, r'"a" and "b".*\(3, 4\) and \(3, 5\)'),
+        ({}, {"o": (3,)}, {"map": (1, 8, 8)}, r'"map" of shape \(1, 8, 8\).*head3d.*\(64, 1, 1\)'),
+        ({}, {"o": (1, 2, 3, 4, 5)}, {"v": (1,)}, '"o" has shape'),
+        ({"hidden": (0,)}, {"o": (3,)}, {"v": (1,)}, "network.hidden"),
+        ({"name": "modula"}, {"o": (3,)}, {"v": (1,)}, 'Did you mean "modular"'),
+    ],
+)
+def test_mistakes_are_named_when_the_network_is_built(config, inputs, outputs, message):
+    with pytest.raises(UserError, match=message):
+        build_network(NetworkConfig(**config), inputs, outputs)
+
+
+def test_join_names_the_piece_that_decided_the_size():
+    with pytest.raises(UserError, match='"b" and "c"'):
+        join_shapes({"a": (1, 1), "b": (1, 4), "c": (1, 5)}, "identity2d")
+
+
+def test_every_name_in_the_table_is_a_piece_of_the_rank_it_says():
+    from ludus.core.names import resolve
+
+    for name in SUBMODULES:
+        piece = resolve(name, SUBMODULES, "piece")
+        assert issubclass(piece, SubModule)
+        assert not name.startswith("identity") or f"identity{piece.dim}d" == name
+
+
+def test_parameters_survive_a_round_trip_and_gradients_reach_all():
+    config = NetworkConfig(body="lstm", net3d="nature_cnn")
+    inputs = {"image": (1, 40, 40), "x": (3,)}
+    one, two = (build_network(config, inputs, {"policy/a": (2,), "value": (1,)}) for _ in range(2))
+    two.load_state_dict(one.state_dict())
+    x = rows(inputs)
+    a, b = (n(x, n.initial_state(B), FIRST)[0] for n in (one, two))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    sum(y.sum() for y in a.values()).backward()
+    assert all(p.grad is not None and p.grad.any() for p in one.parameters())

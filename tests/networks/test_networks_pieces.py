@@ -1,0 +1,81 @@
+import pytest
+import torch
+
+from ludus.core.errors import UserError
+from ludus.core.types import HiddenState
+from ludus.networks.config import NetworkConfig
+from ludus.networks.net1d.mlp import MLP
+from ludus.networks.net3d.nature_cnn import NatureCNN
+from ludus.networks.trajectories import split_and_pad_trajectories, unpad_trajectories
+
+FIRST = torch.zeros(1, 1, dtype=torch.bool)
+
+
+def test_mlp_starts_orthogonal_and_has_the_sizes_asked_for():
+    mlp = MLP((5,), NetworkConfig(hidden=(32, 16)))
+    weight = mlp.layers[1].weight  # [16, 32]: rows orthogonal, of norm √2
+    torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(16), atol=1e-5, rtol=0)
+    assert not mlp.layers[0].bias.any()
+    assert mlp.output_shape() == (16,)
+    assert mlp.output_shape(3) == (16, 1, 1)
+    assert mlp(torch.zeros(3, 5), HiddenState(), FIRST)[0].shape == (3, 16)
+
+
+def test_orthogonal_can_be_turned_off():
+    weight = MLP((64,), NetworkConfig(orthogonal=False)).layers[0].weight
+    assert (weight @ weight.T - 2 * torch.eye(64)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "gelu", "silu"])
+def test_every_activation(activation):
+    mlp = MLP((4,), NetworkConfig(hidden=(8,), activation=activation))
+    y, _ = mlp(torch.randn(10, 4), HiddenState(), FIRST)
+    reference = {"elu": torch.nn.functional.elu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
+    function = reference.get(activation) or getattr(torch, activation)
+    torch.manual_seed(0)
+    x = torch.randn(10, 4)
+    torch.testing.assert_close(mlp(x, HiddenState(), FIRST)[0], function(mlp.layers[0](x)))
+    assert y.isfinite().all()
+
+
+def test_nature_cnn_computes_the_same_as_plain_convolutions():
+    cnn = NatureCNN((4, 84, 84), NetworkConfig())
+    x = torch.rand(3, 4, 84, 84)
+    y, _ = cnn(x, HiddenState(), FIRST)
+    z = x
+    for convolution in cnn.convolutions:
+        weight = convolution.weight.detach().contiguous()
+        z = torch.relu(torch.nn.functional.conv2d(z, weight, convolution.bias, convolution.stride))
+    assert z.shape == (3, 64, 7, 7)
+    z = torch.relu(cnn.linear(z.permute(0, 2, 3, 1).reshape(3, -1)))
+    torch.testing.assert_close(y, z, atol=1e-5, rtol=1e-4)
+    assert cnn.output_shape() == (512,)
+    assert cnn.convolutions[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_nature_cnn_says_when_an_image_is_too_small():
+    assert NatureCNN((1, 36, 40), NetworkConfig())(torch.zeros(1, 1, 36, 40), HiddenState(), FIRST)[0].shape == (1, 512)
+    with pytest.raises(UserError, match="36×36, but one is 35×40"):
+        NatureCNN((1, 35, 40), NetworkConfig())
+
+
+@pytest.mark.parametrize("settings", [{"hidden": (64, 0)}, {"hidden": (-3,)}, {"lstm_size": 0}])
+def test_sizes_below_one_are_refused(settings):
+    with pytest.raises(UserError, match=rf"network\.{next(iter(settings))}"):
+        NetworkConfig(**settings).validate()
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.2, 1.0])
+def test_trajectories_are_split_padded_and_put_together_again(chance):
+    torch.manual_seed(0)
+    first = torch.rand(9, 4) < chance
+    x = torch.arange(9 * 4 * 2.0).reshape(9, 4, 2) + 1
+    padded, mask = split_and_pad_trajectories(x, first)
+    assert padded.shape[:2] == mask.shape
+    assert mask.shape[1] == 4 + int(first[1:].sum())
+    assert mask.sum() == 36
+    assert not padded[~mask].any()
+    # inside a trajectory, time goes on by one: the first feature grows by B·2 = 8
+    steps = (padded[1:] - padded[:-1])[..., 0][mask[1:]]
+    assert (steps == 8).all()
+    assert torch.equal(unpad_trajectories(padded, mask, 9), x)

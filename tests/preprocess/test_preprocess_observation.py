@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import one_hot
+
+from ludus.core.errors import UserError
+from ludus.core.spec import Spec
+from ludus.preprocess.observation import ObsPreprocessor
+
+T, B = 3, 2
+
+
+def through(spec, x):
+    preprocess = ObsPreprocessor({"x": spec})
+    y = preprocess({"x": x})["x"]
+    assert y.shape == (T, B, *preprocess.shapes["x"])
+    assert y.dtype == torch.float32
+    return y
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(0, 99))
+def test_choices_become_one_hots_side_by_side(sizes, seed):
+    torch.manual_seed(seed)
+    x = torch.stack([torch.randint(n, (T, B)) for n in sizes], -1)
+    y = through(Spec((len(sizes),), "int64", "categorical", sizes=tuple(sizes)), x)
+    expected = torch.cat([one_hot(x[..., i], n) for i, n in enumerate(sizes)], -1)
+    assert torch.equal(y, expected.float())
+
+
+def test_a_single_choice_and_a_grid_of_choices():
+    x = torch.tensor([[0, 2], [1, 1], [2, 0]])
+    assert torch.equal(through(Spec((), "int64", "categorical", sizes=(3,)), x), one_hot(x, 3).float())
+    grid = torch.randint(2, (T, B, 2, 2))
+    y = through(Spec((2, 2), "int32", "categorical", sizes=(2, 2, 2, 2)), grid.int())
+    assert torch.equal(y, one_hot(grid, 2).reshape(T, B, 8).float())
+
+
+def test_numbers_become_float32_vectors():
+    x = torch.rand(T, B, dtype=torch.float64)
+    assert torch.equal(through(Spec((), "float64"), x), x.float().unsqueeze(-1))
+    assert torch.equal(through(Spec((4,), "int32"), torch.full((T, B, 4), 7).int()), torch.full((T, B, 4), 7.0))
+    bits = torch.rand(T, B, 3) < 0.5
+    assert torch.equal(through(Spec((3,), "bool", "binary"), bits), bits.float())
+    assert torch.equal(through(Spec((), "int8", "binary"), bits[..., 0].to(torch.int8)), bits[..., :1].float())
+
+
+def test_a_float32_vector_costs_nothing():
+    x = torch.rand(T, B, 4)
+    assert ObsPreprocessor({"x": Spec((4,), "float32")})({"x": x})["x"] is x
+
+
+def test_bytes_of_an_image_become_the_unit_interval():
+    x = torch.randint(0, 256, (T, B, 4, 8, 9), dtype=torch.uint8)
+    torch.testing.assert_close(through(Spec((4, 8, 9), "uint8", low=0, high=255), x), x.float() / 255)
+
+
+def test_channels_last_images_are_turned_without_a_copy():
+    x = torch.randint(0, 256, (T, B, 8, 9, 3), dtype=torch.uint8)
+    y = through(Spec((8, 9, 3), "uint8", low=0, high=255), x)
+    assert y.shape == (T, B, 3, 8, 9)
+    torch.testing.assert_close(y[1, 1, 2], x[1, 1, :, :, 2].float() / 255)
+    assert y.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
+    floats = torch.rand(T, B, 8, 9, 1)
+    assert through(Spec((8, 9, 1), "float32"), floats).data_ptr() == floats.data_ptr()
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 4), (4, 84, 84), (1, 5, 3), (16, 3, 3)])
+def test_what_is_no_channels_last_image_stays(shape):
+    assert ObsPreprocessor({"x": Spec(shape, "float32")}).shapes == {"x": shape}
+
+
+def test_masks_are_left_out_and_names_may_be_anything():
+    specs = {"a.b/items": Spec((2,), "float32"), "keys": Spec((), "int64", "categorical", sizes=(3,))}
+    masked = specs | {"action_mask": Spec((5,), "bool", "binary"), "action_mask/x": Spec((5,), "bool", "binary")}
+    preprocess = ObsPreprocessor(masked)
+    assert preprocess.shapes == {"a.b/items": (2,), "keys": (3,)}
+    x = {"a.b/items": torch.zeros(T, B, 2), "keys": torch.zeros(T, B, dtype=torch.int64), "action_mask": torch.ones(1)}
+    assert list(preprocess(x)) == list(specs)
+    assert preprocess.state_dict() == {}
+
+
+def test_more_than_four_dimensions_are_refused():
+    with pytest.raises(UserError, match=r'"x".*ranks 0 to 4'):
+        ObsPreprocessor({"x": Spec((1,) * 5, "float32", low=-np.inf)})

@@ -1,0 +1,149 @@
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ludus.core.spec import Spec
+from ludus.preprocess.observation import ObsPreprocessor
+from ludus.preprocess.running import ObsNormalizer, RewardScaler, RunningStatistics
+
+
+def test_means_of_0_and_10_with_variance_1_merge_to_26():
+    statistics = RunningStatistics(())
+    half = torch.tensor([-1.0, 1.0])
+    statistics.update(half, torch.ones(2))
+    assert float(statistics.variance) == 1
+    statistics.update(half + 10, torch.ones(2))
+    assert float(statistics.mean) == 5
+    assert float(statistics.variance) == 26
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(0, 99), st.sampled_from([0.0, 1e6]))
+def test_pieces_merge_to_the_whole(sizes, seed, offset):
+    rng = np.random.default_rng(seed)
+    statistics = RunningStatistics((3,))
+    seen = []
+    for size in sizes:
+        rows, weight = rng.normal(offset, 2, (size, 2, 3)), rng.integers(0, 2, (size, 2))
+        seen.append(rows[weight > 0])
+        rows[weight == 0] = np.nan
+        statistics.update(torch.from_numpy(rows), torch.from_numpy(weight))
+    whole = np.concatenate(seen)
+    assert float(statistics.count) == len(whole)
+    if len(whole):
+        np.testing.assert_allclose(statistics.mean, whole.mean(0), rtol=1e-9)
+        np.testing.assert_allclose(statistics.variance, whole.var(0), rtol=1e-6, atol=1e-9)
+    assert statistics.scale.isfinite().all()
+
+
+def test_before_data_and_after_one_row_nothing_is_scaled():
+    statistics = RunningStatistics((2,))
+    x = torch.tensor([[3.0, -4.0]])
+    assert torch.equal(statistics.normalize(x), x)
+    statistics.update(x, torch.zeros(1))
+    assert torch.equal(statistics.normalize(x), x)
+    statistics.update(x, torch.ones(1))
+    assert torch.equal(statistics.normalize(x + 1), torch.ones(1, 2))
+
+
+SPECS = {
+    "items": Spec((3,), "float32"),
+    "n.x": Spec((), "float64"),
+    "image": Spec((1, 4, 4), "uint8"),
+    "choice": Spec((), "int64", "categorical", sizes=(2,)),
+}
+
+
+def test_vectors_are_normalized_and_clipped_and_the_rest_passes():
+    preprocess = ObsPreprocessor(SPECS)
+    normalizer = ObsNormalizer(preprocess.shapes, SPECS)
+    raw = {
+        "items": torch.randn(50, 4, 3) * 5 + 100,
+        "n.x": torch.rand(50, 4, dtype=torch.float64),
+        "image": torch.zeros(50, 4, 1, 4, 4, dtype=torch.uint8),
+        "choice": torch.zeros(50, 4, dtype=torch.int64),
+    }
+    ready = preprocess(raw)
+    before = {k: x.clone() for k, x in ready.items()}
+    normalizer.update(ready, torch.ones(50, 4))
+    after = normalizer(ready)
+    for name in ("items", "n.x"):
+        torch.testing.assert_close(after[name].mean(), torch.tensor(0.0), atol=1e-4, rtol=0)
+        torch.testing.assert_close(after[name].std(), torch.tensor(1.0), atol=1e-2, rtol=0)
+    assert after["image"] is ready["image"]
+    assert after["choice"] is ready["choice"]
+    assert all(torch.equal(ready[k], before[k]) for k in before)  # the input is left alone
+    far = normalizer({**ready, "items": torch.full((1, 1, 3), 1e9)})["items"]
+    assert (far == 10).all()
+    again = ObsNormalizer(preprocess.shapes, SPECS)
+    again.load_state_dict(normalizer.state_dict())
+    assert torch.equal(again(ready)["items"], after["items"])
+
+
+def test_numpy_does_the_same():
+    normalizer = ObsNormalizer({"o": (3,)}, {"o": Spec((3,), "float32")})
+    x = torch.randn(8, 3) * 4 + 1
+    normalizer.update({"o": x}, torch.ones(8))
+    x[0] = 1e6
+    np.testing.assert_array_equal(normalizer.numpy(x.numpy()), normalizer({"o": x})["o"].numpy())
+    assert x[0, 0] == 1e6
+
+
+def test_statistics_are_fixed_between_updates():
+    normalizer = ObsNormalizer({"o": (3,)}, {"o": Spec((3,), "float32")})
+    x = {"o": torch.randn(8, 3)}
+    normalizer.train()
+    one = normalizer(x)["o"]
+    assert torch.equal(normalizer(x)["o"], one)
+    assert float(next(iter(normalizer.statistics.values())).count) == 0
+
+
+def reference_returns(reward, ended, weight, gamma, carried):
+    seen = []
+    for t in range(len(reward)):
+        for b in range(reward.shape[1]):
+            if weight[t, b] == 0:
+                carried[b] = 0.0
+                continue
+            carried[b] = gamma * carried[b] + reward[t, b]
+            seen.append(carried[b])
+            if ended[t, b]:
+                carried[b] = 0.0
+    return seen
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 999))
+def test_rewards_are_divided_by_the_deviation_of_the_discounted_return(seed):
+    rng = np.random.default_rng(seed)
+    scaler, carried, seen = RewardScaler(3), np.zeros(3), []
+    for _ in range(3):  # returns go on from one rollout to the next
+        reward = rng.normal(1, 2, (7, 3))
+        ended, weight = rng.random((7, 3)) < 0.2, (rng.random((7, 3)) < 0.8).astype(float)
+        seen += reference_returns(reward, ended, weight, 0.9, carried)
+        reward[weight == 0] = np.nan
+        scaler.update(*map(torch.from_numpy, (reward, ended, weight)), 0.9)
+    np.testing.assert_allclose(float(scaler.statistics.variance), np.var(seen), rtol=1e-9)
+    np.testing.assert_allclose(float(scaler.scale(torch.tensor(5.0))), 5 / np.std(seen), rtol=1e-5)
+
+
+def test_rewards_that_never_varied_are_not_blown_up():
+    scaler = RewardScaler(2)
+    ones = torch.ones(4, 2)
+    scaler.update(0 * ones, torch.zeros(4, 2, dtype=torch.bool), ones, 0.99)
+    assert torch.equal(scaler.scale(ones), ones)
+
+
+def test_a_saved_scaler_goes_on_and_fits_another_number_of_environments():
+    scaler = RewardScaler(2)
+    ended = torch.zeros(5, 2, dtype=torch.bool)
+    scaler.update(torch.randn(5, 2), ended, torch.ones(5, 2), 0.9)
+    saved = scaler.state_dict()
+    same, other = RewardScaler(2), RewardScaler(7)
+    same.load_state_dict(saved)
+    assert torch.equal(same.carried, scaler.carried)
+    other.load_state_dict(saved)
+    assert other.carried.tolist() == [0.0] * 7
+    assert float(other.scale(torch.tensor(1.0))) == float(scaler.scale(torch.tensor(1.0)))
+    assert saved["carried"].shape == (2,)

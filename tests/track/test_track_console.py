@@ -1,0 +1,169 @@
+import io
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ludus.track.console import Console
+from ludus.track.curve import curve, short
+from ludus.track.live import render
+from ludus.track.status import Evaluation, Status, duration, number, percent
+
+SHARES = {"environment": 0.34, "acting": 0.17, "learning": 0.48, "other": 0.01}
+LOSSES = {"policy": -0.0123, "value": 1.5, "entropy": 0.5, "kl": 0.006, "clip share": 0.1, "learning rate": 3e-4}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def run(console: Console) -> None:
+    with console:
+        console.start({"environment": "CartPole-v1", "run": "runs/x"}, total_steps=1000)
+        console.update(250, 20.5, 21.0, LOSSES, SHARES)
+        console.evaluated(500, 99.5, 3.25, 100)
+        console.note("[red]a note")
+        console.update(1000, 30.5, 31.0, LOSSES, SHARES)
+        console.finish({"play it": "ludus play latest"})
+
+
+def test_plain_lines_where_there_is_no_terminal():
+    stream = io.StringIO()
+    run(Console(stream))
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == ["environment  CartPole-v1", "run          runs/x"]
+    assert lines[2:4] == ["evaluation: 99.5 +- 3.25 at 500 steps (100 episodes)", "[red]a note"]
+    assert "1,000/1,000 steps (100%)" in lines[4]
+    assert "return 30.5" in lines[4]
+    assert "learning 48%" in lines[4]
+    assert lines[-1] == "play it  ludus play latest"
+    assert "\x1b" not in stream.getvalue()
+    assert stream.getvalue().isascii()
+
+
+def test_a_plain_line_every_so_often_only():
+    stream = io.StringIO()
+    console = Console(stream, every=0.05)
+    console.start({}, 10**6)
+    for step in range(300):
+        assert isinstance(console.due(), bool)
+        console.update(step)
+        time.sleep(0.001)
+    assert 3 <= len(stream.getvalue().splitlines()) <= 10
+
+
+def test_the_live_region_shows_everything_and_gives_the_terminal_back(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    run(Console(stream))
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    for expected in (
+        "CartPole-v1",
+        "1,000 of 1,000 steps",
+        "99.5 ± 3.25 at 500 steps",
+        "[red]a note",
+        "policy -0.0123",
+    ):
+        assert expected in text
+    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")  # the cursor is back
+    assert text.endswith("play it  ludus play latest\n")
+
+
+def test_an_exception_gives_the_terminal_back(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+
+    def interrupted() -> None:
+        with Console(stream) as console:
+            console.start({}, 10)
+            console.update(1)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    run(Console(stream))
+    assert "\x1b" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_the_live_region_fits_the_width(width):
+    best = Evaluation(250_000, 480.0, 30.0, 100)
+    status = Status(
+        10**9, 999_999_999, 123_456.0, 1e6, 1234.5, 999.0, LOSSES, SHARES, Evaluation(500_000, 470.0, 10, 9), best
+    )
+    lines = render(status, width).plain.split("\n")
+    assert max(len(line.rstrip()) for line in lines) <= width
+    assert "best 480 at 250,000" in "".join(lines)
+    assert "99%" in lines[0]  # not done yet
+    assert len("".join(lines).split("█")) > 10
+
+
+def test_drawing_costs_less_than_a_hundredth_of_the_time(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    console, spent, begun = Console(Terminal()), 0.0, time.perf_counter()
+    console.start({"environment": "CartPole-v1"}, 10**6)
+    console.update(0, 1.0, 1.0, LOSSES, SHARES)
+    while time.perf_counter() - begun < 1.5:
+        time.sleep(0.005)
+        start = time.thread_time()
+        console.update(5, 1.0, 1.0, LOSSES, SHARES)
+        spent += time.thread_time() - start
+    console.finish()
+    assert spent < 0.015
+
+
+def test_an_old_locale_loses_characters_not_the_run():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    Console(stream).note("± fine")
+    assert raw.getvalue() == b"? fine\n"
+
+
+def test_numbers():
+    assert [duration(s) for s in (0, 59.6, 3599, 3600, 90061)] == ["0:00", "1:00", "59:59", "1:00:00", "1d 1:01:01"]
+    assert [number(x) for x in (0.0, 1234567.8, -0.012345, float("nan"), float("inf"))] == [
+        "0", "1,234,568", "-0.01235", "nan", "inf",
+    ]  # fmt: skip
+    assert [percent(x) for x in (0, 0.014, 0.999, 1)] == ["0%", "1%", "99%", "100%"]
+    assert [short(x) for x in (0, 950, 9999, 50_000, 1_500_000, 2e9, 0.25)] == [
+        "0",
+        "950",
+        "9999",
+        "50k",
+        "1.5M",
+        "2G",
+        "0.25",
+    ]
+
+
+@given(
+    st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=30),
+    st.none() | st.floats(-1e6, 1e6),
+    st.integers(40, 120),
+    st.integers(3, 20),
+)
+def test_a_curve_fits_and_never_fails(values, target, width, height):
+    text = curve(range(len(values)), values, target, width, height)
+    lines = text.split("\n")
+    assert max(map(len, lines)) <= width
+    assert len(lines) in (1, height + 2)
+
+
+def test_a_rising_curve_rises():
+    rows = curve(range(0, 100_001, 1000), range(101), target=75.0, width=70, height=10).split("\n")
+    assert "target 75" in rows[2]
+    assert "╌" in rows[2]
+    starts = [re.search("[\u2801-\u28ff]", row).start() for row in rows[:10]]
+    assert starts == sorted(starts, reverse=True)
+    assert rows[-1].split() == ["0", "100k", "steps"]
+    assert curve([], []) == "(nothing to plot yet)"

@@ -1,0 +1,85 @@
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ludus.core.errors import UserError
+from ludus.track.logfile import LogFile
+from ludus.track.rundir import RunDirectory, _safe
+
+
+def made(root: Path, env: str = "CartPole-v1", agent: str = "ppo") -> RunDirectory:
+    run = RunDirectory.create(root, env, agent)
+    run.config.write_text("")
+    return run
+
+
+def test_runs_of_one_second_get_folders_of_their_own_and_the_last_is_latest(tmp_path):
+    runs = [made(tmp_path) for _ in range(12)]
+    assert len({run.path for run in runs}) == 12
+    for when, run in enumerate(runs):
+        os.utime(run.config, ns=(when, when))
+    assert RunDirectory.open("latest", tmp_path).path == runs[-1].path
+
+
+def test_latest_goes_by_the_time_in_the_name_and_needs_a_config(tmp_path):
+    for env, name in (("A", "20250101-000000-ppo"), ("B", "20250102-000000-ppo"), ("A", "renamed")):
+        (tmp_path / env / name).mkdir(parents=True)
+        (tmp_path / env / name / "config.toml").write_text("")
+    os.utime(tmp_path / "B/20250102-000000-ppo/config.toml", (0, 0))  # copied about
+    RunDirectory.create(tmp_path, "C", "ppo")  # died before it had a config
+    assert RunDirectory.open("latest", tmp_path).path == tmp_path / "B/20250102-000000-ppo"
+    assert RunDirectory.open("A/renamed", tmp_path).path == tmp_path / "A/renamed"
+
+
+@pytest.mark.parametrize("env", ["ALE/Pong-v5", "my_pkg.envs:MyEnv", "../../etc", "a\\b c", "..", "", "/"])
+def test_any_name_makes_one_folder_below_the_root(tmp_path, env):
+    run = RunDirectory.create(tmp_path, env, "pkg.mod:MyAgent")
+    assert run.path.parent.parent == tmp_path
+    assert run.path.resolve().parent.parent == tmp_path.resolve()
+    assert ":" not in run.path.name
+
+
+@given(st.text())
+def test_safe_names_are_plain(name):
+    safe = _safe(name)
+    assert safe
+    assert Path(safe).name == safe
+    assert not safe.startswith((".", "-"))
+
+
+def test_what_is_no_run_is_named_with_the_nearest(tmp_path):
+    with pytest.raises(UserError, match="ludus train"):
+        RunDirectory.open("latest", tmp_path)
+    run = made(tmp_path)
+    with pytest.raises(UserError, match=f'Did you mean "{run.path}"'):
+        RunDirectory.open(str(run.path)[:-1], tmp_path)
+    with pytest.raises(UserError, match=r"no config\.toml"):
+        RunDirectory.open(tmp_path, tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be made"):
+        RunDirectory.create(tmp_path / "file", "CartPole-v1", "ppo")
+
+
+def test_checkpoints_are_ordered_by_number_and_best_comes_first(tmp_path):
+    run = made(tmp_path)
+    with pytest.raises(UserError, match="no checkpoint yet"):
+        run.checkpoint()
+    for name in ("step_9", "step_10", ".tmp-step_11-5", "step_x", "notes"):
+        (run.checkpoints / name).mkdir(parents=True)
+    assert run.latest_checkpoint() == run.checkpoint() == run.checkpoints / "step_10"
+    assert run.best_checkpoint() is None
+    run.best.mkdir()
+    assert run.checkpoint() == run.best
+
+
+def test_the_log_has_a_time_on_every_entry(tmp_path):
+    log = LogFile(tmp_path / "log.txt")
+    log.note("started\nwith two lines")
+    log.warning("odd \udc80 byte")
+    first, second, third = (tmp_path / "log.txt").read_text().splitlines()
+    assert first.endswith(" note    started")
+    assert second.strip() == "with two lines"
+    assert " warning odd " in third
