@@ -22,8 +22,8 @@ from ludus.ops.policy_gradient import (
     explained_variance,
     normalize,
     policy_gradient_loss,
+    shares,
     value_loss,
-    weighted_mean,
 )
 from ludus.ops.returns import gae, n_step_returns
 from ludus.preprocess.observation import ObsPreprocessor
@@ -186,13 +186,13 @@ class ActorCritic(Agent):
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Policy gradient, value and entropy losses over real rows."""
         terms, value = self.evaluate(batch)
-        advantage, weight = batch.experience["advantage"], batch.weight
+        advantage, share = batch.experience["advantage"], shares(batch.weight)
         if self.config.normalize_advantage:
-            advantage = normalize(advantage, weight)
+            advantage = normalize(advantage, share)
         losses = {
-            "policy": weighted_mean(policy_gradient_loss(terms["log_prob"], advantage), weight),
-            "value": weighted_mean(value_loss(value, batch.experience["return"]), weight),
-            "entropy": weighted_mean(entropy_loss(terms["entropy"]), weight),
+            "policy": (policy_gradient_loss(terms["log_prob"], advantage) * share).sum(),
+            "value": (value_loss(value, batch.experience["return"]) * share).sum(),
+            "entropy": (entropy_loss(terms["entropy"]) * share).sum(),
         }
         return losses, {}
 

@@ -22,8 +22,8 @@ from ludus.ops.policy_gradient import (
     entropy_loss,
     normalize,
     ppo_clip_loss,
+    shares,
     value_loss,
-    weighted_mean,
 )
 
 KL_STEP, KL_FLOOR, KL_CAP = 1.5, 1e-5, 1e-2  # how the KL-adaptive learning rate moves, and its limits
@@ -127,25 +127,25 @@ class PPO(ActorCritic):
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """The clipped objective, value and entropy losses over real rows."""
-        config, old, weight = self.config, batch.experience, batch.weight
+        config, old, share = self.config, batch.experience, shares(batch.weight)
         outputs, _ = self.outputs(batch.observation, batch.state, batch.first)
         terms = self.policy.evaluate(outputs, batch.action, batch.observation)
         value = outputs["value"].squeeze(-1)
-        advantage = normalize(old["advantage"], weight) if config.normalize_advantage else old["advantage"]
+        advantage = normalize(old["advantage"], share) if config.normalize_advantage else old["advantage"]
         log_ratio = terms["log_prob"] - old["log_prob"]
         if config.value_clip:
             value_losses = clipped_value_loss(value, old["value"], old["return"], config.value_clip)
         else:
             value_losses = value_loss(value, old["return"])
         losses = {
-            "policy": weighted_mean(ppo_clip_loss(log_ratio, advantage, self.clip), weight),
-            "value": weighted_mean(value_losses, weight),
-            "entropy": weighted_mean(entropy_loss(terms["entropy"]), weight),
+            "policy": (ppo_clip_loss(log_ratio, advantage, self.clip) * share).sum(),
+            "value": (value_losses * share).sum(),
+            "entropy": (entropy_loss(terms["entropy"]) * share).sum(),
         }
         with torch.no_grad():
             metrics = {
-                "kl": weighted_mean(self._kl(outputs, log_ratio, batch), weight),
-                "clip_fraction": weighted_mean(clip_fraction(log_ratio, self.clip), weight),
+                "kl": (self._kl(outputs, log_ratio, batch) * share).sum(),
+                "clip_fraction": (clip_fraction(log_ratio, self.clip) * share).sum(),
             }
         return losses, metrics
 

@@ -22,10 +22,8 @@ from ludus.managers.make import make_manager
 from ludus.networks.build import build_network
 
 EVALUATION_ROWS = 100  # environments that an evaluation steps at once, at most
-SMALL = 200_000  # parameters below which a second thread costs more than it brings
-REPAID = (
-    40_000  # optimizer steps after which a compiled update has earned back its compilation (see docs/benchmarks.md)
-)
+SMALL = 2e7  # parameters × rows of an update below which a second thread costs more than it brings
+REPAID = 60_000  # optimizer steps that earn back a compilation of half a minute
 
 
 class Engines(NamedTuple):
@@ -90,19 +88,24 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_engines(settings: Settings[Any], agent: Agent, updater: LocalUpdater, device: torch.device) -> Engines:
-    """Decide threads, acting and update, and set them up."""
-    size = sum(p.numel() for p in agent.parameters())
-    threads = settings.threads or (1 if size < SMALL else len(os.sched_getaffinity(0)))
+def choose_engines(settings: Settings[Any], agent: Agent, device: torch.device) -> Engines:
+    """Decide threads, acting and update; the first two take effect here."""
+    threads = settings.threads or _choose_threads(settings, agent)
     torch.set_num_threads(threads)
     acting = "torch"
     if settings.engine == "auto" and agent.use_numpy():
         acting = "numpy"
     update = "eager"
     if _compiles(settings, agent):
-        updater.compile()
         update = "compiled"
     return Engines(device, threads, acting, update)
+
+
+def _choose_threads(settings: Settings[Any], agent: Agent) -> int:
+    """All cores where an update is work enough to share, else one: between small operations, threads only wait."""
+    size, config = sum(p.numel() for p in agent.parameters()), settings.agent
+    rows = settings.env.num * getattr(config, "rollout", 1) / getattr(config, "minibatches", 1)
+    return 1 if size * rows < SMALL else len(os.sched_getaffinity(0))
 
 
 def _compiles(settings: Settings[Any], agent: Agent) -> bool:

@@ -11,6 +11,7 @@ from ludus.containers.settings import Settings, to_flat
 from ludus.core.agent import Agent
 from ludus.core.types import State
 from ludus.track.checkpoint import CheckpointKeeper
+from ludus.track.clock import Rate
 from ludus.track.config_file import write_config
 from ludus.track.console import Console
 from ludus.track.curve import curve
@@ -43,6 +44,8 @@ class Reporter:
         self.log_file = LogFile(run.log)
         self.console = None if settings.quiet else Console()
         self._losses: dict[str, float] = {}
+        self._rate = Rate()
+        self._rate.update(0)
         self._curve: list[tuple[int, float]] = []
         info = self._info(engines, agent)
         self.log_file.note("\n".join(f"{name}: {value}" for name, value in info.items()))
@@ -59,9 +62,16 @@ class Reporter:
             "run": str(self.run.path),
         }
 
+    def note(self, text: str) -> None:
+        """Say something that stays on the screen and in the log."""
+        self.log_file.note(text)
+        if self.console is not None:
+            self.console.note(text)
+
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write a line of metrics."""
-        self.metrics.write(step, values)
+        """Write a line of metrics, and how fast it goes."""
+        self._rate.update(step)
+        self.metrics.write(step, dict(values) | {"time/steps_per_second": self._rate.per_second()})
         self._losses = {name.removeprefix("loss/"): values[name] for name in SHOWN if name in values}
 
     def show(self, worker: LocalWorker) -> None:

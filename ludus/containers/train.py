@@ -87,7 +87,7 @@ def train_resolved(
         if settings.init_from:
             initialise_from(agent, settings.init_from, settings.runs)
         updater = build_updater(settings, agent)
-        engines = choose_engines(settings, agent, updater, device)
+        engines = choose_engines(settings, agent, device)
         evaluator = build_evaluator(settings, agent, environment)
     except BaseException:
         manager.close()
@@ -95,6 +95,9 @@ def train_resolved(
     run = RunDirectory.create(settings.runs, settings.env.id, settings.agent_name)
     origins = resolved.origins | ({} if settings.threads else {"threads": "chosen"})
     reporter = Reporter(run, replace(settings, threads=engines.threads), origins, engines, agent)
+    if engines.update == "compiled":
+        reporter.note("The update is being compiled: half a minute the first time, seconds after that.")
+        updater.compile(on_failure=reporter.note)
     worker = LocalWorker(settings, agent, manager, updater, evaluator, reporter, on_update)
     with _stops_on_signals(worker):
         try:

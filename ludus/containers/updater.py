@@ -84,16 +84,27 @@ class LocalUpdater(Updater):
         """One rank: ``x`` itself."""
         return x
 
-    def compile(self) -> None:
-        """From now on run forward, backward, clip and optimizer as one compiled function."""
+    def compile(self, on_failure: Callable[[str], object]) -> None:
+        """From now on run forward, backward, clip and optimizer as one compiled function.
+
+        Compilation happens at the first step. Where it fails, ``on_failure`` gets a sentence and all goes on eagerly.
+        """
+        from torch._dynamo.exc import TorchDynamoException  # takes a second to import
+
         compiled: dict[Any, Callable[[Batch], Tensors]] = {}
 
         def run(loss: LossFunction, batch: Batch) -> Tensors:
             key = getattr(loss, "__func__", loss)
             if key not in compiled:
                 compiled[key] = torch.compile(self._functional(loss), dynamic=False, fullgraph=True)
-            with torch.no_grad():
-                return compiled[key](batch)
+            try:
+                with torch.no_grad():
+                    return compiled[key](batch)
+            except TorchDynamoException as error:  # raised before anything has run
+                reason = str(error).strip().partition("\n")[0]
+                on_failure(f"The update cannot be compiled ({reason}); it runs eagerly.")
+                self._step = self._eager
+                return self._eager(loss, batch)
 
         self._step = run
 

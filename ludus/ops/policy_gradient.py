@@ -15,10 +15,12 @@ def policy_gradient_loss(log_prob: Tensor, advantage: Tensor) -> Tensor:
 
 
 def ppo_clip_loss(log_ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
-    """Return −min(r_t A_t, clip(r_t, 1−ε, 1+ε) A_t), r_t = exp(``log_ratio``) (Schulman et al. 2017, eq. 7)."""
-    ratio, advantage = log_ratio.exp(), advantage.detach()
-    clipped = ratio.clamp(1 - clip, 1 + clip)  # type: ignore[arg-type]
-    return -torch.minimum(ratio * advantage, clipped * advantage)
+    """Return −min(r_t A_t, clip(r_t, 1−ε, 1+ε) A_t), r_t = exp(``log_ratio``) (Schulman et al. 2017, eq. 7).
+
+    Written as −min(r_t A_t, A_t + ε|A_t|), which is the same for either sign of A_t and has a constant on one side.
+    """
+    advantage = advantage.detach()
+    return -torch.minimum(log_ratio.exp() * advantage, advantage + clip * advantage.abs())
 
 
 def value_loss(value: Tensor, target: Tensor) -> Tensor:
@@ -53,17 +55,23 @@ def weighted_mean(x: Tensor, weight: Tensor) -> Tensor:
     return (torch.where(weight == 0, 0, x) * weight).sum() / weight.sum().clamp(min=1)
 
 
-def normalize(x: Tensor, weight: Tensor, eps: float = 1e-8) -> Tensor:
-    """Shift and scale ``x`` to mean 0 and variance 1 over the rows with weight; the others become 0.
+def shares(weight: Tensor) -> Tensor:
+    """Return w / max(Σw, 1), with which a mean over real rows is one product and one sum: ``(x * share).sum()``.
+
+    For where operations are the cost; unlike in ``weighted_mean``, a row of weight 0 must hold a finite number.
+    """
+    return weight / weight.sum().clamp(min=1)
+
+
+def normalize(x: Tensor, share: Tensor, eps: float = 1e-8) -> Tensor:
+    """Shift and scale ``x`` to mean 0 and variance 1 over the rows that have a share; the others hold what they may.
 
     (x − μ) / √(σ² + ε²) with the variance of a population: a single row, or rows that are all equal, give 0, with
     a finite gradient.
     """
-    share = weight / weight.sum().clamp(min=1)
-    x = torch.where(weight == 0, 0, x)
-    centred = x - (share * x).sum()
-    variance = (share * centred.square()).sum()
-    return torch.where(weight == 0, 0, centred * (variance + eps * eps).rsqrt())
+    centred = x - (x * share).sum()
+    variance = (centred.square() * share).sum()
+    return centred * (variance + eps * eps).rsqrt()
 
 
 @torch.no_grad()

@@ -1,0 +1,198 @@
+"""Every learning task, seed by seed: ``python -m benchmarks.learning [--task NAME …] [--write]``.
+
+Two runs at a time, in processes of their own with one thread each. What is finished is kept in ``out/learning.jsonl`` and
+not run again for the same commit and settings, so the command can be stopped and given again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.protocol import OUT
+from ludus.containers.settings import resolve_settings, to_flat
+from tests.learning.learning_tasks import TASKS, Outcome, Task, run, settings_of
+
+ROOT = Path(__file__).parents[1]
+KEPT, PAGE = OUT / "learning.jsonl", ROOT / "docs" / "results.md"
+AT_ONCE = 2
+Row = dict[str, Any]
+
+
+class Job(NamedTuple):
+    """One seed of one task, of the code and settings that are here now."""
+
+    task: str
+    seed: int
+    commit: str
+    settings: str
+
+    @classmethod
+    def of(cls, row: Row) -> Job:
+        """The job that a kept row is the result of."""
+        return cls(*(row[name] for name in cls._fields))
+
+
+def commit() -> str:
+    """The commit, with a + where the library has been edited since."""
+    head = _git("rev-parse", "--short=10", "HEAD")
+    return head + "+" * bool(_git("status", "--porcelain", "--", "ludus"))
+
+
+def _git(*command: str) -> str:
+    return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def fingerprint(task: Task) -> str:
+    """Changes with any setting of the task, those of its preset among them, and with nothing else."""
+    overrides = settings_of(task, Path("runs")) | {"nb_step": task.nb_step}
+    settings = resolve_settings(task.environment, task.agent, overrides=overrides).settings
+    named = to_flat(settings) | {"target": task.target}
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def kept() -> dict[Job, Row]:
+    """All results so far, the newest of each job."""
+    lines = KEPT.read_text(encoding="utf-8").splitlines() if KEPT.exists() else []
+    return {Job.of(row): row for row in map(json.loads, lines)}
+
+
+def jobs_of(tasks: Iterable[Task]) -> list[Job]:
+    """Every seed of the tasks, at the present commit and settings."""
+    here = commit()
+    return [Job(task.name, seed, here, fingerprint(task)) for task in tasks for seed in range(task.seeds)]
+
+
+def run_apart(job: Job) -> Row:
+    """Run a job in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.learning", "--one", job.task, str(job.seed)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{job.task}, seed {job.seed} failed:\n{done.stderr}")
+    return job._asdict() | json.loads(done.stdout.splitlines()[-1])
+
+
+def run_one(name: str, seed: int) -> None:
+    """Run a job here, and print its outcome as one line of JSON."""
+    with tempfile.TemporaryDirectory(prefix="ludus-") as runs:
+        print(json.dumps(run(TASKS[name], seed, Path(runs))._asdict()))
+
+
+def run_all(jobs: list[Job]) -> None:
+    """Run what is not kept yet, and keep each result as it comes."""
+    have = kept()
+    missing = [job for job in jobs if job not in have]
+    print(f"{len(jobs)} runs, {len(jobs) - len(missing)} of them kept from before.", flush=True)
+    KEPT.parent.mkdir(exist_ok=True)
+    writing, began = threading.Lock(), time.time()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for done, future in enumerate(as_completed([pool.submit(run_apart, job) for job in missing]), 1):
+            row = future.result()
+            with writing, KEPT.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            left = (time.time() - began) / done * (len(missing) - done)
+            print(f"[{done}/{len(missing)}, {left / 60:.0f} min left] {_told(row)}", flush=True)
+
+
+def _outcome(row: Row) -> Outcome:
+    return Outcome(*(row[name] for name in Outcome._fields))
+
+
+def _told(row: Row) -> str:
+    outcome = _outcome(row)
+    verdict = "passes" if outcome.passes(TASKS[row["task"]]) else "FAILS"
+    reached = "" if outcome.reached is None else f" reached at {outcome.reached:,},"
+    return (
+        f"{row['task']} seed {row['seed']} {verdict}:{reached} best {outcome.best:.1f}, "
+        f"final {outcome.final:.1f}, {outcome.steps:,} steps in {outcome.seconds:.0f} s"
+    )
+
+
+INTRO = """# What Ludus learns
+
+Written by `python -m benchmarks.learning --write`, which runs what is missing, two runs at a time with one thread each, and keeps
+results by task, seed, commit and settings; `--task NAME` picks some. `make test-slow` asserts the same tasks
+([learning_tasks.py](../tests/learning/learning_tasks.py)); toys of seconds are in `make test`.
+
+Every few thousand steps the policy plays 100 fresh greedy episodes, on environments and seeds of evaluation's own. A seed passes when
+the mean return of such an evaluation reaches the target within the steps given; the run ends there, unless the table says that it goes
+on. Settings are the environment's [preset](../ludus/presets) and what is named in the table. Steps are decisions over all environments.
+"""
+
+
+def write(jobs: list[Job]) -> None:
+    """Make docs/results.md of the kept results."""
+    have = kept()
+    by_task = {name: [have[job] for job in jobs if job.task == name and job in have] for name in TASKS}
+    parts = [INTRO, _summary(by_task)] + [_seeds(TASKS[name], rows) for name, rows in by_task.items() if rows]
+    PAGE.write_text("\n".join(parts), encoding="utf-8")
+    print(f"Wrote {PAGE.relative_to(ROOT)}.")
+
+
+def _summary(by_task: dict[str, list[Row]]) -> str:
+    lines = ["| task | target | passed | steps to the target: median (worst) |", "|---|---|---|---|"]
+    for name, rows in by_task.items():
+        if not rows:
+            continue
+        task = TASKS[name]
+        passed = sum(_outcome(row).passes(task) for row in rows)
+        steps = sorted(row["reached"] for row in rows if row["reached"] is not None)
+        reached = f"{steps[(len(steps) - 1) // 2]:,} ({steps[-1]:,})" if steps else "never"
+        sign = "stays below" if task.beyond else "≥"
+        lines.append(f"| {name} | {sign} {task.target:g} | {passed} of {len(rows)} | {reached} |")
+    return "\n".join(lines) + "\n"
+
+
+def _seeds(task: Task, rows: list[Row]) -> str:
+    demand = "must stay below" if task.beyond else "must reach"
+    beside = ", ".join(f"`{key}={value}`" for key, value in task.settings.items())
+    lines = [
+        f"## {task.name}\n",
+        f"{task.agent.upper()} on `{task.environment}`{', with ' + beside if beside else ''}: {demand} {task.target:g} "
+        f"within {task.nb_step:,} steps, evaluated every {task.every:,}"
+        f"{'; goes on to the last step' if task.whole else ''}. Commit {', '.join(sorted({r['commit'] for r in rows}))}.\n",
+        "| seed | steps to the target | best evaluation | last evaluation | steps | seconds | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        outcome = _outcome(row)
+        reached = "never" if outcome.reached is None else f"{outcome.reached:,}"
+        verdict = "passes" if outcome.passes(task) else "**fails**"
+        lines.append(
+            f"| {row['seed']} | {reached} | {outcome.best:.1f} | {outcome.final:.1f} | {outcome.steps:,} | "
+            f"{outcome.seconds:.0f} | {verdict} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run the learning tasks and keep their results.")
+    parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS), help="only these")
+    parser.add_argument("--seeds", type=int, default=0, help="at most so many seeds per task; 0: all")
+    parser.add_argument("--write", action="store_true", help="make docs/results.md of all that is kept")
+    parser.add_argument("--one", nargs=2, metavar=("TASK", "SEED"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        run_one(args.one[0], int(args.one[1]))
+        return
+    tasks = [TASKS[name] for name in args.task]
+    run_all(jobs_of(replace(task, seeds=min(task.seeds, args.seeds or task.seeds)) for task in tasks))
+    if args.write:
+        write(jobs_of(TASKS.values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""One flat block of parameters: nothing changes but where they lie; each step is that of the reference optimizer."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from containers_setup import make_worker
+from torch import Tensor, nn
+
+from ludus.containers.loop import begin, collect
+from ludus.containers.updater import ALIGN, FlatParameters, LocalUpdater
+from ludus.core.agent import Agent
+from ludus.core.types import Batch
+from ludus.networks.config import NetworkConfig
+from ludus.networks.net3d.nature_cnn import NatureCNN
+
+STEPS = 6
+
+
+def make_agent(agent: str = "ppo", environment: str = "CartPole-v1", **changes: Any) -> tuple[Agent, list[Batch]]:
+    """An untouched agent (its parameters lie where PyTorch put them) and minibatches that it would learn from."""
+    worker = make_worker(environment, agent, **changes)
+    begin(worker, 0)
+    collect(worker)
+    batch = worker.agent.prepare(worker.cache.read())  # type: ignore[operator]
+    by = "environment" if worker.agent.recurrent else "transition"
+    parts = list(batch.minibatches(2, by, torch.Generator().manual_seed(0)))  # type: ignore[arg-type]
+    fresh = copy.deepcopy(worker.agent)
+    for p in fresh.parameters():
+        p.data, p.grad = p.detach().clone(memory_format=torch.preserve_format), None
+    worker.close()
+    return fresh, parts
+
+
+def updater_of(agent: Agent, optimizer: Any = "adam", rate: float = 1e-2, norm: float = 0.5) -> LocalUpdater:
+    return LocalUpdater(agent, optimizer, rate, 1e-5, norm)
+
+
+def reference_loss(agent: Agent, batch: Batch) -> Tensor:
+    losses, _ = agent.compute_loss(batch)
+    coefficients = agent.loss_coefficients()
+    return torch.stack([coefficients.get(name, 1.0) * x for name, x in losses.items()]).sum()
+
+
+def assert_parameters(a: nn.Module, b: nn.Module, tolerance: float) -> None:
+    others = dict(b.named_parameters())
+    for name, p in a.named_parameters():
+        torch.testing.assert_close(p, others[name], rtol=0, atol=tolerance, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_flat_parameters_keep_values_and_strides() -> None:
+    piece = NatureCNN((4, 36, 36), NetworkConfig())
+    before = {name: (p.detach().clone(), p.stride()) for name, p in piece.named_parameters()}
+    flat = FlatParameters(list(piece.named_parameters()))
+    for name, p in piece.named_parameters():
+        value, stride = before[name]
+        assert torch.equal(p, value), name
+        assert p.stride() == stride, name
+        assert p.grad is not None
+        assert p.grad.stride() == stride
+        assert p.untyped_storage().data_ptr() == flat.value.untyped_storage().data_ptr()
+        assert p.grad.untyped_storage().data_ptr() == flat.gradient.untyped_storage().data_ptr()
+        assert p.storage_offset() % ALIGN == 0
+    for convolution in piece.convolutions:
+        assert convolution.weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[union-attr]
+    assert flat.value.norm() == pytest.approx(float(torch.stack([p.norm() for p in piece.parameters()]).norm()))
+
+
+def test_parameters_do_not_overlap() -> None:
+    layers = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.Linear(5, 1))
+    flat = FlatParameters(list(layers.named_parameters()))
+    for number, p in enumerate(layers.parameters(), 1):
+        p.data.fill_(number)
+    for number, p in enumerate(layers.parameters(), 1):
+        assert (p == number).all()
+    assert (flat.value != 0).sum() == sum(p.numel() for p in layers.parameters())  # what lies between stays 0
+
+
+def test_gradients_land_in_the_block() -> None:
+    agent, parts = make_agent()
+    updater = updater_of(agent)
+    reference_loss(agent, parts[0]).backward()  # type: ignore[no-untyped-call]
+    own = torch.cat([p.grad.flatten() for p in agent.parameters() if p.grad is not None])
+    assert updater.flat.gradient.norm() == pytest.approx(float(own.norm()))
+    assert own.norm() > 0
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "separate": {},
+    "shared": {"network__shared": "yes"},
+    "lstm": {"network__body": "lstm"},
+    "gaussian": {"environment": "ludus.environments.toy:TargetEnv"},
+    "mixed": {"environment": "ludus.environments.toy:MixedActionEnv"},
+    "a2c": {"agent": "a2c"},
+}
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-3, 0.5])
+@pytest.mark.parametrize("case", CASES)
+def test_an_eager_step_is_that_of_torchs_adam(case: str, norm: float) -> None:
+    agent, parts = make_agent(agent__entropy_coef=0.01, **CASES[case])
+    reference = copy.deepcopy(agent)
+    updater = updater_of(agent, norm=norm)
+    adam = torch.optim.Adam(reference.parameters(), lr=1e-2, eps=1e-5)
+    for at in range(STEPS):
+        batch = parts[at % len(parts)]
+        metrics = updater.step(agent.compute_loss, batch)
+        adam.zero_grad()
+        loss = reference_loss(reference, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        length = nn.utils.clip_grad_norm_(reference.parameters(), norm or float("inf"))
+        adam.step()
+        torch.testing.assert_close(metrics["gradient_norm"], length, rtol=1e-4, atol=1e-6)
+        own, other = (float(sum(metrics[f"loss/{n}"] * c for n, c in coefficients(agent).items())), float(loss))
+        assert own == pytest.approx(other, rel=1e-4, abs=1e-6)
+    assert_parameters(agent, reference, 1e-6)
+
+
+def coefficients(agent: Agent) -> dict[str, float]:
+    return {"policy": 1.0, **agent.loss_coefficients()}
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-2])
+def test_rmsprop_is_tensorflows(norm: float) -> None:
+    """The average of squares starts at 1 and eps is inside the root, in numpy."""
+    agent, parts = make_agent("a2c")
+    reference = copy.deepcopy(agent)
+    updater = updater_of(agent, "rmsprop", norm=norm)
+    square = {name: np.ones(p.shape) for name, p in reference.named_parameters()}
+    for at in range(STEPS):
+        batch = parts[at % len(parts)]
+        updater.step(agent.compute_loss, batch)
+        reference.zero_grad()
+        reference_loss(reference, batch).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(reference.parameters(), norm or float("inf"))
+        for name, p in reference.named_parameters():
+            assert p.grad is not None
+            g = p.grad.double().numpy()
+            square[name] = 0.99 * square[name] + 0.01 * g**2
+            p.data = (p.double() - torch.from_numpy(1e-2 * g / np.sqrt(square[name] + 1e-5))).float().detach()
+    assert_parameters(agent, reference, 1e-6)
+
+
+def test_a_new_learning_rate_takes_effect_at_the_next_step() -> None:
+    agent, parts = make_agent()
+    reference = copy.deepcopy(agent)
+    updater = updater_of(agent)
+    adam = torch.optim.Adam(reference.parameters(), lr=1e-2, eps=1e-5)
+    for rate in (1e-2, 1e-3, 0.0, 5e-2):
+        updater.learning_rate = adam.param_groups[0]["lr"] = rate
+        assert updater.learning_rate == rate
+        before = updater.flat.value.clone()
+        updater.step(agent.compute_loss, parts[0])
+        assert torch.equal(before, updater.flat.value) == (rate == 0)
+        adam.zero_grad()
+        reference_loss(reference, parts[0]).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
+        adam.step()
+    assert_parameters(agent, reference, 1e-6)
+
+
+def test_a_loss_of_weight_zero_has_no_say_and_is_still_reported() -> None:
+    agent, parts = make_agent(agent__entropy_coef=0.0)
+    metrics = updater_of(agent).step(agent.compute_loss, parts[0])
+    assert metrics["loss/entropy"] != 0
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_the_state_goes_through_a_checkpoint(optimizer: str) -> None:
+    """Three steps, a save, three steps: the same as six steps, to the bit."""
+    agent, parts = make_agent()
+    updater = updater_of(agent, optimizer)
+    updater.learning_rate = 3e-3
+    for _ in range(3):
+        updater.step(agent.compute_loss, parts[0])
+    state = copy.deepcopy(updater.state_dict())
+    other = copy.deepcopy(agent)
+    for p in other.parameters():  # a deep copy shares one block, as its source does: give it one of its own
+        p.data, p.grad = p.detach().clone(), None
+    resumed = updater_of(other, optimizer)
+    resumed.load_state_dict(state)
+    assert resumed.learning_rate == 3e-3
+    for _ in range(3):
+        updater.step(agent.compute_loss, parts[1])
+        resumed.step(other.compute_loss, parts[1])
+    assert torch.equal(updater.flat.value, resumed.flat.value)
+    assert not torch.equal(state["moments"]["square"], updater.state_dict()["moments"]["square"])
+
+
+def test_frozen_parameters_stay() -> None:
+    agent, parts = make_agent()
+    frozen = next(agent.networks["critic"].parameters())  # type: ignore[index, union-attr]
+    frozen.requires_grad_(False)
+    before = frozen.clone()
+    updater = updater_of(agent)
+    for _ in range(3):
+        updater.step(agent.compute_loss, parts[0])
+    assert torch.equal(frozen, before)
+    assert updater.flat.value.numel() < sum(p.numel() for p in agent.parameters()) + len(updater.flat.places) * ALIGN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["separate", "gaussian", "mixed", "a2c"])
+def test_a_compiled_step_is_an_eager_one(case: str) -> None:
+    agent, parts = make_agent(**CASES[case])
+    reference = copy.deepcopy(agent)
+    compiled, eager = updater_of(agent), updater_of(reference)
+    compiled.compile()
+    for at in range(STEPS):
+        compiled.learning_rate = eager.learning_rate = 1e-2 / (at + 1)
+        batch = parts[at % len(parts)]
+        one, other = compiled.step(agent.compute_loss, batch), eager.step(reference.compute_loss, batch)
+        for name in other:
+            torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5)
+    assert_parameters(agent, reference, 1e-5)
+    assert torch.equal(next(agent.parameters()), compiled.flat.views(compiled.flat.value)[0])
+
+
+@pytest.mark.slow
+def test_a_compiled_step_keeps_images_channels_last() -> None:
+    agent, parts = make_agent(environment="Pong-v5", env__backend="envpool", env__num=2, agent__rollout=4)
+    reference = copy.deepcopy(agent)
+    compiled, eager = updater_of(agent, rate=1e-3), updater_of(reference, rate=1e-3)
+    compiled.compile()
+    for at in range(3):
+        compiled.step(agent.compute_loss, parts[at % 2])
+        eager.step(reference.compute_loss, parts[at % 2])
+    assert_parameters(agent, reference, 1e-4)
+    kernels = [p for p in agent.parameters() if p.dim() == 4]
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in kernels)
