@@ -1,7 +1,7 @@
 """Every learning task, seed by seed: ``python -m benchmarks.learning [--task NAME …] [--write]``.
 
-Two runs at a time, in processes of their own with one thread each. What is finished is kept in ``out/learning.jsonl`` and
-not run again for the same commit and settings, so the command can be stopped and given again.
+Two runs at a time, in processes of their own with one thread each. What is finished is kept in ``out/learning.jsonl``
+and not run again for the same commit and settings, so the command can be stopped and given again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _git(*command: str) -> str:
 def fingerprint(task: Task) -> str:
     """Changes with any setting of the task, those of its preset among them, and with nothing else."""
     overrides = settings_of(task, Path("runs")) | {"nb_step": task.nb_step}
-    settings = resolve_settings(task.environment, task.agent, overrides=overrides).settings
+    settings = resolve_settings(task.environment, task.agent, task.preset, overrides=overrides).settings
     named = to_flat(settings) | {"target": task.target}
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:10]
 
@@ -123,13 +123,15 @@ def _told(row: Row) -> str:
 
 INTRO = """# What Ludus learns
 
-Written by `python -m benchmarks.learning --write`, which runs what is missing, two runs at a time with one thread each, and keeps
-results by task, seed, commit and settings; `--task NAME` picks some. `make test-slow` asserts the same tasks
+Written by `python -m benchmarks.learning --write`, which runs what is missing, two runs at a time with one thread each,
+and keeps results by task, seed, commit and settings; `--task NAME …` picks some. `make test-slow` asserts the same tasks
 ([learning_tasks.py](../tests/learning/learning_tasks.py)); toys of seconds are in `make test`.
 
-Every few thousand steps the policy plays 100 fresh greedy episodes, on environments and seeds of evaluation's own. A seed passes when
-the mean return of such an evaluation reaches the target within the steps given; the run ends there, unless the table says that it goes
-on. Settings are the environment's [preset](../ludus/presets) and what is named in the table. Steps are decisions over all environments.
+Every few thousand steps the policy plays 100 fresh greedy episodes, on environments and seeds of evaluation's own. A
+seed passes when the mean return of such an evaluation reaches the target within the steps given; the run ends there,
+unless it says below that it goes on. Settings are the environment's [preset](../ludus/presets) and what is named
+below. Steps are decisions over all environments. Seconds are wall time on a shared machine: no benchmark. A commit
+with a + had edits to the library that were not committed yet.
 """
 
 
@@ -159,11 +161,12 @@ def _summary(by_task: dict[str, list[Row]]) -> str:
 def _seeds(task: Task, rows: list[Row]) -> str:
     demand = "must stay below" if task.beyond else "must reach"
     beside = ", ".join(f"`{key}={value}`" for key, value in task.settings.items())
+    commits = ", ".join(sorted({row["commit"] for row in rows}))
     lines = [
         f"## {task.name}\n",
         f"{task.agent.upper()} on `{task.environment}`{', with ' + beside if beside else ''}: {demand} {task.target:g} "
         f"within {task.nb_step:,} steps, evaluated every {task.every:,}"
-        f"{'; goes on to the last step' if task.whole else ''}. Commit {', '.join(sorted({r['commit'] for r in rows}))}.\n",
+        f"{'; goes on to the last step' if task.whole else ''}. Commit {commits}.\n",
         "| seed | steps to the target | best evaluation | last evaluation | steps | seconds | |",
         "|---|---|---|---|---|---|---|",
     ]

@@ -36,6 +36,7 @@ class Player:
         load_agent(self.agent, state["agent"], "the run's settings")
         self._world.use(self.agent.treatment)
         self._state, self._rows = HiddenState(), 0
+        self._generator = torch.Generator(self.device).manual_seed(settings.seed)
         self._noise: Noise | None = None
 
     def act(
@@ -67,7 +68,8 @@ class Player:
 
     def reset(self, rows: int = 1) -> None:
         """Forget: the next observations begin episodes."""
-        self._rows, self._noise = rows, None
+        if rows != self._rows:
+            self._rows, self._noise = rows, None
         self._state = self.agent.initial_state(rows)
 
     def evaluate(self, episodes: int = 100, seed: int = 0, greedy: bool = True) -> Evaluation:
@@ -87,8 +89,7 @@ class Player:
 
     def _draw(self, rows: int) -> dict[str, torch.Tensor]:
         if self._noise is None:
-            generator = torch.Generator(self.device).manual_seed(self.settings.seed)
-            self._noise = self.agent.make_noise(rows, generator)
+            self._noise = self.agent.make_noise(rows, self._generator)
         return self._noise.next()
 
 
@@ -117,12 +118,13 @@ def initialise_from(agent: Agent, run: str, runs: str) -> None:
 def load_agent(agent: Agent, saved: Mapping[str, Any], origin: str) -> None:
     """Load parameters and buffers, refusing those of another network by name."""
     own = agent.state_dict()
-    rows = {name for name in own if name.startswith("reward_scaler.")}  # per environment: of no use to another run
-    for name in sorted((own.keys() | saved.keys()) - rows):
+    optional = {name for name in own.keys() | saved.keys() if name.startswith("reward_scaler.")}  # acting needs none
+    for name in sorted((own.keys() | saved.keys()) - optional):
         here, there = (tuple(x[name].shape) if name in x else "nothing" for x in (own, saved))
         if here != there:
             raise UserError(
                 f"The checkpoint is of another network than {origin} asks for: {name} has shape {there} in the "
                 f"checkpoint and {here} here; use the network and environment of that run."
             )
-    agent.load_state_dict({name: saved[name] for name in own if name not in rows}, strict=False)
+    kept = (own.keys() & saved.keys()) - {"reward_scaler.carried"}  # open returns of environments that are no more
+    agent.load_state_dict({name: saved[name] for name in kept}, strict=False)

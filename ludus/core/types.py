@@ -128,7 +128,7 @@ class Batch:
             self.reward.device
         )
         for part in order.tensor_split(n):
-            picked = source._map(lambda x, part=part: x.index_select(1, part))  # type: ignore[misc]
+            picked = source._map(lambda x, part=part: _pick(x, part))  # type: ignore[misc]
             yield replace(picked, state=self.state.rows(part)) if by == "environment" else picked
 
     def without_successor(self) -> Batch:
@@ -154,3 +154,10 @@ class Batch:
             weight=function(self.weight),
             experience={k: function(x) for k, x in self.experience.items()},
         )
+
+
+def _pick(x: Tensor, columns: Tensor) -> Tensor:
+    """``x[:, columns]``; images that lie channels-last in memory stay so, which ``index_select`` alone would undo."""
+    if x.dim() == 5 and not x.is_contiguous():
+        return x.movedim(2, -1).index_select(1, columns).movedim(-1, 2)
+    return x.index_select(1, columns)

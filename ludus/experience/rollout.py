@@ -114,7 +114,7 @@ class RolloutCache(ExperienceCache):
 
     def _allocate(self, like: Tensors, length: int) -> None:
         for name, x in like.items():
-            self._blocks[name] = torch.zeros((length, *x.shape), dtype=x.dtype, device=self.device)
+            self._blocks[name] = _block(length, x, self.device)
             self._rows[name] = list(self._blocks[name].unbind(0))
 
     def _carry(self) -> None:
@@ -125,6 +125,14 @@ class RolloutCache(ExperienceCache):
 
     def _named(self, kind: str) -> Tensors:
         return {k[len(kind) + 1 :]: x for k, x in self._blocks.items() if k.startswith(kind + "/")}
+
+
+def _block(length: int, x: Tensor, device: torch.device) -> Tensor:
+    """Zeros ``[length, *x.shape]``; images ``[B, C, H, W]`` lie channels-last, so that no update has to turn them."""
+    if x.dim() == 4 and x.shape[1] < min(x.shape[2:]):
+        batch, channels, height, width = x.shape
+        return torch.zeros(length, batch, height, width, channels, dtype=x.dtype, device=device).movedim(-1, 2)
+    return torch.zeros((length, *x.shape), dtype=x.dtype, device=device)
 
 
 def _carried(name: str) -> bool:

@@ -1,10 +1,10 @@
-"""The same seed gives the same run to the bit, evaluation disturbs nothing, and the user's process is left as it was."""
+"""The same seed gives the same run to the bit, evaluation disturbs nothing, the user's process is left as it was."""
 
 from __future__ import annotations
 
 import random
 import signal
-import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def same_agent(a: State, b: State) -> bool:
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(agent: str, network: str, tmp_path: Path) -> None:
     def run(seed: int) -> State:
         torch.manual_seed(int.from_bytes(random.randbytes(4)))  # the process's own numbers must not matter
-        normalizers = {"agent__normalize_observation": True, "agent__normalize_reward": True}
+        normalizers: dict[str, Any] = {"agent__normalize_observation": True, "agent__normalize_reward": True}
         return saved(train(tmp_path, "CartPole-v1", agent, seed=seed, **NETWORKS[network], **normalizers).run)
 
     first, again, other = run(3), run(3), run(4)
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(agent: str, n
         {"agent__distribution": "beta", "environment": "Pendulum-v1", "env__max_episode_steps": 9},
         {"environment": TOY + "MixedActionEnv", "env__options": ("more=true",)},
         {"environment": TOY + "MaskedEnv"},
-        {"agent__learning_rate_schedule": "kl", "agent__target_kl": 0.01},
+        {"agent__learning_rate_schedule": "kl", "agent__target_kl": 0.01, "engine": "torch"},
     ],
     ids=str,
 )
@@ -80,10 +80,15 @@ def test_every_source_of_chance_is_seeded(changes: dict[str, Any], tmp_path: Pat
     assert_same(trained(first), trained(again))
 
 
+@pytest.mark.xfail(strict=True, reason="NumpyActor keeps no parameters of the distribution, which the exact KL needs")
+def test_the_kl_schedule_and_the_default_engine_go_together(tmp_path: Path) -> None:
+    train(tmp_path, "CartPole-v1", agent__learning_rate_schedule="kl", agent__target_kl=0.01)
+
+
 @pytest.mark.parametrize("greedy", [True, False])
 @pytest.mark.parametrize("network", ["numpy", "lstm"])
 def test_evaluation_does_not_touch_training(network: str, greedy: bool, tmp_path: Path) -> None:
-    changes = NETWORKS[network] | {"agent__normalize_observation": True, "nb_step": 200}
+    changes: dict[str, Any] = NETWORKS[network] | {"agent__normalize_observation": True, "nb_step": 200}
     without = train(tmp_path, "CartPole-v1", **changes)
     often = train(tmp_path, "CartPole-v1", evaluation__every=1, evaluation__greedy=greedy, **changes)
     assert saved(often.run)["evaluator"]["round"] > saved(without.run)["evaluator"]["round"] + 2
@@ -105,20 +110,19 @@ def test_the_process_is_left_as_it_was(tmp_path: Path) -> None:
         return random.getstate(), np.random.get_state()[1].tolist(), np.geterr(), handlers, switches  # type: ignore[index]
 
     numbers, before = torch.get_rng_state(), facts()
-    for environment in ("CartPole-v1", COUNTING):
-        for agent, network in (("ppo", {}), ("a2c", {"network__body": "lstm"})):
+    lstm: dict[str, Any] = {"network__body": "lstm"}
+    for environment, size in (("CartPole-v1", 4), (COUNTING, 2)):
+        for agent, network in (("ppo", {}), ("a2c", lstm)):
             result = train(tmp_path, environment, agent, evaluation__every=30, evaluation__greedy=False, **network)
             player = result.load()
             player.evaluate(2)
-            player.act(np.zeros(player.agent.preprocess.shapes["observation"], np.float32), greedy=False)  # type: ignore[union-attr]
+            player.act(np.zeros(size, np.float32), greedy=False)
     assert torch.equal(numbers, torch.get_rng_state())
     assert before == facts()
 
 
 def test_training_works_outside_the_main_thread(tmp_path: Path) -> None:
     """Signals can be caught in the main thread alone; a notebook's or server's worker thread does without."""
-    import threading
-
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(train(tmp_path, COUNTING)))
     thread.start()
@@ -135,8 +139,3 @@ def test_a_signal_ends_the_run_at_an_update_with_everything_saved(tmp_path: Path
     assert result.reason == "SIGTERM asked for it"
     assert saved(result.run)["counters"] == saved(result.run)["counters"] | {"step": result.steps, "updates": 2}
     assert result.evaluation is None
-
-
-def test_nothing_of_the_test_itself_is_left_in_the_path() -> None:
-    """Names are resolved in the folder where the user is, and that is all that training adds to the path."""
-    assert sys.path.count("") <= 1

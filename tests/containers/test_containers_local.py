@@ -60,7 +60,9 @@ def test_steps_are_the_decisions_that_environments_saw(agent: str) -> None:
     worker.run(200)
     assert worker.local_step_count == CALLS["step"]
     assert CALLS["reset"] > 4  # rows of resets there were, and none of them was counted
-    assert worker.updates * 8 * 4 == CALLS["step"] + CALLS["reset"] - 4  # the first reset of a row is no step of a rollout
+    assert (
+        worker.updates * 8 * 4 == CALLS["step"] + CALLS["reset"] - 4
+    )  # the first reset of a row is no step of a rollout
     worker.close()
 
 
@@ -130,9 +132,7 @@ def test_numbers_in_infos_at_an_episodes_end_are_logged(tmp_path: Path) -> None:
 
 def test_metrics_are_logged_once_per_interval(tmp_path: Path) -> None:
     steps: list[int] = []
-    result = train(
-        tmp_path, COUNTING, on_update=lambda x: steps.append(int(x["step"])), nb_step=400, log_every=100
-    )
+    result = train(tmp_path, COUNTING, on_update=lambda x: steps.append(int(x["step"])), nb_step=400, log_every=100)
     lines = [line["step"] for line in read_metrics(result.run / "metrics.jsonl") if "loss/policy" in line]
     assert lines == first_past(steps, 100)
     silent = train(tmp_path, COUNTING, log_every=0)
@@ -231,7 +231,7 @@ def test_the_log_and_the_settings_tell_what_was_run(tmp_path: Path) -> None:
     assert (origins["agent.gae_lambda"], origins["nb_step"]) == ("preset cartpole/ppo", "flag")
 
 
-DIVERGING = {"checkpoint_every": 32, "nb_step": 2_000, "keep": 100}
+DIVERGING: dict[str, Any] = {"checkpoint_every": 32, "nb_step": 2_000, "keep": 100}
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_earlier_checkpoints_are_whole(tmp_path: Path) -> None:

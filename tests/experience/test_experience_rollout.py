@@ -115,3 +115,21 @@ def test_every_epoch_has_a_permutation_of_its_own() -> None:
     batch, generator = numbered_batch(8, 8), torch.Generator().manual_seed(0)
     orders = [[p.reward.flatten().tolist() for p in batch.minibatches(2, "transition", generator)] for _ in range(2)]
     assert orders[0] != orders[1]
+
+
+def test_images_lie_channels_last_from_the_cache_to_the_minibatch() -> None:
+    """So that a convolution gets its favourite layout without a copy in every update; values are as written."""
+    cache = RolloutCache(T, B, GAMMA, torch.device("cpu"))
+    frames = torch.randint(0, 255, (T + 1, B, 3, 8, 9), dtype=torch.uint8)
+    flags = torch.zeros(B, dtype=torch.bool)
+    for t in range(T + 1):
+        cache.env_write(EnvStep({"frame": frames[t]}, torch.zeros(B), flags, flags, flags), HiddenState())
+        if t < T:
+            cache.agent_write(agent_step(t))
+    batch = cache.read()
+    assert torch.equal(batch.observation["frame"], frames)
+    for part in batch.minibatches(2, "transition", torch.Generator().manual_seed(0)):
+        picked = part.observation["frame"]
+        assert picked[0].is_contiguous(memory_format=torch.channels_last)
+        rows = [next(i for i, f in enumerate(frames[:T].flatten(0, 1)) if torch.equal(f, x)) for x in picked[0]]
+        assert part.action["action"][0].tolist() == [100 + row // B for row in rows]

@@ -1,4 +1,4 @@
-"""What Ludus must learn, as data, and the one way in which a task is run; tests and ``benchmarks/learning.py`` share it."""
+"""What Ludus must learn, as data, and the one way to run it, for tests and ``benchmarks/learning.py`` alike."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import ludus
 
-TOY = "ludus.environments.toy:"
-LSTM = {"network.body": "lstm"}
+AGENTS = ("ppo", "a2c")
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,8 @@ class Task:
     target: float
     nb_step: int
     seeds: int
-    settings: Mapping[str, Any] = field(default_factory=dict)  # over the preset, which the environment picks
+    settings: Mapping[str, Any] = field(default_factory=dict)  # over the preset
+    preset: str | None = None  # None: the one that fits environment and agent, if there is one
     every: int = 5_000  # steps between evaluations
     whole: bool = False  # goes on to nb_step when the target is reached, so that the final policy is measured too
     beyond: bool = False  # what no such policy can do: every evaluation must stay below the target
@@ -48,8 +48,9 @@ class Outcome(NamedTuple):
 def run(task: Task, seed: int, runs: Path) -> Outcome:
     """Train one seed on one thread."""
     began = time.perf_counter()
+    settings = settings_of(task, runs)
     result = ludus.train(
-        task.environment, task.agent, nb_step=task.nb_step, seed=seed, settings=settings_of(task, runs)
+        task.environment, task.agent, nb_step=task.nb_step, seed=seed, preset=task.preset, settings=settings
     )
     curve = evaluations(result.run)
     reached = next((step for step, mean in curve if mean >= task.target), None)
@@ -77,3 +78,59 @@ def evaluations(run: Path) -> list[tuple[int, float]]:
     """Steps and mean return of every evaluation of a run."""
     lines = (json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     return [(line["step"], line["evaluation/mean"]) for line in lines if "evaluation/mean" in line]
+
+
+TOY = "ludus.environments.toy:"
+BLIND_CARTPOLE = f"{TOY}NoVelocityCartPole"
+LSTM = {"network.body": "lstm"}
+SMALL = {"agent.gamma": 0.9, "network.hidden": (32, 32), "network.lstm_size": 32}
+QUICK: dict[str, dict[str, Any]] = {
+    "ppo": SMALL | {"agent.rollout": 32, "agent.epochs": 8, "agent.learning_rate": 2e-3},
+    "a2c": SMALL
+    | {
+        "agent.learning_rate": 5e-3,
+        "agent.learning_rate_schedule": "constant",
+        "agent.optimizer": "adam",
+        "agent.normalize_advantage": True,
+        "agent.log_std_init": -1.0,  # at a deviation of 1, clipping makes a mean beyond the target the best one
+    },
+}
+
+CLASSIC = (
+    Task("cartpole/ppo", "CartPole-v1", "ppo", 475, 100_000, 10),
+    Task("cartpole/a2c", "CartPole-v1", "a2c", 475, 500_000, 10),
+    Task("novelocity/lstm", BLIND_CARTPOLE, "ppo", 475, 200_000, 5, LSTM, preset="cartpole/ppo"),
+    Task("novelocity/feedforward", BLIND_CARTPOLE, "ppo", 300, 200_000, 3, preset="cartpole/ppo", beyond=True),
+    Task("pendulum/gaussian", "Pendulum-v1", "ppo", -200, 200_000, 5, every=10_000),
+    Task("pendulum/beta", "Pendulum-v1", "ppo", -200, 200_000, 5, {"agent.distribution": "beta"}, every=10_000),
+    Task("acrobot/ppo", "Acrobot-v1", "ppo", -100, 500_000, 5, every=20_000),
+    Task("lunarlander/ppo", "LunarLander-v3", "ppo", 200, 1_000_000, 3, every=50_000, whole=True),
+)
+
+
+def toy(name: str, environment: str, agent: str, target: float, nb_step: int, **more: Any) -> Task:
+    """A task of seconds."""
+    settings = QUICK[agent] | more.pop("settings", {})
+    return Task(f"{name}/{agent}", TOY + environment, agent, target, nb_step, 3, settings, every=2_000, **more)
+
+
+def toys(agent: str) -> tuple[Task, ...]:
+    """One task for each thing that an agent must master."""
+    info, dials = ({"env.options": (f"{option}=true",)} for option in ("in_info", "more"))
+    continuous = [
+        toy(kind, "TargetEnv", agent, -0.3, 16_000, settings={"agent.distribution": kind})  # of 0; untrained: −2.7
+        for kind in ("gaussian", "tanh", "beta")
+    ]
+    return (
+        toy("memory", "MemoryEnv", agent, 0.95, 10_000, settings=LSTM),
+        toy("memory feedforward", "MemoryEnv", agent, 0.5, 10_000, beyond=True),  # its mean is 0, ± 0.1
+        toy("masked", "MaskedEnv", agent, 7.8, 10_000),  # of 8
+        toy("masked by info", "MaskedEnv", agent, 7.8, 10_000, settings=info),
+        toy("mixed", "MixedActionEnv", agent, 7.2, 20_000),  # of 8; with amounts left at 0: 6
+        toy("mixed more", "MixedActionEnv", agent, 5.0, 40_000, settings=dials),  # of 8; one switch left to chance: 4
+        *continuous,
+    )
+
+
+TOYS = tuple(task for agent in AGENTS for task in toys(agent))
+TASKS = {task.name: task for task in (*CLASSIC, *TOYS)}

@@ -249,7 +249,9 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def train_and_play(choice: Choice, folder: Path, replayed: list[int]) -> None:
     """Two updates, an evaluation, a saved run; then its policy on single observations and on a batch."""
     environment, agent, settings = settings_of(choice, folder)
-    result = ludus.train(environment, agent, nb_step=19, preset="none", settings=settings)  # one update makes 18 at most
+    result = ludus.train(
+        environment, agent, nb_step=19, preset="none", settings=settings
+    )  # one update makes 18 at most
     assert len(replayed) >= 2
     assert result.evaluation is not None
     assert len(result.evaluation.returns) == 2
