@@ -13,11 +13,9 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +26,7 @@ from tests.learning.learning_tasks import TASKS, Outcome, Task, run, settings_of
 ROOT = Path(__file__).parents[1]
 KEPT, PAGE = OUT / "learning.jsonl", ROOT / "docs" / "results.md"
 AT_ONCE = 2
+ANY = "any"
 Row = dict[str, Any]
 
 
@@ -58,31 +57,32 @@ def _git(*command: str) -> str:
 def fingerprint(task: Task) -> str:
     """Changes with any setting of the task, those of its preset among them, and with nothing else."""
     overrides = settings_of(task, Path("runs")) | {"nb_step": task.nb_step}
-    settings = resolve_settings(task.environment, task.agent, task.preset, overrides=overrides).settings
+    settings = resolve_settings(task.environment, task.agent, overrides=overrides).settings
     named = to_flat(settings) | {"target": task.target}
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def kept() -> dict[Job, Row]:
-    """All results so far, the newest of each job."""
+def kept(at: str) -> dict[Job, Row]:
+    """All results so far, the newest of each job; ``at`` ANY, those of different commits are of one job."""
     lines = KEPT.read_text(encoding="utf-8").splitlines() if KEPT.exists() else []
-    return {Job.of(row): row for row in map(json.loads, lines)}
+    rows = {Job.of(row): row for row in map(json.loads, lines)}
+    return {job._replace(commit=ANY): row for job, row in rows.items()} if at == ANY else rows
 
 
-def jobs_of(tasks: Iterable[Task]) -> list[Job]:
-    """Every seed of the tasks, at the present commit and settings."""
-    here = commit()
-    return [Job(task.name, seed, here, fingerprint(task)) for task in tasks for seed in range(task.seeds)]
+def jobs_of(tasks: Iterable[Task], at: str) -> list[Job]:
+    """Every seed of the tasks, with the settings that are here now."""
+    return [Job(task.name, seed, at, fingerprint(task)) for task in tasks for seed in range(task.seeds)]
 
 
 def run_apart(job: Job) -> Row:
     """Run a job in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.learning", "--one", job.task, str(job.seed)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment, here = os.environ | {"OMP_NUM_THREADS": "1"}, commit()
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{job.task}, seed {job.seed} failed:\n{done.stderr}")
-    return job._asdict() | json.loads(done.stdout.splitlines()[-1])
+    outcome: Row = json.loads(done.stdout.splitlines()[-1])
+    return job._replace(commit=here)._asdict() | outcome
 
 
 def run_one(name: str, seed: int) -> None:
@@ -91,20 +91,21 @@ def run_one(name: str, seed: int) -> None:
         print(json.dumps(run(TASKS[name], seed, Path(runs))._asdict()))
 
 
-def run_all(jobs: list[Job]) -> None:
-    """Run what is not kept yet, and keep each result as it comes."""
-    have = kept()
+def run_all(jobs: list[Job], have: dict[Job, Row]) -> None:
+    """Run what ``have`` lacks, and keep each result as it comes."""
     missing = [job for job in jobs if job not in have]
     print(f"{len(jobs)} runs, {len(jobs) - len(missing)} of them kept from before.", flush=True)
     KEPT.parent.mkdir(exist_ok=True)
-    writing, began = threading.Lock(), time.time()
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    pool, began = ThreadPoolExecutor(AT_ONCE), time.time()
+    try:
         for done, future in enumerate(as_completed([pool.submit(run_apart, job) for job in missing]), 1):
             row = future.result()
-            with writing, KEPT.open("a", encoding="utf-8") as file:
+            with KEPT.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             left = (time.time() - began) / done * (len(missing) - done)
             print(f"[{done}/{len(missing)}, {left / 60:.0f} min left] {_told(row)}", flush=True)
+    finally:
+        pool.shutdown(cancel_futures=True)  # a run that broke or Ctrl-C: what has not begun is for the next call
 
 
 def _outcome(row: Row) -> Outcome:
@@ -124,7 +125,7 @@ def _told(row: Row) -> str:
 INTRO = """# What Ludus learns
 
 Written by `python -m benchmarks.learning --write`, which runs what is missing, two runs at a time with one thread each,
-and keeps results by task, seed, commit and settings; `--task NAME …` picks some. `make test-slow` asserts the same tasks
+and keeps results by task, seed, commit and settings; `--task NAME …` picks some. `make test-slow` asserts the same
 ([learning_tasks.py](../tests/learning/learning_tasks.py)); toys of seconds are in `make test`.
 
 Every few thousand steps the policy plays 100 fresh greedy episodes, on environments and seeds of evaluation's own. A
@@ -135,9 +136,8 @@ with a + had edits to the library that were not committed yet.
 """
 
 
-def write(jobs: list[Job]) -> None:
+def write(jobs: list[Job], have: dict[Job, Row]) -> None:
     """Make docs/results.md of the kept results."""
-    have = kept()
     by_task = {name: [have[job] for job in jobs if job.task == name and job in have] for name in TASKS}
     parts = [INTRO, _summary(by_task)] + [_seeds(TASKS[name], rows) for name, rows in by_task.items() if rows]
     PAGE.write_text("\n".join(parts), encoding="utf-8")
@@ -184,17 +184,17 @@ def _seeds(task: Task, rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the learning tasks and keep their results.")
     parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS), help="only these")
-    parser.add_argument("--seeds", type=int, default=0, help="at most so many seeds per task; 0: all")
+    parser.add_argument("--any-commit", action="store_true", help="results of other commits count, if settings agree")
     parser.add_argument("--write", action="store_true", help="make docs/results.md of all that is kept")
     parser.add_argument("--one", nargs=2, metavar=("TASK", "SEED"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         run_one(args.one[0], int(args.one[1]))
         return
-    tasks = [TASKS[name] for name in args.task]
-    run_all(jobs_of(replace(task, seeds=min(task.seeds, args.seeds or task.seeds)) for task in tasks))
+    at = ANY if args.any_commit else commit()
+    run_all(jobs_of((TASKS[name] for name in args.task), at), kept(at))
     if args.write:
-        write(jobs_of(TASKS.values()))
+        write(jobs_of(TASKS.values(), at), kept(at))
 
 
 if __name__ == "__main__":

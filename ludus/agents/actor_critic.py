@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -56,6 +57,9 @@ class ActorCriticConfig:
         for name, low, high in (("gamma", 0, 1), ("gae_lambda", 0, 1)):
             if not low <= getattr(self, name) <= high:
                 raise UserError(f"agent.{name} is {getattr(self, name)}; it must lie between {low} and {high}.")
+        for name in ("learning_rate", "optimizer_eps", "log_std_init", "entropy_coef", "value_coef", "max_grad_norm"):
+            if not math.isfinite(getattr(self, name)):
+                raise UserError(f"agent.{name} is {getattr(self, name)}; it must be a finite number.")
         for name in ("learning_rate", "rollout", "optimizer_eps"):
             if getattr(self, name) <= 0:
                 raise UserError(f"agent.{name} is {getattr(self, name)}; it must be greater than 0.")
@@ -68,6 +72,7 @@ class ActorCritic(Agent):
     """A policy and a value function, learned from whole rollouts; one step per rollout."""
 
     Config: type[Any] = ActorCriticConfig
+    keeps_distribution = False
 
     def __init__(
         self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
@@ -112,8 +117,11 @@ class ActorCritic(Agent):
         return next(self.parameters()).device
 
     def use_numpy(self) -> bool:
-        """Act in numpy where the networks are plain MLPs on the CPU."""
-        if self._masked:
+        """Act in numpy where the networks are plain MLPs on the CPU, and no subclass acts in a way of its own."""
+        own = any(
+            getattr(type(self), name) is not getattr(ActorCritic, name) for name in ("act", "experience", "outputs")
+        )
+        if self._masked or self.keeps_distribution or own:
             return False
         self._numpy = NumpyActor.build(self.networks, self.policy, self.preprocess, self.normalizer)
         return self._numpy is not None
@@ -148,8 +156,11 @@ class ActorCritic(Agent):
         return AgentStep(action, self.experience(outputs, step.observation, log_prob), state)
 
     def experience(self, outputs: Tensors, observation: Tensors, log_prob: Tensor) -> Tensors:
-        """What acting leaves for the learner, ``[B]`` each."""
-        return {"log_prob": log_prob, "value": outputs["value"].squeeze(-1)}
+        """What acting leaves for the learner, ``[B]`` each; with the distribution, where an exact KL is wanted."""
+        kept = {"log_prob": log_prob, "value": outputs["value"].squeeze(-1)}
+        if self.keeps_distribution:
+            kept |= {f"old/{name}": x for name, x in self.policy.distribution(outputs, observation).items()}
+        return kept
 
     def outputs(
         self, observation: Tensors, state: HiddenState, first: Tensor, names: list[str] | None = None
@@ -172,7 +183,8 @@ class ActorCritic(Agent):
         """Add ``advantage`` and ``return`` to the experience, from the values that acting saw and one at the end."""
         value = batch.experience["value"]
         last = {name: x[-1:] for name, x in batch.observation.items()}
-        outputs, _ = self.outputs(last, batch.last_state, batch.first[-1:])
+        with_value = [name for name in self.networks if name != "actor"]
+        outputs, _ = self.outputs(last, batch.last_state, batch.first[-1:], with_value)
         value_t = torch.cat([value[1:], outputs["value"].squeeze(-1)])
         reward = batch.reward if self.reward_scaler is None else self.reward_scaler.scale(batch.reward)
         if getattr(self.config, "n_step", 0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -65,8 +66,8 @@ class PPOConfig:
         """Refuse values that cannot train."""
         self.validate_base()  # type: ignore[misc]
         for name in ("epochs", "minibatches", "clip"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"agent.{name} is {getattr(self, name)}; it must be greater than 0.")
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"agent.{name} is {getattr(self, name)}; it must be greater than 0, and finite.")
         for name in ("value_clip", "target_kl"):
             if getattr(self, name) < 0:
                 raise UserError(f"agent.{name} is {getattr(self, name)}; it must not be negative.")
@@ -83,6 +84,7 @@ class PPO(ActorCritic):
         self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
     ) -> None:
         super().__init__(observation, action, config, networks, batch)
+        self.keeps_distribution = config.learning_rate_schedule == "kl"
         self.by: Literal["environment", "transition"] = "environment" if self.recurrent else "transition"
         parts = batch if self.recurrent else batch * config.rollout
         if config.minibatches > parts:
@@ -94,13 +96,6 @@ class PPO(ActorCritic):
         self.clip: Tensor
         self.register_buffer("clip", torch.tensor(config.clip), persistent=False)
         self.generator = torch.Generator()  # of minibatches; the container seeds it
-
-    def experience(self, outputs: Tensors, observation: Tensors, log_prob: Tensor) -> Tensors:
-        """Also the distribution's parameters, where the exact KL is wanted."""
-        kept = super().experience(outputs, observation, log_prob)
-        if self.config.learning_rate_schedule == "kl":
-            kept |= {f"old/{name}": x for name, x in self.policy.distribution(outputs, observation).items()}
-        return kept
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Epochs × minibatches, a new permutation each epoch; stops or moves the step size by the KL, if told to."""
@@ -150,7 +145,7 @@ class PPO(ActorCritic):
         return losses, metrics
 
     def _kl(self, outputs: Tensors, log_ratio: Tensor, batch: Batch) -> Tensor:
-        if self.config.learning_rate_schedule != "kl":
+        if not self.keeps_distribution:
             return approx_kl(log_ratio)
         old = {name.removeprefix("old/"): x for name, x in batch.experience.items() if name.startswith("old/")}
         return self.policy.kl(old, outputs, batch.observation)

@@ -9,7 +9,7 @@ import inspect
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from ludus.containers.coerce import coerce, describe
 from ludus.core.errors import UserError, nearest
@@ -35,6 +35,7 @@ def parse(arguments: type[T], argv: list[str], command: str, prefix: str = "") -
     if word := only_word(words, command):
         values[prefix + first.name] = word
     elif first.default is MISSING:
+        refuse_swallowed(values, command)
         raise UserError(f"`ludus {command}` needs a {first.name}: `ludus {command} --help` shows how to give one.")
     names = {key: key.removeprefix(prefix) for key in values}
     return arguments(**{name: coerce(key, values[key], types[name], "argument") for key, name in names.items()})
@@ -90,6 +91,16 @@ def read_words(argv: list[str], flags: Mapping[str, Flag]) -> tuple[list[str], d
     return alone, values
 
 
+def refuse_swallowed(values: Mapping[str, Any], command: str) -> None:
+    """Where the word without a flag is missing: say so if a list has taken what looks like it."""
+    for key, value in values.items():
+        if isinstance(value, list) and value and "=" not in value[-1] and not _fits(value[-1], float):
+            raise UserError(
+                f'`ludus {command}` lacks its first word: "{value[-1]}" was taken as one of {spell(key)}; put the word '
+                "without a flag before it."
+            )
+
+
 def only_word(words: list[str], command: str) -> str | None:
     """The one word that a command takes without a flag, if it is there."""
     if len(words) > 1:
@@ -103,13 +114,28 @@ def _take(name: str, flag: Flag, left: deque[str], attached: bool) -> Any:
             raise UserError(f'{name} takes no value, but got "{left[0]}"; leave the value out.')
         return flag.switch
     if get_origin(flag.annotation) is tuple:
-        taken = []
-        while left and not _is_flag(left[0]):
-            taken.append(left.popleft())
-        return taken
+        return _take_list(get_args(flag.annotation)[0], left)
     if not left or (_is_flag(left[0]) and not attached):
         raise UserError(f"{name} needs a value: {describe(flag.annotation)}.")
     return left.popleft()
+
+
+def _take_list(item: Any, left: deque[str]) -> list[str]:
+    """The words up to the next flag, or up to one that is no item: ``--network.hidden 64 64 CartPole-v1``."""
+    taken: list[str] = []
+    while left and not _is_flag(left[0]):
+        if taken and not _fits(left[0], item):
+            break
+        taken.append(left.popleft())
+    return taken
+
+
+def _fits(word: str, annotation: Any) -> bool:
+    try:
+        coerce("", word, annotation, "")
+    except UserError:
+        return False
+    return True
 
 
 def _is_flag(word: str) -> bool:

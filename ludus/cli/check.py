@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from ludus.cli.arguments import parse
-from ludus.environments.config import EnvConfig
+from ludus.core.errors import UserError
+from ludus.environments.config import Backend, EnvConfig
+from ludus.environments.findings import Problem
 
 PROBLEMS = 2  # exit code
 
@@ -26,6 +28,8 @@ class Arguments:
     options: Annotated[tuple[str, ...], tyro.conf.arg(name="env.options")] = ()
     # Steps after which an episode is truncated; 0 keeps the environment's own limit.
     max_episode_steps: Annotated[int, tyro.conf.arg(name="env.max-episode-steps")] = 0
+    # What steps it in training; an EnvPool id (Pong-v5) needs envpool.
+    backend: Annotated[Backend, tyro.conf.arg(name="env.backend")] = "auto"
     # The key of the action mask in the observation dict or in info.
     mask: Annotated[str, tyro.conf.arg(name="env.mask")] = "action_mask"
 
@@ -34,11 +38,13 @@ def run(argv: list[str]) -> int:
     """Print the problems; the exit code is 2 if any of them is an error."""
     given = parse(Arguments, argv, "check", prefix="env.")  # the same flags as in `ludus train`
     config = EnvConfig(
-        id=given.environment, options=given.options, max_episode_steps=given.max_episode_steps, mask=given.mask
+        id=given.environment,
+        backend=given.backend,
+        options=given.options,
+        max_episode_steps=given.max_episode_steps,
+        mask=given.mask,
     )
-    from ludus.environments.check import check
-
-    problems = check(config)
+    problems = find_problems(config)
     errors = [problem for problem in problems if problem.severity == "error"]
     console = Console()
     for problem in problems:
@@ -46,7 +52,24 @@ def run(argv: list[str]) -> int:
         console.print(Text.assemble((problem.severity, f"bold {colour}"), f"  {problem.what}\n    fix: {problem.fix}"))
     again = f"ludus {{}} {shlex.join(argv)}"
     if errors:
-        console.print(Text(f"{config.id}: {len(errors)} to fix; then type `{again.format('check')}` again."))
+        console.print(
+            Text(f"{config.id}: {len(errors)} to fix; then type `{again.format('check')}` again."), soft_wrap=True
+        )
         return PROBLEMS
-    console.print(Text(f"{config.id} is ready; type `{again.format('train')}`."))
+    console.print(Text(f"{config.id} is ready; type `{again.format('train')}`."), soft_wrap=True)
     return 0
+
+
+def find_problems(config: EnvConfig) -> list[Problem]:
+    """Inspect an environment; those of EnvPool are sound, so there only its name, options and spaces can be wrong."""
+    if config.backend != "envpool":
+        from ludus.environments.check import check
+
+        return check(config)
+    from ludus.managers.make import make_manager
+
+    try:
+        make_manager(config, 1).close()
+    except UserError as error:
+        return [Problem(f"It cannot be made: {error}", "Do what the message says.")]
+    return []

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except UserError as error:
-        print(f"ludus: {error}", file=sys.stderr)
+        print(f"ludus: {' '.join(str(error).split())}", file=sys.stderr)  # one line, whatever was quoted in it
         return BAD_INPUT
     except SystemExit as leave:  # tyro, after a help text
         if leave.code:
@@ -34,6 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nludus: stopped.", file=sys.stderr)
         return INTERRUPTED
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+            raise
+        print("ludus: There is not enough memory; lower env.num, agent.rollout or network.hidden.", file=sys.stderr)
+        return BAD_INPUT
     except BrokenPipeError:  # `ludus list environments | head`
         sys.stderr.close()
         return 0

@@ -14,7 +14,7 @@ import numpy as np
 import tyro
 
 from ludus.cli.arguments import parse
-from ludus.containers.settings import at_least
+from ludus.containers.settings import at_least, at_most
 from ludus.core.errors import UserError
 from ludus.track.rundir import RunDirectory
 from ludus.track.video import Frame, write_video
@@ -44,6 +44,7 @@ def run(argv: list[str]) -> int:
     at_least("--episodes", given.episodes, 1)
     at_least("--seed", given.seed, 0)
     at_least("--fps", given.fps, 0.1)
+    at_most("--fps", given.fps, 1000)
     if given.out and Path(given.out).suffix not in (".mp4", ".gif"):
         raise UserError(f'--out is "{given.out}", but a video ends in .mp4 or .gif.')
     directory = RunDirectory.open(given.run, given.runs)

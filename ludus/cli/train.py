@@ -9,7 +9,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from ludus.cli.arguments import known_flags, only_word, read_words, show_help, wants_help
+from ludus.cli.arguments import known_flags, only_word, read_words, refuse_swallowed, show_help, wants_help
 from ludus.containers.settings import (
     NO_PRESET,
     Resolved,
@@ -70,6 +70,8 @@ def parse(argv: list[str]) -> Resolved:
     alone, values = read_words(words, known_flags(types | LAYERS | short))
     overrides = {SHORT.get(key, key): value for key, value in values.items() if key not in LAYERS}
     environment = only_word(alone, "train")
+    if environment is None and "env.id" not in overrides and file is None and not helps:
+        refuse_swallowed(values, "train")
     if environment and overrides.get("env.id", environment) != environment:
         raise UserError(f'Two environments were given, "{environment}" and "{overrides["env.id"]}"; leave one out.')
     if helps and environment is None and file is None:
@@ -94,12 +96,13 @@ def closing(run: Path, runs: Path) -> str:
 
 def _peek(words: list[str], flag: str) -> str | None:
     """The value of a flag that decides which other flags there are; whether it is well-formed is checked later."""
+    found = None  # where it is given twice, the last one counts, as for every flag
     for index, word in enumerate(words):
         if word == flag and index + 1 < len(words):
-            return words[index + 1]
+            found = words[index + 1]
         if word.startswith(f"{flag}="):
-            return word.partition("=")[2]
-    return None
+            found = word.partition("=")[2]
+    return found
 
 
 def _show_help(settings: Settings[Any], preset: str | None, file: str | None) -> None:

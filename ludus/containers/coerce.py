@@ -9,6 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from ludus.core.errors import UserError, nearest
 
 BOOLEANS = {"true": True, "false": False}
+LARGEST = 2**63  # whole numbers are below this: torch and numpy count in 64 bits
 FAILURES = (TypeError, ValueError, KeyError, OverflowError)  # what conversions raise
 
 
@@ -76,8 +77,14 @@ def _number(value: Any, kind: type[int] | type[float]) -> int | float:
     if isinstance(value, bool):
         raise ValueError(value)
     if kind is int and isinstance(value, str) and "e" not in value.lower():
-        return int(value)
+        return _small(int(value))
     number = float(value)
     if math.isnan(number) or (kind is int and number != int(number)):
         raise ValueError(value)
-    return number if kind is float else int(number if isinstance(value, str) else value)
+    return number if kind is float else _small(int(number if isinstance(value, str) else value))
+
+
+def _small(number: int) -> int:
+    if abs(number) >= LARGEST:
+        raise ValueError(number)
+    return number

@@ -68,7 +68,10 @@ class Evaluator:
                     lengths.append(episode.length)
             if not any(quota):
                 return Evaluation(returns, lengths)
-        raise UserError(f"An evaluation had unfinished episodes after {LONGEST} steps; set env.max_episode_steps.")
+        raise UserError(
+            f"An evaluation had unfinished episodes after {LONGEST:,} steps; set env.max_episode_steps to the "
+            "length at which an episode may be cut."
+        )
 
     def close(self) -> None:
         """Close the environments."""

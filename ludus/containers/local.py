@@ -53,6 +53,7 @@ class LocalWorker(Container):
         self.local_step_count, self.updates = 0, 0
         self.reward_buffer: deque[float] = deque(maxlen=RECENT)
         self.length_buffer: deque[float] = deque(maxlen=RECENT)
+        self._infos: dict[str, deque[float]] = {}  # of the episodes since the last log
         self.best: float | None = None
         self.last_evaluation: Evaluation | None = None
         self.evaluated_at = -1
@@ -65,6 +66,7 @@ class LocalWorker(Container):
         if not self._began:
             begin(self, self.env_seed)
             self._began = True
+        metrics: Tensors = {}
         while self.local_step_count < nb_step and not self.stopping:
             scheduled = dict(self.agent.schedule(self.local_step_count / self.settings.nb_step))
             self.updater.learning_rate = scheduled.get("learning_rate", self.updater.learning_rate)
@@ -73,39 +75,43 @@ class LocalWorker(Container):
             metrics = improve(self)
             self.updates += 1
             self._after_update(before, metrics)
+        self._refuse_divergence({name: float(x) for name, x in metrics.items()})  # whatever is saved next
         return self
 
     def _after_update(self, before: int, metrics: Tensors) -> None:
-        infos = self._note_episodes()
+        self._note_episodes()
         settings = self.settings
         log_due = self._passed(before, settings.log_every)
-        if log_due or self.on_update is not None:
-            values = {name: float(x) for name, x in metrics.items()} | infos | self.progress()
+        evaluation_due = self._passed(before, settings.evaluation.every)
+        save_due = self._passed(before, settings.checkpoint_every)
+        if log_due or evaluation_due or save_due or self.on_update is not None:
+            values = {name: float(x) for name, x in metrics.items()} | self.progress()
             self._refuse_divergence(values)
-            if log_due and self.reporter is not None:
-                self.reporter.log(self.local_step_count, values)
+            if log_due:
+                infos, self._infos = self._infos, {}
+                values |= {name: sum(xs) / len(xs) for name, xs in infos.items()}
+                if self.reporter is not None:
+                    self.reporter.log(self.local_step_count, values)
             if self.on_update is not None:
                 self.on_update({"step": float(self.local_step_count)} | values)
         if self.reporter is not None:
             self.reporter.show(self)
         self.clock.lap("other")
-        if settings.evaluation.every and self._passed(before, settings.evaluation.every):
+        if evaluation_due:
             self.evaluate()
-        if self.reporter is not None and self._passed(before, settings.checkpoint_every):
+        if self.reporter is not None and save_due:
             self.reporter.checkpoint(self)
         self.clock.lap("other")
 
     def _passed(self, before: int, every: int) -> bool:
         return bool(every) and self.local_step_count // every > before // every
 
-    def _note_episodes(self) -> dict[str, float]:
-        infos: dict[str, list[float]] = {}
+    def _note_episodes(self) -> None:
         for episode in self.manager.episodes():
             self.reward_buffer.append(episode.reward)
             self.length_buffer.append(episode.length)
             for name, x in episode.infos.items():
-                infos.setdefault(f"episode/{name}", []).append(x)
-        return {name: sum(xs) / len(xs) for name, xs in infos.items()}
+                self._infos.setdefault(f"episode/{name}", deque(maxlen=1000)).append(x)
 
     def progress(self) -> dict[str, float]:
         """The numbers of the loop itself."""
@@ -116,15 +122,19 @@ class LocalWorker(Container):
         return values
 
     def _refuse_divergence(self, values: dict[str, float]) -> None:
-        for name, x in values.items():
-            if name.startswith("loss/") and not math.isfinite(x):
-                raise UserError(
-                    f"Training diverged: {name} is {x} at step {self.local_step_count}; lower agent.learning_rate, "
-                    "or turn on agent.normalize_reward if rewards are large. Earlier checkpoints are whole."
-                )
+        """Refuse to go on with, or to save, a policy whose losses or parameters are no numbers."""
+        spoilt = [f"{name} is {x}" for name, x in values.items() if _essential(name) and not math.isfinite(x)]
+        if not all(bool(torch.isfinite(p).all()) for p in self.agent.parameters()):
+            spoilt.append("parameters are not finite")
+        if spoilt:
+            raise UserError(
+                f"Training diverged: {spoilt[0]} at step {self.local_step_count}; lower agent.learning_rate, or "
+                "turn on agent.normalize_reward if rewards are large; earlier checkpoints are whole."
+            )
 
     def evaluate(self) -> Evaluation:
         """Play fresh episodes, keep the best policy, and stop where the target is reached."""
+        self._refuse_divergence({})
         evaluation = self.evaluator.run(self.agent, self.device)
         self.last_evaluation, self.evaluated_at = evaluation, self.local_step_count
         better = self.best is None or evaluation.mean > self.best
@@ -165,3 +175,8 @@ class LocalWorker(Container):
         self.evaluator.close()
         if self.reporter is not None:
             self.reporter.close()
+
+
+def _essential(name: str) -> bool:
+    """Whether a metric must be finite for learning to go on: an infinite gradient is clipped to nothing."""
+    return name.startswith("loss/") or name == "gradient_norm"

@@ -57,7 +57,7 @@ def improve(loop: Loop) -> Tensors:
     metrics: Tensors = {}
     while loop.cache.ready():
         batch = loop.cache.read()
-        check_batch(batch, loop.manager.action)
+        check_batch(batch, loop.manager.action, getattr(loop.manager, "name", "The environment"))
         learned = loop.agent.learn(batch, loop.updater)
         if learned.priority is not None and batch.index is not None:
             loop.cache.feedback(batch.index, learned.priority)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,10 +28,17 @@ Which = Literal["best", "latest"]
 class Player:
     """Acts as training left it. ``act`` takes one observation of the environment, or a batch of them."""
 
-    def __init__(self, settings: Settings[Any], state: State, meta: Mapping[str, Any], device: str = "auto") -> None:
-        self.settings, self.meta = settings, meta
+    def __init__(
+        self,
+        settings: Settings[Any],
+        state: State,
+        meta: Mapping[str, Any],
+        device: str = "auto",
+        environment: Callable[..., Any] | None = None,
+    ) -> None:
+        self.settings, self.meta, self._make = settings, meta, environment
         self.device = choose_device(device)
-        self._world = make_manager(replace(settings.env, num=1))
+        self._world = make_manager(settings.env, 1, environment=environment)
         self.agent = build_agent(settings, self._world.observation, self._world.action, self.device)
         load_agent(self.agent, state["agent"], "the run's settings")
         self._world.use(self.agent.treatment)
@@ -75,7 +82,9 @@ class Player:
     def evaluate(self, episodes: int = 100, seed: int = 0, greedy: bool = True) -> Evaluation:
         """Play fresh episodes in parallel: others than those that chose the best checkpoint."""
         changed = replace(self.settings.evaluation, episodes=episodes, greedy=greedy)
-        evaluator = build_evaluator(replace(self.settings, evaluation=changed, seed=seed), self.agent, branch=2)
+        evaluator = build_evaluator(
+            replace(self.settings, evaluation=changed, seed=seed), self.agent, self._make, branch=2
+        )
         try:
             return evaluator.run(self.agent, self.device)
         finally:
@@ -83,9 +92,13 @@ class Player:
 
     def environment(self, render_mode: str | None = None) -> EnvironmentManager:
         """One environment that this policy can play, in this process."""
-        manager = make_manager(replace(self.settings.env, num=1), render_mode=render_mode)
+        manager = make_manager(self.settings.env, 1, render_mode, self._make)
         manager.use(self.agent.treatment)
         return manager
+
+    def close(self) -> None:
+        """Close the environment that translates observations and actions; may be called twice."""
+        self._world.close()
 
     def _draw(self, rows: int) -> dict[str, torch.Tensor]:
         if self._noise is None:
@@ -93,10 +106,19 @@ class Player:
         return self._noise.next()
 
 
-def load(run: str | Path, checkpoint: str = "best", runs: str = "runs", device: str = "auto") -> Player:
-    """Load the policy of a run (a folder, or ``latest``): its ``best`` checkpoint, or the ``latest``."""
+def load(
+    run: str | Path,
+    checkpoint: str = "best",
+    runs: str = "runs",
+    device: str = "auto",
+    environment: Callable[..., Any] | None = None,
+) -> Player:
+    """Load the policy of a run (a folder, or ``latest``): its ``best`` checkpoint, or the ``latest``.
+
+    ``environment`` makes one environment, where the run's own name for it cannot be imported.
+    """
     settings, state, meta = read_run(run, checkpoint, runs)
-    return Player(settings, state, meta, device)
+    return Player(settings, state, meta, device, environment)
 
 
 def read_run(run: str | Path, checkpoint: str, runs: str) -> tuple[Settings[Any], State, dict[str, Any]]:

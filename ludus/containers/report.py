@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ludus.containers.build import Engines
 from ludus.containers.evaluate import Evaluation
 from ludus.containers.settings import Settings, to_flat
 from ludus.core.agent import Agent
+from ludus.core.errors import UserError
 from ludus.core.types import State
 from ludus.track.checkpoint import CheckpointKeeper
 from ludus.track.clock import Rate
@@ -99,6 +102,17 @@ class Reporter:
     def checkpoint(self, worker: LocalWorker) -> None:
         """Save all that a resume needs."""
         self.keeper.save(worker.local_step_count, self._state(worker))
+
+    def rescue(self, worker: LocalWorker) -> None:
+        """Save what an error would lose, unless the parameters themselves are spoilt."""
+        if worker.updates and all(bool(torch.isfinite(p).all()) for p in worker.agent.parameters()):
+            try:
+                self.checkpoint(worker)
+                self.note(f"An error ends the run; all up to step {worker.local_step_count:,} is saved.")
+            except UserError as error:  # a full disk, say: the error that ends the run matters more
+                self.note(f"An error ends the run, and the last steps could not be saved: {error}")
+        if self.console is not None:
+            self._draw(worker, self.console)
 
     def _state(self, worker: LocalWorker) -> State:
         return worker.state_dict() | {"metrics": self.metrics.state_dict()}

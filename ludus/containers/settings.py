@@ -26,6 +26,7 @@ Flat = dict[str, Any]  # dotted key → value, as in {"agent.learning_rate": 0.0
 DEFAULT_AGENT = "ppo"
 NO_PRESET = "none"
 SMALLEST = {"nb_step": 1, "seed": 0, "threads": 0, "log_every": 0, "checkpoint_every": 0, "keep": 1}
+LARGEST = {"seed": 2**63 - 1, "threads": 1024}  # what torch takes; far more threads end the process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,11 @@ class EvaluationConfig:
         """Refuse what cannot be evaluated."""
         at_least("evaluation.every", self.every, 0)
         at_least("evaluation.episodes", self.episodes, 1)
+        if self.stop_at is not None and not self.every:
+            raise UserError(
+                f"evaluation.stop_at is {self.stop_at:g}, but evaluation.every is 0, so nothing would ever reach it; "
+                "set evaluation.every to some steps, such as 5000."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +76,8 @@ class Settings(Generic[A]):
         """Refuse sizes that make no sense, here and in every part that can check itself."""
         for name, smallest in SMALLEST.items():
             at_least(name, getattr(self, name), smallest)
+        for name, largest in LARGEST.items():
+            at_most(name, getattr(self, name), largest)
         validate_environment(self.env)
         for part in (self.agent, self.network, self.evaluation):
             if hasattr(part, "validate"):
@@ -87,6 +95,12 @@ def at_least(key: str, value: float, smallest: float) -> None:
     """Refuse a value below ``smallest``."""
     if value < smallest:
         raise UserError(f"{key} is {value}, but must be at least {smallest}.")
+
+
+def at_most(key: str, value: float, largest: float) -> None:
+    """Refuse a value above ``largest``."""
+    if value > largest:
+        raise UserError(f"{key} is {value}, but must be at most {largest}.")
 
 
 def resolve_settings(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
+
+import torch
 
 from ludus.containers.build import (
     build_agent,
@@ -25,6 +27,8 @@ from ludus.containers.local import LocalWorker, OnUpdate
 from ludus.containers.player import Player, initialise_from, load
 from ludus.containers.report import Reporter
 from ludus.containers.settings import Resolved, resolve_settings
+from ludus.core.errors import UserError
+from ludus.core.names import main_name
 from ludus.track.rundir import RunDirectory
 
 
@@ -36,10 +40,11 @@ class TrainResult(NamedTuple):
     evaluation: Evaluation | None  # the last one
     best: float | None  # the best mean return of an evaluation
     reason: str  # why it ended
+    environment: Callable[..., Any] | None = None  # what made the environments, where it was not a name
 
     def load(self, checkpoint: str = "best") -> Player:
         """The trained policy, ready to act."""
-        return load(self.run, checkpoint)
+        return load(self.run, checkpoint, environment=self.environment)
 
 
 def train(
@@ -67,11 +72,11 @@ def train(
 
 
 def import_path(thing: Callable[..., Any]) -> str:
-    """``module:name`` of a class or function; of one in the script that runs, by the script's file name."""
-    module = thing.__module__
-    if module == "__main__":
-        module = Path(getattr(sys.modules["__main__"], "__file__", "__main__")).stem
-    return f"{module}:{thing.__qualname__}"
+    """``module:name`` of a class or function."""
+    kind = thing if hasattr(thing, "__qualname__") else type(thing)  # a functools.partial has no name of its own
+    module = kind.__module__
+    module = main_name() if module == "__main__" else module
+    return f"{module}:{kind.__qualname__}"
 
 
 def train_resolved(
@@ -79,7 +84,7 @@ def train_resolved(
 ) -> TrainResult:
     """Build everything, run it, and leave a whole run folder whatever happens."""
     settings = resolved.settings
-    device = choose_device(settings.device)
+    device, threads = choose_device(settings.device), torch.get_num_threads()
     manager = build_manager(settings, environment)
     try:
         agent = build_agent(settings, manager.observation, manager.action, device)
@@ -105,11 +110,17 @@ def train_resolved(
             if worker.evaluated_at < worker.local_step_count and not worker.stopping.startswith("SIG"):
                 worker.evaluate()
             reporter.finish(worker)
+        except Exception as error:
+            reporter.rescue(worker)
+            if isinstance(error, UserError) and not worker.updates:  # nothing was learned: leave no half run behind
+                reporter.close()
+                shutil.rmtree(run.path, ignore_errors=True)
+            raise
         finally:
             worker.close()
-    return TrainResult(
-        run.path, worker.local_step_count, worker.last_evaluation, worker.best, worker.stopping or "all steps are done"
-    )
+            torch.set_num_threads(threads)
+    reason = worker.stopping or "all steps are done"
+    return TrainResult(run.path, worker.local_step_count, worker.last_evaluation, worker.best, reason, environment)
 
 
 @contextmanager

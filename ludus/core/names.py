@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ludus.core.errors import UserError, nearest
@@ -25,8 +27,12 @@ def resolve(name: str, known: Mapping[str, str], kind: str) -> Any:
     module_name, _, attribute = path.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")  # a user's own module lies in the folder where the command is typed
+    if "<" in attribute:
+        raise UserError(
+            f'{kind} "{name}" is a local class or function, which no other process can find; move it to a module.'
+        )
     try:
-        module = importlib.import_module(module_name)
+        module = _import(module_name)
     except ImportError as error:
         if error.name is not None and not module_name.startswith(error.name):
             raise UserError(
@@ -42,3 +48,16 @@ def resolve(name: str, known: Mapping[str, str], kind: str) -> Any:
         raise UserError(
             f'{kind} "{name}": module {module_name} has no {attribute}.{nearest(attribute, vars(module))}'
         ) from error
+
+
+def main_name() -> str:
+    """The name under which the script or module that runs can be imported."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)  # there is one with python -m
+    return spec.name if spec is not None else Path(getattr(main, "__file__", None) or "__main__").stem
+
+
+def _import(module_name: str) -> ModuleType:
+    if module_name == main_name():
+        return sys.modules["__main__"]  # importing it would run it again
+    return importlib.import_module(module_name)

@@ -62,7 +62,14 @@ class Inspection:
         return time.monotonic() - self._since > deadline
 
     def run(self) -> None:
-        """Inspect everything, from making the environment to closing it."""
+        """Inspect everything; what stops the inspection itself is a problem too, for else it would read as ready."""
+        try:
+            self._inspect()
+        except BaseException as error:  # an environment that calls sys.exit would end this thread without a word
+            what = f"The check ended in {self.call} with {type(error).__name__}: {error}."
+            self._note([Problem(what, "Mend what it names, and check again: the rest was not looked at.")])
+
+    def _inspect(self) -> None:
         env = self._make()
         if env is None:
             return

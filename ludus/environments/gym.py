@@ -12,8 +12,10 @@ from gymnasium.wrappers import TimeLimit
 
 from ludus.core.errors import UserError, nearest
 from ludus.core.names import resolve
+from ludus.environments.failure import failed
 
 Environment = gymnasium.Env[Any, Any]
+ENVPOOL_TOO = ("box2d", "mujoco")  # families that EnvPool has under the same ids
 NEEDED = ("reset", "step", "observation_space", "action_space")
 
 
@@ -37,7 +39,11 @@ def make(
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise UserError(_missing(id, spec, error)) from error
     except TypeError as error:
+        if not options:
+            raise failed(id, "its constructor", error) from error
         raise UserError(f'Environment "{id}" refused its options {sorted(options)}: {error}.') from error
+    except Exception as error:
+        raise failed(id, "its constructor", error) from error
 
 
 def is_path(id: str) -> bool:
@@ -76,7 +82,8 @@ def _missing(id: str, spec: gymnasium.envs.registration.EnvSpec, error: Exceptio
     entry = spec.entry_point if isinstance(spec.entry_point, str) else ""
     if entry.startswith("gymnasium.envs."):
         extra = {"phys2d": "jax", "tabular": "jax"}.get(entry.split(".")[2], entry.split(".")[2].replace("_", "-"))
-        return f'Environment "{id}" needs a package that is not installed: pip install "gymnasium[{extra}]".'
+        other = ", or use --env.backend envpool" if extra in ENVPOOL_TOO else ""
+        return f'Environment "{id}" needs a package that is not installed: pip install "gymnasium[{extra}]"{other}.'
     return f'Environment "{id}" needs a package that is not installed: {error}.'
 
 
@@ -98,7 +105,17 @@ def _construct(
             f'Environment "{name}" has no option "{unknown[0]}".{nearest(unknown[0], _parameters(maker))} '
             f"It takes {', '.join(_parameters(maker)) or 'none'}."
         )
-    env = maker(**options)
+    try:
+        env = maker(**options)
+    except TypeError as error:
+        if missing := [key for key in _required(maker) if key not in options]:
+            raise UserError(
+                f'Environment "{name}" cannot be made without {", ".join(missing)}; give it as --env.options '
+                f"{missing[0]}=VALUE, or give it a default."
+            ) from error
+        raise failed(name, "its constructor", error) from error
+    except Exception as error:
+        raise failed(name, "its constructor", error) from error
     lacking = [part for part in NEEDED if not hasattr(env, part)]
     if lacking:
         raise UserError(
@@ -120,6 +137,14 @@ def accepts(maker: Callable[..., Any], argument: str) -> bool:
 
 def _parameters(maker: Callable[..., Any]) -> list[str]:
     return [name for name in inspect.signature(maker).parameters if name not in ("args", "kwargs")]
+
+
+def _required(maker: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(maker).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
 class Adapted(gymnasium.Env[Any, Any]):

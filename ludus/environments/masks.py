@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from ludus.core.errors import UserError
+from ludus.core.errors import UserError, nearest
 from ludus.core.spec import Spec, Specs, is_mask, mask_name
 from ludus.environments.spaces import Array, Arrays, Layout
 
@@ -34,7 +34,18 @@ class Masks:
                 f"{environment}: there is an action mask, but no discrete action that it could belong to; drop it, "
                 "name its parts after the actions, or set env.mask to another key."
             )
+        if isinstance(example, Mapping) and not self._single:
+            self._refuse_strange(example, actions)
         self._starts = {name: np.cumsum((0, *s.sizes[:-1])) for name, s in self._actions.items()}
+
+    def _refuse_strange(self, example: Mapping[str, Any], actions: Specs) -> None:
+        """Refuse parts that belong to no action; a vector environment adds ``_key`` to say which rows have a key."""
+        for key in example:
+            if not key.startswith("_") and not any(name == key or name.startswith(f"{key}/") for name in actions):
+                raise UserError(
+                    f'{self._environment}: the action mask has a part "{key}", but there is no such action.'
+                    f"{nearest(str(key), actions)}"
+                )
 
     def read(self, tree: Any, batch: tuple[int, ...] = ()) -> Arrays:
         """Return the masks in ``tree`` by name, ``[*batch, choices]``."""
@@ -68,13 +79,14 @@ class Masks:
         return drawn
 
     def _pick(self, tree: Any, action: str) -> Any:
+        tree = _by_part(tree)
         if tree is None or self._single:
             return tree
         if isinstance(tree, Mapping) and action in tree:
             return tree[action]
         for key in action.split("/"):
             try:
-                tree = tree[int(key)] if isinstance(tree, tuple | list) else tree[key]
+                tree = _by_part(tree[int(key)] if isinstance(tree, tuple | list) else tree[key])
             except (KeyError, IndexError, ValueError, TypeError):
                 return None
         return tree
@@ -93,6 +105,19 @@ class Masks:
                 f"{expected} choices; give one entry per choice."
             )
         return mask
+
+
+def _by_part(tree: Any) -> Any:
+    """A vector environment's infos hold its rows' tuples as an array of objects: make that a tuple of batches."""
+    if isinstance(tree, np.ndarray) and tree.dtype == object and len(tree) and isinstance(tree[0], tuple):
+        return _transposed(tuple(tree))
+    return tree
+
+
+def _transposed(rows: tuple[Any, ...]) -> Any:
+    if not isinstance(rows[0], tuple):
+        return np.stack(rows)
+    return tuple(_transposed(part) for part in zip(*rows, strict=True))
 
 
 class ObservationReader:
@@ -132,8 +157,8 @@ class ObservationReader:
         for name in self.layout.specs:
             if is_mask(name):
                 raise UserError(
-                    f'{self._environment}: the observation "{name}" has a name kept for masks; rename it, or set '
-                    f"env.mask to {name.partition('/')[0]}."
+                    f'{self._environment}: the observation "{name}" has a name kept for masks; rename it, or '
+                    "name its part of the observation in env.mask if it is one."
                 )
 
 

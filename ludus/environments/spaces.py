@@ -39,6 +39,8 @@ class Layout:
         self.leaves: dict[str, Leaf] = {}
         self._add(space, (), environment)
         self.specs: Specs = {name: leaf.spec for name, leaf in self.leaves.items()}
+        if not any(spec.size for spec in self.specs.values()):
+            raise UserError(f"{environment}: the {root} space {space} holds nothing; give it at least one number.")
         self._plain = self.leaves.get(root) if not isinstance(space, spaces.Dict | spaces.Tuple) else None
 
     def flatten(self, value: Any) -> Arrays:
@@ -76,6 +78,8 @@ class Layout:
         if name in self.leaves:
             raise UserError(f'{environment}: two parts of the {self.root} space are both called "{name}"; rename one.')
         self.leaves[name] = _leaf(space, path, f'{environment}: {self.root} space "{name}"')
+        if not self.leaves[name].spec.size:
+            raise UserError(f'{environment}: the {self.root} space "{name}" holds nothing; drop it, or give it a size.')
 
 
 def _children(space: spaces.Space[Any]) -> list[tuple[str | int, spaces.Space[Any]]]:

@@ -10,6 +10,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from ludus.core.errors import UserError
 from ludus.environments.config import EnvConfig, parse_options, validate
+from ludus.environments.failure import failed
 from ludus.environments.gym import accepts, find, is_path, make
 from ludus.managers.base import BatchManager
 
@@ -100,4 +101,7 @@ def _make_vector(config: EnvConfig, options: dict[str, Any], num: int) -> gymnas
             "auto or simple."
         )
     limit: dict[str, Any] = {"max_episode_steps": config.max_episode_steps} if config.max_episode_steps else {}
-    return gymnasium.make_vec(spec, num, vectorization_mode="vector_entry_point", **limit, **options)
+    try:
+        return gymnasium.make_vec(spec, num, vectorization_mode="vector_entry_point", **limit, **options)
+    except Exception as error:
+        raise failed(config.id, "its constructor", error) from error

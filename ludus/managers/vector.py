@@ -7,6 +7,7 @@ from typing import Any
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from ludus.core.errors import UserError
+from ludus.environments.failure import failed
 from ludus.environments.masks import ObservationReader
 from ludus.environments.spaces import Layout
 from ludus.managers.base import BatchManager
@@ -33,10 +34,20 @@ class VectorEnvManager(BatchManager):
         self._closed = True
 
     def _begin(self) -> None:
-        self._take_reset(*self._env.reset(seed=self.seed_of(int(self._episode.sum()))))
+        seed = self.seed_of(int(self._episode.sum()))
+        try:
+            result = self._env.reset(seed=seed)
+        except Exception as error:
+            raise failed(self.name, "reset", error) from error
+        self._take_reset(*result)
 
     def _advance(self) -> None:
-        self._take(*self._env.step(self._layout.unflatten(self._pending)))
+        actions = self._layout.unflatten(self._pending)
+        try:
+            result = self._env.step(actions)
+        except Exception as error:
+            raise failed(self.name, "step", error) from error
+        self._take(*result)
 
 
 def _check_autoreset(env: VectorEnv[Any, Any, Any], name: str) -> None:

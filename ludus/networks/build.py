@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
-import torch
-from torch import nn
-
-from ludus.core.errors import UserError
 from ludus.core.names import resolve
 from ludus.core.network import Network, Shapes
 from ludus.networks import NETWORKS
 from ludus.networks.config import NetworkConfig
-from ludus.networks.custom import CustomNetwork, check_outputs
 from ludus.networks.modular import ModularNetwork
 
 
@@ -25,42 +19,14 @@ def build_network(config: NetworkConfig, inputs: Shapes, outputs: Shapes) -> Net
     """
     config.validate()
     made_by: Any = resolve(config.name, NETWORKS, "network")
-    if made_by is ModularNetwork:
-        return ModularNetwork(inputs, outputs, config)
-    if not inspect.isclass(made_by) or not issubclass(made_by, nn.Module):
-        raise UserError(f'Network "{config.name}" is no class of torch modules: derive it from torch.nn.Module.')
-    if issubclass(made_by, Network):
-        return _own_network(made_by, inputs, outputs)
-    return CustomNetwork(_own_module(made_by, inputs), inputs, outputs)
+    if made_by is not ModularNetwork:
+        from ludus.networks.own import make_own  # only runs with a network of their own load what it needs
 
+        return make_own(made_by, config.name, inputs, outputs)
+    network = ModularNetwork(inputs, outputs, config)
+    names = (config.net1d, config.net2d, config.net3d, config.net4d, config.body, config.head)
+    if own := [name for name in names if ":" in name]:
+        from ludus.networks.own import rehearse
 
-def _own_network(made_by: type[Network], inputs: Shapes, outputs: Shapes) -> Network:
-    """Make a user's Network and try it on one step of two rows of zeros."""
-    if _required(made_by) > 2:
-        raise UserError(
-            f"Network {made_by.__name__} is made as {made_by.__name__}(inputs, outputs): give other arguments defaults."
-        )
-    network: Network = made_by(inputs, outputs)
-    was_training = network.training
-    zeros = {name: torch.zeros(1, 2, *shape) for name, shape in inputs.items()}
-    with torch.no_grad():
-        result, _ = network.eval()(zeros, network.initial_state(2), torch.ones(1, 2, dtype=torch.bool))
-    check_outputs(result, outputs, (1, 2), made_by.__name__)
-    network.train(was_training)
+        rehearse(network, inputs, outputs, f"with {', '.join(own)}")
     return network
-
-
-def _own_module(made_by: type[nn.Module], inputs: Shapes) -> nn.Module:
-    required = _required(made_by)
-    if required > 1:
-        raise UserError(
-            f"Network {made_by.__name__} needs {required} arguments to be made: give it none, or one for the "
-            "observations' shapes {name: shape}, and defaults to all others."
-        )
-    return made_by(inputs) if required else made_by()
-
-
-def _required(made_by: type[nn.Module]) -> int:
-    """How many arguments a constructor needs."""
-    parameters = inspect.signature(made_by).parameters.values()
-    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)

@@ -95,6 +95,8 @@ def match_arguments(module: nn.Module, observations: list[str]) -> dict[str, str
     """Argument of the module's forward → observation; the argument ``""`` is the first by position."""
     parameters = inspect.signature(module.forward).parameters.values()
     known = {argument_name(name): name for name in observations}
+    if len(known) < len(observations):
+        raise UserError(f"Observations {', '.join(observations)} would share an argument of the network; rename one.")
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return known
     named = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
@@ -112,12 +114,16 @@ def match_arguments(module: nn.Module, observations: list[str]) -> dict[str, str
 
 def check_outputs(result: Any, outputs: Shapes, leading: Shape, network: str) -> None:
     """Refuse, in one sentence, a dict that lacks an output or has it in a wrong shape."""
+    if not isinstance(result, dict):
+        raise UserError(f"Network {network} returns a {type(result).__name__}, but must return a dict of its outputs.")
     for name, shape in outputs.items():
         if name not in result:
             found = ", ".join(map(str, result)) or "nothing"
             raise UserError(f'Network {network} returns {found}, but not the output "{name}" of shape {shape}.')
-        if tuple(result[name].shape) != (*leading, *shape):
+        given = result[name]
+        found = f"of shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"as {type(given).__name__}"
+        if not isinstance(given, Tensor) or tuple(given.shape) != (*leading, *shape):
             raise UserError(
-                f'Network {network} returns "{name}" of shape {tuple(result[name].shape)} for a batch of {leading}: it '
+                f'Network {network} returns "{name}" {found} for a batch of {leading}: as a tensor, it '
                 f"needs to be {(*leading, *shape)}."
             )

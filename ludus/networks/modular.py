@@ -55,7 +55,7 @@ class ModularNetwork(Network):
 
     def _add(self, place: str, shape: Shape, name: str, config: NetworkConfig) -> Shape:
         """Put a piece in its place, unless it does nothing, and return the shape that comes out."""
-        piece: SubModule = resolve(name, SUBMODULES, "piece of a network")(shape, config)
+        piece = _make_piece(name, shape, config)
         if not isinstance(piece, Identity):
             self.pieces[place] = piece
         return piece.output_shape()
@@ -126,6 +126,19 @@ class ModularNetwork(Network):
         return [(layer, piece.activation) for layer in piece.layers if isinstance(layer, nn.Linear)]
 
 
+def _make_piece(name: str, shape: Shape, config: NetworkConfig) -> SubModule:
+    try:
+        piece: SubModule = resolve(name, SUBMODULES, "piece of a network")(shape, config)
+    except Exception as error:
+        if ":" not in name or isinstance(error, UserError):
+            raise
+        raise UserError(
+            f'The piece "{name}" of the network cannot be made for an input of shape {shape}: '
+            f"{type(error).__name__}: {error}; mend its constructor."
+        ) from error
+    return piece
+
+
 def _run(at: _Place, x: Tensor, state: HiddenState, first: Tensor, after: HiddenState) -> Tensor:
     """Run the piece at a place on ``x`` ``[T·B, …]``, if there is one, and note its state in ``after``."""
     if at.piece is None:
@@ -150,8 +163,9 @@ def source_place(name: str) -> str:
 
 def piece_rank(name: str, setting: str, needed: int | None = None) -> int:
     """The rank that a piece takes; a UserError if that is not the rank ``needed`` at its place."""
-    rank: int | None = getattr(resolve(name, SUBMODULES, f"network.{setting}"), "dim", None)
-    if rank is None:
+    piece = resolve(name, SUBMODULES, f"network.{setting}")
+    rank: int | None = getattr(piece, "dim", None)
+    if rank not in (1, 2, 3, 4) or not issubclass(piece, SubModule):
         raise UserError(
             f'network.{setting} "{name}" is no piece of a network: it needs to be a ludus.core.network.SubModule.'
         )

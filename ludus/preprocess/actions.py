@@ -54,7 +54,7 @@ def _function(name: str, spec: Spec, treatment: str) -> Callable[[Array], Array]
     if treatment != "clip" and not spec.bounded.all():
         raise UserError(
             f'Action "{name}" has elements without two finite bounds, which "{treatment}" cannot rescale to; give the '
-            'Box finite bounds, or use a Gaussian policy, whose treatment is "clip".'
+            "Box finite bounds, or set agent.distribution to gaussian."
         )
     return {"clip": _clip, "tanh": _tanh, "unit": _unit}[treatment](spec)
 

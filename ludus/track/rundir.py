@@ -60,7 +60,7 @@ class RunDirectory:
         for candidate in (Path(path), Path(root) / path):
             if (candidate / "config.toml").is_file():
                 return cls(candidate)
-        hint = nearest(str(path), [str(run) for run in reversed(runs)])
+        hint = nearest(str(Path(path).absolute()), [str(run.absolute()) for run in reversed(runs)])
         fix = 'give "latest" or a folder made by `ludus train`' if runs else "make one with `ludus train CartPole-v1`"
         what = "has no config.toml, so it is not a run folder" if Path(path).exists() else "does not exist"
         raise UserError(f'The run "{path}" {what}: {fix}.{hint}')

@@ -1,8 +1,14 @@
+import re
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import tyro
 
+from ludus.cli.check import run as check
 from ludus.cli.train import parse
 from ludus.containers.settings import Settings, resolve_settings
+from ludus.core.errors import UserError
 
 LINES = [
     "--agent.learning-rate 1e-4",
@@ -48,3 +54,32 @@ def test_a_preset_by_name_decides_the_agent_and_so_the_flags() -> None:
 def test_preset_none_turns_the_preset_off() -> None:
     resolved = parse(["CartPole-v1", "--preset", "none"])
     assert not any(origin.startswith("preset") for origin in resolved.origins.values())
+
+
+@pytest.mark.parametrize("line", ["--network.hidden 32 16 CartPole-v1", "--network.hidden 32 16 --seed 3 CartPole-v1"])
+def test_a_list_of_numbers_ends_where_the_environment_begins(line: str) -> None:
+    settings = parse(line.split()).settings
+    assert (settings.env.id, settings.network.hidden) == ("CartPole-v1", (32, 16))
+
+
+@pytest.mark.parametrize(
+    ("command", "line", "said"),
+    [
+        (parse, "--env.options gravity=1.0 CartPole-v1", '"CartPole-v1" was taken as one of --env.options'),
+        (check, "--env.options gravity=1.0 CartPole-v1", '"CartPole-v1" was taken as one of --env.options'),
+        (parse, "--network.hidden CartPole-v1", '"CartPole-v1" was taken as one of --network.hidden'),
+        (parse, "--network.hidden 64 64", "No environment was given"),
+        (parse, "--env.options gravity=1.0", "No environment was given"),
+        (parse, "CartPole-v1 --network.hidden 32 wide", '"wide" came after "CartPole-v1"'),
+        (parse, "--seed 3", "No environment was given"),
+    ],
+)
+def test_a_list_that_took_the_environment_says_so(command: Callable[[list[str]], Any], line: str, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        command(line.split())
+
+
+def test_a_flag_given_twice_counts_as_the_last_one_says() -> None:
+    line = "CartPole-v1 --agent ppo --preset none --agent a2c --preset cartpole/a2c --agent.n-step 2"
+    settings = parse(line.split()).settings
+    assert (settings.agent_name, settings.agent.rollout) == ("a2c", 5)

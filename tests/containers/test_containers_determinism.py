@@ -80,7 +80,6 @@ def test_every_source_of_chance_is_seeded(changes: dict[str, Any], tmp_path: Pat
     assert_same(trained(first), trained(again))
 
 
-@pytest.mark.xfail(strict=True, reason="NumpyActor keeps no parameters of the distribution, which the exact KL needs")
 def test_the_kl_schedule_and_the_default_engine_go_together(tmp_path: Path) -> None:
     train(tmp_path, "CartPole-v1", agent__learning_rate_schedule="kl", agent__target_kl=0.01)
 
@@ -139,3 +138,10 @@ def test_a_signal_ends_the_run_at_an_update_with_everything_saved(tmp_path: Path
     assert result.reason == "SIGTERM asked for it"
     assert saved(result.run)["counters"] == saved(result.run)["counters"] | {"step": result.steps, "updates": 2}
     assert result.evaluation is None
+
+
+@pytest.mark.slow
+def test_a_compiled_run_repeats_itself_and_says_that_it_is_compiled(tmp_path: Path) -> None:
+    first, again = (train(tmp_path, "CartPole-v1", compile="on") for _ in range(2))
+    assert_same(trained(saved(first.run)), trained(saved(again.run)))
+    assert "compiled update" in (first.run / "log.txt").read_text()

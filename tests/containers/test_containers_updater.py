@@ -116,8 +116,8 @@ def test_an_eager_step_is_that_of_torchs_adam(case: str, norm: float) -> None:
         length = nn.utils.clip_grad_norm_(reference.parameters(), norm or float("inf"))
         adam.step()
         torch.testing.assert_close(metrics["gradient_norm"], length, rtol=1e-4, atol=1e-6)
-        own, other = (float(sum(metrics[f"loss/{n}"] * c for n, c in coefficients(agent).items())), float(loss))
-        assert own == pytest.approx(other, rel=1e-4, abs=1e-6)
+        own = sum(float(metrics[f"loss/{name}"]) * weight for name, weight in coefficients(agent).items())
+        assert own == pytest.approx(float(loss.detach()), rel=1e-4, abs=1e-6)
     assert_parameters(agent, reference, 1e-6)
 
 
@@ -243,7 +243,9 @@ def test_a_loss_that_cannot_be_compiled_is_learned_eagerly() -> None:
     def on(of: Agent) -> Any:
         def loss(batch: Batch) -> Any:
             losses, metrics = of.compute_loss(batch)
-            return losses, metrics | {"rounded": torch.tensor(round(float(losses["value"]), 3))}  # breaks the graph
+            if losses["value"].detach() > 0:  # what runs depends on a number: no compiler sees the whole
+                losses["value"] = losses["value"] * 2
+            return losses, metrics
 
         return loss
 

@@ -152,6 +152,14 @@ class RaisesInStep(Sound):
         return super().step(action)
 
 
+class RaisesInRender(Sound):
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def render(self):
+        raise OSError("no paint")
+
+
 class RaisesInReset(Sound):
     def reset(self, *, seed=None, options=None):
         raise OSError("no such robot")
@@ -239,3 +247,8 @@ NOT_CALLABLE = 3
 
 def gives_nothing():
     return None
+
+
+class NoBools(Sound):
+    def step(self, action):
+        return self.observe(), 0.0, np.zeros(3), False, {}

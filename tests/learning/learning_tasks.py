@@ -24,8 +24,7 @@ class Task:
     target: float
     nb_step: int
     seeds: int
-    settings: Mapping[str, Any] = field(default_factory=dict)  # over the preset
-    preset: str | None = None  # None: the one that fits environment and agent, if there is one
+    settings: Mapping[str, Any] = field(default_factory=dict)  # over the preset that fits environment and agent
     every: int = 5_000  # steps between evaluations
     whole: bool = False  # goes on to nb_step when the target is reached, so that the final policy is measured too
     beyond: bool = False  # what no such policy can do: every evaluation must stay below the target
@@ -49,9 +48,7 @@ def run(task: Task, seed: int, runs: Path) -> Outcome:
     """Train one seed on one thread."""
     began = time.perf_counter()
     settings = settings_of(task, runs)
-    result = ludus.train(
-        task.environment, task.agent, nb_step=task.nb_step, seed=seed, preset=task.preset, settings=settings
-    )
+    result = ludus.train(task.environment, task.agent, nb_step=task.nb_step, seed=seed, settings=settings)
     curve = evaluations(result.run)
     reached = next((step for step, mean in curve if mean >= task.target), None)
     best = max(mean for _, mean in curve)
@@ -99,11 +96,11 @@ QUICK: dict[str, dict[str, Any]] = {
 CLASSIC = (
     Task("cartpole/ppo", "CartPole-v1", "ppo", 475, 100_000, 10),
     Task("cartpole/a2c", "CartPole-v1", "a2c", 475, 500_000, 10),
-    Task("novelocity/lstm", BLIND_CARTPOLE, "ppo", 475, 200_000, 5, LSTM, preset="cartpole/ppo"),
-    Task("novelocity/feedforward", BLIND_CARTPOLE, "ppo", 300, 200_000, 3, preset="cartpole/ppo", beyond=True),
-    Task("pendulum/gaussian", "Pendulum-v1", "ppo", -200, 200_000, 5, every=10_000),
-    Task("pendulum/beta", "Pendulum-v1", "ppo", -200, 200_000, 5, {"agent.distribution": "beta"}, every=10_000),
-    Task("acrobot/ppo", "Acrobot-v1", "ppo", -100, 500_000, 5, every=20_000),
+    Task("novelocity/lstm", BLIND_CARTPOLE, "ppo", 475, 200_000, 5),
+    Task("novelocity/feedforward", BLIND_CARTPOLE, "ppo", 100, 200_000, 3, {"network.body": "identity1d"}, beyond=True),
+    Task("pendulum/gaussian", "Pendulum-v1", "ppo", -200, 100_000, 5, every=10_000),
+    Task("pendulum/beta", "Pendulum-v1", "ppo", -200, 100_000, 5, {"agent.distribution": "beta"}, every=10_000),
+    Task("acrobot/ppo", "Acrobot-v1", "ppo", -100, 200_000, 5, every=20_000),
     Task("lunarlander/ppo", "LunarLander-v3", "ppo", 200, 1_000_000, 3, every=50_000, whole=True),
 )
 
