@@ -117,8 +117,8 @@ def _told(row: Row) -> str:
     verdict = "passes" if outcome.passes(TASKS[row["task"]]) else "FAILS"
     reached = "" if outcome.reached is None else f" reached at {outcome.reached:,},"
     return (
-        f"{row['task']} seed {row['seed']} {verdict}:{reached} best {outcome.best:.1f}, "
-        f"final {outcome.final:.1f}, {outcome.steps:,} steps in {outcome.seconds:.0f} s"
+        f"{row['task']} seed {row['seed']} {verdict}:{reached} best {outcome.best:.4g}, "
+        f"final {outcome.final:.4g}, {outcome.steps:,} steps in {outcome.seconds:.0f} s"
     )
 
 
@@ -175,7 +175,7 @@ def _seeds(task: Task, rows: list[Row]) -> str:
         reached = "never" if outcome.reached is None else f"{outcome.reached:,}"
         verdict = "passes" if outcome.passes(task) else "**fails**"
         lines.append(
-            f"| {row['seed']} | {reached} | {outcome.best:.1f} | {outcome.final:.1f} | {outcome.steps:,} | "
+            f"| {row['seed']} | {reached} | {outcome.best:.4g} | {outcome.final:.4g} | {outcome.steps:,} | "
             f"{outcome.seconds:.0f} | {verdict} |"
         )
     return "\n".join(lines) + "\n"

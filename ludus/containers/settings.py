@@ -33,8 +33,8 @@ LARGEST = {"seed": 2**63 - 1, "threads": 1024}  # what torch takes; far more thr
 class EvaluationConfig:
     """When and how the policy is measured, on environments of its own."""
 
-    every: int = 5_000  # steps from one evaluation to the next; 0: never
-    episodes: int = 100  # episodes per evaluation; more: a surer mean, a longer wait
+    every: int = 25_000  # steps from one evaluation to the next; 0: never
+    episodes: int = 20  # episodes per evaluation; more: a surer mean, a longer wait
     stop_at: float | None = None  # end the run when the mean return of an evaluation reaches this
     greedy: bool = True  # the most likely action; no: sample, as in training
 

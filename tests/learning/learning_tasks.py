@@ -101,7 +101,7 @@ CLASSIC = (
     Task("pendulum/gaussian", "Pendulum-v1", "ppo", -200, 100_000, 5, every=10_000),
     Task("pendulum/beta", "Pendulum-v1", "ppo", -200, 100_000, 5, {"agent.distribution": "beta"}, every=10_000),
     Task("acrobot/ppo", "Acrobot-v1", "ppo", -100, 200_000, 5, every=20_000),
-    Task("lunarlander/ppo", "LunarLander-v3", "ppo", 200, 1_000_000, 3, every=50_000, whole=True),
+    Task("lunarlander/ppo", "LunarLander-v3", "ppo", 200, 1_000_000, 5, every=50_000, whole=True),
 )
 
 
@@ -120,11 +120,11 @@ def toys(agent: str) -> tuple[Task, ...]:
     ]
     return (
         toy("memory", "MemoryEnv", agent, 0.95, 10_000, settings=LSTM),
-        toy("memory feedforward", "MemoryEnv", agent, 0.5, 10_000, beyond=True),  # its mean is 0, ± 0.1
+        toy("memory-feedforward", "MemoryEnv", agent, 0.5, 10_000, beyond=True),  # its mean is 0, ± 0.1
         toy("masked", "MaskedEnv", agent, 7.8, 10_000),  # of 8
-        toy("masked by info", "MaskedEnv", agent, 7.8, 10_000, settings=info),
+        toy("masked-by-info", "MaskedEnv", agent, 7.8, 10_000, settings=info),
         toy("mixed", "MixedActionEnv", agent, 7.2, 20_000),  # of 8; with amounts left at 0: 6
-        toy("mixed more", "MixedActionEnv", agent, 5.0, 40_000, settings=dials),  # of 8; one switch left to chance: 4
+        toy("mixed-more", "MixedActionEnv", agent, 5.0, 40_000, settings=dials),  # of 8; one switch left to chance: 4
         *continuous,
     )
 
