@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.protocol import OUT
 from ludus.containers.settings import resolve_settings, to_flat
-from tests.learning.learning_tasks import TASKS, Outcome, Task, run, settings_of
+from tests.learning.learning_tasks import CLASSIC, TASKS, TOYS, Outcome, Task, run, settings_of
 
 ROOT = Path(__file__).parents[1]
 KEPT, PAGE = OUT / "learning.jsonl", ROOT / "docs" / "results.md"
@@ -125,7 +125,8 @@ def _told(row: Row) -> str:
 INTRO = """# What Ludus learns
 
 Written by `python -m benchmarks.learning --write`, which runs what is missing, two runs at a time with one thread each,
-and keeps results by task, seed, commit and settings; `--task NAME …` picks some. `make test-slow` asserts the same
+and keeps results by task, seed, commit and settings; `--task NAME …` picks some, and with
+`--any-commit` results of other commits count too, where settings agree. `make test-slow` asserts the same tasks
 ([learning_tasks.py](../tests/learning/learning_tasks.py)); toys of seconds are in `make test`.
 
 Every few thousand steps the policy plays 100 fresh greedy episodes, on environments and seeds of evaluation's own. A
@@ -139,7 +140,8 @@ with a + had edits to the library that were not committed yet.
 def write(jobs: list[Job], have: dict[Job, Row]) -> None:
     """Make docs/results.md of the kept results."""
     by_task = {name: [have[job] for job in jobs if job.task == name and job in have] for name in TASKS}
-    parts = [INTRO, _summary(by_task)] + [_seeds(TASKS[name], rows) for name, rows in by_task.items() if rows]
+    parts = [INTRO, _summary(by_task)] + [_seeds(task, by_task[task.name]) for task in CLASSIC if by_task[task.name]]
+    parts.append(_toys(by_task))
     PAGE.write_text("\n".join(parts), encoding="utf-8")
     print(f"Wrote {PAGE.relative_to(ROOT)}.")
 
@@ -178,6 +180,22 @@ def _seeds(task: Task, rows: list[Row]) -> str:
             f"| {row['seed']} | {reached} | {outcome.best:.4g} | {outcome.final:.4g} | {outcome.steps:,} | "
             f"{outcome.seconds:.0f} | {verdict} |"
         )
+    return "\n".join(lines) + "\n"
+
+
+def _toys(by_task: dict[str, list[Row]]) -> str:
+    lines = [
+        "## Toys\n",
+        "Steps to the target and the evaluation there, seed by seed; where the target must not be reached, the best "
+        "evaluation. Settings are in [learning_tasks.py](../tests/learning/learning_tasks.py).\n",
+        "| task | environment | commit | seeds 0, 1, 2 |",
+        "|---|---|---|---|",
+    ]
+    for task in TOYS:
+        rows = by_task[task.name]
+        told = ", ".join(f"{r['best']:.3g}" + (f" at {r['reached']:,}" if r["reached"] else "") for r in rows)
+        commits = ", ".join(sorted({row["commit"] for row in rows}))
+        lines.append(f"| {task.name} | `{task.environment.rpartition(':')[2]}` | {commits} | {told} |")
     return "\n".join(lines) + "\n"
 
 

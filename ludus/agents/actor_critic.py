@@ -141,11 +141,12 @@ class ActorCritic(Agent):
         """A rollout of ``config.rollout`` steps."""
         return RolloutCache(self.config.rollout, batch, self.config.gamma, self.device)
 
-    @torch.inference_mode()
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Sample with ``noise``, else take the mode; the experience is log_prob and value, for the learner."""
-        if self._numpy is not None:
-            return self._numpy.act(step, state, noise)
+        return self._act(step, state, noise) if self._numpy is None else self._numpy.act(step, state, noise)
+
+    @torch.inference_mode()
+    def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
         observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
         names = [n for n in self.networks if noise is not None or n != "critic"]
         outputs, state = self.outputs(observation, state, step.first.unsqueeze(0), names)

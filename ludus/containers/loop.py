@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from ludus.core.agent import Agent, ExperienceCache, Noise, Updater
@@ -46,7 +47,7 @@ def collect(loop: Loop) -> int:
         clock.lap("environment")
         step, state = place(raw, loop.device), said.state
         cache.env_write(step, state)
-        decisions += manager.batch - int(raw.first.count_nonzero())
+        decisions += manager.batch - int(np.count_nonzero(raw.first.numpy()))
     loop.env_step, loop.hidden_state = step, state
     clock.lap("other")
     return decisions

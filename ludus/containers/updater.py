@@ -89,64 +89,57 @@ class LocalUpdater(Updater):
 
         Compilation happens at the first step. Where it fails, ``on_failure`` gets a sentence and all goes on eagerly.
         """
-        from torch._dynamo.exc import TorchDynamoException  # takes a second to import
+        from ludus.containers.compiled import CompiledStep  # imports the compiler, which takes a second
 
-        compiled: dict[Any, Callable[[Batch], Tensors]] = {}
+        compiled: dict[Any, CompiledStep] = {}
 
         def run(loss: LossFunction, batch: Batch) -> Tensors:
             key = getattr(loss, "__func__", loss)
             if key not in compiled:
-                compiled[key] = torch.compile(self._functional(loss), dynamic=False, fullgraph=True)
+                compiled[key] = CompiledStep(self, loss)
+            step = compiled[key]
             try:
-                with torch.no_grad():
-                    return compiled[key](batch)
-            except TorchDynamoException as error:  # raised before anything has run
-                reason = str(error).strip().partition("\n")[0]
-                on_failure(f"The update cannot be compiled ({reason}); it runs eagerly.")
+                graph, inputs = step.prepare(batch)
+            except Exception as error:  # the compiler and what it traces may raise anything; nothing has run yet
+                reason = " ".join(str(error).split())[:200]
+                on_failure(f"The update cannot be compiled ({type(error).__name__}: {reason}); it runs eagerly.")
                 self._step = self._eager
                 return self._eager(loss, batch)
+            return step.run(graph, inputs)
 
         self._step = run
 
     def _eager(self, loss: LossFunction, batch: Batch) -> Tensors:
         self.flat.gradient.zero_()
         losses, metrics = loss(batch)
-        self._total(losses).backward()  # type: ignore[no-untyped-call]
+        self.total(losses).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            return self._report(losses, metrics, self._move(self.flat.gradient))
+            return self.report(losses, metrics, self.move(self.flat.gradient, self.moving))
 
-    def _functional(self, loss: LossFunction) -> Callable[[Batch], Tensors]:
-        """The same step as a function of the flat block, which the compiler can see as a whole."""
-        module, flat = _Loss(self.agent, loss), self.flat
-
-        def total(block: Tensor, batch: Batch) -> tuple[Tensor, tuple[Tensors, Tensors]]:
-            views = {f"agent.{place[0]}": x for place, x in zip(flat.places, flat.views(block), strict=True)}
-            losses, metrics = torch.func.functional_call(module, views, (batch,))
-            return self._total(losses), (losses, metrics)
-
-        def step(batch: Batch) -> Tensors:
-            gradient, (losses, metrics) = torch.func.grad(total, has_aux=True)(flat.value, batch)
-            return self._report(losses, metrics, self._move(gradient))
-
-        return step
-
-    def _total(self, losses: Tensors) -> Tensor:
+    def total(self, losses: Tensors) -> Tensor:
+        """The sum of the losses, each weighted by its coefficient; those of weight 0 are left out."""
         terms = [
             x * self._coefficients.get(name, 1.0) for name, x in losses.items() if self._coefficients.get(name, 1.0)
         ]
         return torch.stack(terms).sum() if len(terms) > 3 else sum(terms[1:], terms[0])
 
-    def _move(self, gradient: Tensor) -> Tensor:
+    @property
+    def moving(self) -> Tensors:
+        """All that a step changes or depends on beside the gradient: parameters, moments, step count and step size."""
+        return {"value": self.flat.value, "steps": self._steps, "lr": self._lr} | self._moments
+
+    def move(self, gradient: Tensor, at: Tensors) -> Tensor:
+        """Clip the gradient and step what ``moving`` names, in place; return the norm that it had."""
         norm = clip_norm_(gradient, self.max_grad_norm)
         if self.optimizer == "adam":
-            m, v = self._moments["mean"], self._moments["square"]
-            adam_(self.flat.value, gradient, m, v, self._steps, self._lr, BETA1, BETA2, self.eps)
+            adam_(at["value"], gradient, at["mean"], at["square"], at["steps"], at["lr"], BETA1, BETA2, self.eps)
         else:
-            rmsprop_tf_(self.flat.value, gradient, self._moments["square"], self._lr, RMSPROP_ALPHA, self.eps)
+            rmsprop_tf_(at["value"], gradient, at["square"], at["lr"], RMSPROP_ALPHA, self.eps)
         return norm
 
     @staticmethod
-    def _report(losses: Tensors, metrics: Tensors, norm: Tensor) -> Tensors:
+    def report(losses: Tensors, metrics: Tensors, norm: Tensor) -> Tensors:
+        """The metrics of a step: losses by name, the agent's own, and the gradient's norm."""
         return {f"loss/{name}": x.detach() for name, x in losses.items()} | metrics | {"gradient_norm": norm}
 
     def state_dict(self) -> State:
@@ -160,14 +153,3 @@ class LocalUpdater(Updater):
                 x.copy_(state["moments"][name])
             self._steps.copy_(state["steps"])
         self.learning_rate = state["learning_rate"]
-
-
-class _Loss(nn.Module):
-    """A loss as a module, for ``functional_call``: its forward sees the parameters given to it."""
-
-    def __init__(self, agent: Agent, loss: LossFunction) -> None:
-        super().__init__()
-        self.agent, self.loss = agent, loss
-
-    def forward(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        return self.loss(batch)

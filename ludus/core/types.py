@@ -110,8 +110,14 @@ class Batch:
 
     @property
     def continues(self) -> Tensor:
-        """``[T, B]``: 1 where a trace may pass from t to t+1, 0 at terminated, truncated or ``first[t+1]``."""
-        return self.weight * (~(self.terminated | self.truncated)).to(self.weight.dtype)
+        """``[T, B]``: 1 where a trace may pass from t to t+1, else 0.
+
+        It stops at terminated, truncated or ``first[t+1]``, and before a transition that never was: where an episode
+        was lost without an ending, V(s_{t+1}) is the last thing known of it.
+        """
+        passes = self.weight * (~(self.terminated | self.truncated)).to(self.weight.dtype)
+        passes[:-1] *= self.weight[1:]
+        return passes
 
     def minibatches(
         self, n: int, by: Literal["transition", "environment"], generator: torch.Generator

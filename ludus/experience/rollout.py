@@ -24,6 +24,8 @@ class RolloutCache(ExperienceCache):
         self._acted = False  # whether the blocks for what the agent says are there
         self._blocks: dict[str, Tensor] = {}
         self._rows: Rows = {}
+        self._observation_rows: list[list[Tensor]] = []
+        self._said_rows: list[list[Tensor]] = []
         self._state, self._last_state = HiddenState(), HiddenState()
 
     def env_write(self, step: EnvStep, state: HiddenState) -> None:
@@ -35,8 +37,8 @@ class RolloutCache(ExperienceCache):
             self._allocate({k: getattr(step, k) for k in ("reward", "terminated", "truncated")}, self.length)
         self._cursor += 1
         at, rows = self._cursor, self._rows
-        for name, x in step.observation.items():
-            rows[f"observation/{name}"][at].copy_(x)
+        for target, x in zip(self._observation_rows, step.observation.values(), strict=True):
+            target[at].copy_(x)
         rows["first"][at].copy_(step.first)
         if at == 0:
             self._state = state.map(torch.clone)
@@ -45,7 +47,7 @@ class RolloutCache(ExperienceCache):
         rows["terminated"][at - 1].copy_(step.terminated)
         rows["truncated"][at - 1].copy_(step.truncated)
         if at == self.length:
-            self._last_state, self._consumed = state.map(torch.clone), False  # acting's own are inference tensors
+            self._last_state = state.map(torch.clone)  # acting's own are inference tensors
 
     def agent_write(self, step: AgentStep) -> None:
         """Write action and experience at the row of the last observation."""
@@ -55,11 +57,9 @@ class RolloutCache(ExperienceCache):
             self._acted = True
             self._allocate({f"action/{k}": x for k, x in step.action.items()}, self.length)
             self._allocate({f"experience/{k}": x for k, x in step.experience.items()}, self.length)
-        at, rows = self._cursor, self._rows
-        for name, x in step.action.items():
-            rows[f"action/{name}"][at].copy_(x)
-        for name, x in step.experience.items():
-            rows[f"experience/{name}"][at].copy_(x)
+        at = self._cursor
+        for target, x in zip(self._said_rows, (*step.action.values(), *step.experience.values()), strict=True):
+            target[at].copy_(x)
 
     def ready(self) -> bool:
         """Whether T steps are there and have not been read."""
@@ -99,29 +99,38 @@ class RolloutCache(ExperienceCache):
     def load_state_dict(self, state: State) -> None:
         """Take over an open rollout."""
         self._cursor, self._consumed = state["cursor"], state["consumed"]
-        self._state, self._last_state = HiddenState(state["state"]), HiddenState(state["last_state"])
-        blocks: Tensors = {k: x.to(self.device) for k, x in state["blocks"].items()}
+        here = lambda x: x.to(self.device)  # noqa: E731
+        self._state, self._last_state = (
+            HiddenState(state["state"]).map(here),
+            HiddenState(state["last_state"]).map(here),
+        )
+        start = self.length if self._consumed else 0
+        for name, x in state["blocks"].items():
+            self._allocate({name: x[0]}, self.length + _carried(name))
+            self._blocks[name][start : start + len(x)].copy_(x)
         if self._consumed:
-            self._allocate({k: x[0] for k, x in blocks.items()}, self.length + 1)
             endings = {k: torch.zeros(self.batch, dtype=torch.bool) for k in ("terminated", "truncated")}
             self._allocate({"reward": torch.zeros(self.batch)} | endings, self.length)
-            for k, x in blocks.items():
-                self._rows[k][self.length].copy_(x[0])
-            return
-        self._blocks = blocks
-        self._rows = {k: list(x.unbind(0)) for k, x in blocks.items()}
-        self._acted = any(k.startswith("action/") for k in blocks)
+        self._acted = any(k.startswith("action/") for k in self._blocks)
 
     def _allocate(self, like: Tensors, length: int) -> None:
         for name, x in like.items():
             self._blocks[name] = _block(length, x, self.device)
             self._rows[name] = list(self._blocks[name].unbind(0))
+        self._index_rows()
+
+    def _index_rows(self) -> None:
+        """Lists in the order in which steps are written: looking names up at every step costs more than the copy."""
+        self._observation_rows = [rows for name, rows in self._rows.items() if name.startswith("observation/")]
+        self._said_rows = [
+            rows for kind in ("action/", "experience/") for n, rows in self._rows.items() if n.startswith(kind)
+        ]
 
     def _carry(self) -> None:
         for name, rows in self._rows.items():
             if _carried(name):
                 rows[0].copy_(rows[self.length])
-        self._state, self._cursor = self._last_state, 0
+        self._state, self._cursor, self._consumed = self._last_state, 0, False
 
     def _named(self, kind: str) -> Tensors:
         return {k[len(kind) + 1 :]: x for k, x in self._blocks.items() if k.startswith(kind + "/")}

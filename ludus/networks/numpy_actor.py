@@ -81,8 +81,7 @@ class NumpyActor:
         action = (logits + gumbel).argmax(1)
         if len(self._rows) != len(action):
             self._rows = np.arange(len(action))
-        shifted = logits - logits.max(1, keepdims=True)
-        return action, shifted[self._rows, action] - np.log(np.exp(shifted).sum(1))
+        return action, logits[self._rows, action] - np.logaddexp.reduce(logits, axis=1)
 
     def _gaussian(self, mean: Array, normal: Array) -> tuple[Array, Array]:
         assert self.log_std is not None

@@ -80,6 +80,22 @@ def test_an_open_rollout_survives_its_state_dict() -> None:
     assert torch.equal(expected.observation["x"], got.observation["x"])
 
 
+def test_a_rollout_saved_in_the_middle_goes_on_as_if_it_had_not_been() -> None:
+    whole, half = (RolloutCache(T, B, GAMMA, torch.device("cpu")) for _ in range(2))
+    _, t = fill(whole, 0)
+    for _ in range(2):  # two rows of the second rollout
+        said = agent_step(t)
+        whole.agent_write(said)
+        t += 1
+        whole.env_write(env_step(t), said.state)
+    half.load_state_dict({k: dict(x) if isinstance(x, dict) else x for k, x in whole.state_dict().items()})
+    expected, got = (fill(cache, t)[0] for cache in (whole, half))
+    assert torch.equal(expected.reward, got.reward)
+    assert torch.equal(expected.action["action"], got.action["action"])
+    assert torch.equal(expected.observation["x"], got.observation["x"])
+    assert torch.equal(expected.state["h"], got.state["h"])
+
+
 def numbered_batch(time: int, columns: int) -> Batch:
     numbers = torch.arange(time * columns).reshape(time, columns)
     flags = torch.zeros(time, columns, dtype=torch.bool)

@@ -1,0 +1,108 @@
+"""One compiled function for forward, backward, clip and optimizer step.
+
+The step is traced as a function of tensors alone (parameters, moments, buffers, batch) and given to the compiler as a
+graph. That leaves out the checks by which ``torch.compile`` decides at every call if its trace still holds, up to a
+third of a small update; here shapes and strides of the batch decide, and agents promise the rest: losses are pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._inductor import compile as compile_graph
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ludus.core.agent import LossFunction
+from ludus.core.types import Batch, HiddenState, Tensors
+
+if TYPE_CHECKING:
+    from ludus.containers.updater import LocalUpdater
+
+Graph = Callable[..., Any]
+UNUSED = ("last_state", "index")  # what no loss reads
+
+
+class CompiledStep:
+    """The compiled steps of one loss, one per shape of batch."""
+
+    def __init__(self, updater: LocalUpdater, loss: LossFunction) -> None:
+        self._updater, self._module = updater, _Loss(updater.agent, loss)
+        self._graphs: dict[Any, Graph] = {}
+        self._fixed = dict(self._module.named_buffers())
+        self._names: list[str] = []
+
+    def prepare(self, batch: Batch) -> tuple[Graph, list[Any]]:
+        """The graph for a batch of this shape, compiled if it is new, and what to call it with."""
+        given = _flatten(batch)
+        inputs: list[Any] = [*self._updater.moving.values(), *self._fixed.values(), *given.values()]
+        key = (tuple(given), tuple((x.shape, x.stride()) for x in given.values()))
+        if key not in self._graphs:
+            with torch.no_grad():
+                traced = make_fx(self._step(list(given)))(*(x.clone() for x in inputs))
+                self._graphs[key] = compile_graph(traced, inputs)
+        return self._graphs[key], inputs
+
+    def run(self, graph: Graph, inputs: list[Tensor]) -> Tensors:
+        """Take the step."""
+        with torch.no_grad():
+            return dict(zip(self._names, graph(*inputs).unbind(), strict=True))
+
+    def _step(self, names: list[str]) -> Callable[..., Tensor]:
+        """The step as a function of ``moving``, the buffers and the batch's tensors called ``names``."""
+        updater, flat = self._updater, self._updater.flat
+
+        def total(block: Tensor, buffers: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensors, Tensors]]:
+            views = {f"agent.{place[0]}": x for place, x in zip(flat.places, flat.views(block), strict=True)}
+            losses, metrics = torch.func.functional_call(self._module, views | buffers, (batch,))
+            return updater.total(losses), (losses, metrics)
+
+        def step(*inputs: Tensor) -> Tensor:
+            rest = iter(inputs)
+            at = dict(zip(updater.moving, rest, strict=False))
+            buffers = dict(zip(self._fixed, rest, strict=False))
+            batch = _unflatten(dict(zip(names, rest, strict=True)))
+            gradient, (losses, metrics) = torch.func.grad(total, has_aux=True)(at["value"], buffers, batch)
+            report = updater.report(losses, metrics, updater.move(gradient, at))
+            self._names = list(report)
+            return torch.stack(list(report.values()))
+
+        return step
+
+
+def _flatten(batch: Batch) -> Tensors:
+    found: Tensors = {}
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if field.name in UNUSED:
+            continue
+        if isinstance(value, dict):
+            found |= {f"{field.name}/{name}": x for name, x in value.items()}
+        else:
+            found[field.name] = value
+    return found
+
+
+def _unflatten(tensors: Tensors) -> Batch:
+    made: dict[str, Any] = {"observation": {}, "action": {}, "experience": {}, "state": HiddenState()}
+    for name, x in tensors.items():
+        place, slash, inner = name.partition("/")
+        if slash:
+            made[place][inner] = x
+        else:
+            made[place] = x
+    return Batch(**made)
+
+
+class _Loss(nn.Module):
+    """A loss as a module, for ``functional_call``: its forward sees the parameters and buffers given to it."""
+
+    def __init__(self, agent: nn.Module, loss: LossFunction) -> None:
+        super().__init__()
+        self.agent, self.loss = agent, loss
+
+    def forward(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        return self.loss(batch)
