@@ -10,9 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ludus.core.agent import Agent, Noise, Updater
+from ludus.core.agent import Agent, Updater
 from ludus.core.errors import UserError
 from ludus.core.network import Network, Shapes
+from ludus.core.noise import Noise
 from ludus.core.spec import Specs, network_inputs
 from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, Tensors
 from ludus.experience.rollout import RolloutCache
@@ -47,7 +48,7 @@ class ActorCriticConfig:
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"  # rmsprop: TensorFlow's, eps inside the root
     optimizer_eps: float = 1e-5  # raise for smoother steps
     normalize_advantage: bool = False  # mean 0 and deviation 1 over the batch
-    normalize_observation: bool = False  # by running mean and deviation, saved with the policy
+    normalize_observation: bool = False  # vectors by running mean and deviation, saved with the policy
     normalize_reward: bool = False  # by the running deviation of the discounted return
     distribution: Literal["gaussian", "tanh", "beta"] = "gaussian"  # of continuous actions
     log_std_init: float = 0.0  # the Gaussian's first log deviation, in units where the action range is [-1, 1]
@@ -134,8 +135,10 @@ class ActorCritic(Agent):
         return state
 
     def make_noise(self, batch: int, generator: torch.Generator) -> Noise:
-        """As the policy samples."""
-        return Noise(lambda steps, g: self.policy.draw(steps, batch, g), generator)
+        """As the policy samples; many steps at once, within a bound on memory."""
+        numbers = batch * sum(x.numel() for x in self.policy.draw(1, 1, torch.Generator()).values())
+        chunk = max(1, min(128, 2**22 // numbers))
+        return Noise(lambda steps, g: self.policy.draw(steps, batch, g), generator, chunk)
 
     def make_cache(self, batch: int) -> RolloutCache:
         """A rollout of ``config.rollout`` steps."""

@@ -55,7 +55,7 @@ class PPOConfig:
     )
     optimizer: Literal["adam", "rmsprop"] = "adam"
     optimizer_eps: float = 1e-5  # raise for smoother steps
-    normalize_observation: bool = False  # by running mean and deviation, saved with the policy
+    normalize_observation: bool = False  # vectors by running mean and deviation, saved with the policy
     normalize_reward: bool = False  # by the running deviation of the discounted return
     distribution: Literal["gaussian", "tanh", "beta"] = "gaussian"  # of continuous actions
     log_std_init: float = 0.0  # the Gaussian's first log deviation, in units where the action range is [-1, 1]

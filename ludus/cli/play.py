@@ -68,6 +68,7 @@ def frames(player: Player, given: Arguments) -> Iterator[Frame]:
     """Play the episodes, giving a picture of every step and a line on every ending."""
     import torch
 
+    from ludus.containers.evaluate import LONGEST
     from ludus.containers.loop import place
 
     noise = (
@@ -76,7 +77,9 @@ def frames(player: Player, given: Arguments) -> Iterator[Frame]:
     manager: Any = player.environment("rgb_array")
     try:
         step, state, played = place(manager.reset(given.seed), player.device), player.agent.initial_state(1), 0
-        while played < given.episodes:
+        for _ in range(LONGEST * given.episodes):
+            if played == given.episodes:
+                break
             yield picture(manager.render(), player.settings.env.id)
             said = player.agent.act(step, state, noise.next() if noise else None)
             step, state = place(manager.step(said.action), player.device), said.state

@@ -40,6 +40,8 @@ def build_agent(settings: Settings[Any], observation: Specs, action: Specs, devi
     kind = resolve(settings.agent_name, AGENTS, "agent")
     if not (isinstance(kind, type) and issubclass(kind, Agent)):
         raise UserError(f'agent "{settings.agent_name}" is no subclass of ludus.core.agent.Agent.')
+    if missing := sorted(getattr(kind, "__abstractmethods__", ())):
+        raise UserError(f'agent "{settings.agent_name}" lacks {", ".join(missing)}; see ludus.core.agent.Agent.')
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         needs = kind.requirements(observation, action, settings.agent, _shares(settings, observation))
@@ -59,9 +61,13 @@ def build_evaluator(
 ) -> Evaluator:
     """Environments and seeds of evaluation's own; another ``branch``: other episodes."""
     rows = min(settings.evaluation.episodes, EVALUATION_ROWS)
-    manager = make_manager(settings.env, rows, environment=environment, branch=branch)
-    manager.use(agent.treatment)
-    return Evaluator(manager, settings.evaluation.episodes, settings.seed, settings.evaluation.greedy)
+
+    def make() -> EnvironmentManager:
+        manager = make_manager(settings.env, rows, environment=environment, branch=branch)
+        manager.use(agent.treatment)
+        return manager
+
+    return Evaluator(make, settings.evaluation.episodes, settings.seed, settings.evaluation.greedy)
 
 
 def build_updater(settings: Settings[Any], agent: Agent) -> LocalUpdater:
@@ -105,7 +111,8 @@ def _choose_threads(settings: Settings[Any], agent: Agent) -> int:
     """All cores where an update is work enough to share, else one: between small operations, threads only wait."""
     size, config = sum(p.numel() for p in agent.parameters()), settings.agent
     rows = settings.env.num * getattr(config, "rollout", 1) / getattr(config, "minibatches", 1)
-    return 1 if size * rows < SMALL else len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 if size * rows < SMALL else cores
 
 
 def _compiles(settings: Settings[Any], agent: Agent) -> bool:

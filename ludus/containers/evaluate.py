@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.types import State
 
-LONGEST = 200_000  # steps of one row: an environment whose episodes never end must not hang a run
+LONGEST = 50_000  # steps of one row: an environment whose episodes never end must not hang a run
 
 
 class Evaluation(NamedTuple):
@@ -39,43 +40,64 @@ class Evaluation(NamedTuple):
 
 
 class Evaluator:
-    """Plays a set number of fresh episodes: each row plays its share, so that short episodes are not over-counted."""
+    """Plays a set number of fresh episodes: each row plays its share, so that short episodes are not over-counted.
 
-    def __init__(self, manager: EnvironmentManager, episodes: int, seed: int, greedy: bool = True) -> None:
-        self.manager, self.episodes, self.seed, self.greedy = manager, episodes, seed, greedy
+    Its environments are made when they are first needed.
+    """
+
+    def __init__(self, make: Callable[[], EnvironmentManager], episodes: int, seed: int, greedy: bool = True) -> None:
+        self.episodes, self.seed, self.greedy = episodes, seed, greedy
         self.round = 0  # evaluations done: each has seeds of its own
+        self._make = make
+        self._manager: EnvironmentManager | None = None
 
-    def run(self, agent: Agent, device: torch.device) -> Evaluation:
-        """Play with ``agent`` as it is now."""
-        rows = self.manager.batch
+    @property
+    def manager(self) -> EnvironmentManager:
+        """The environments of evaluation."""
+        if self._manager is None:
+            self._manager = self._make()
+        return self._manager
+
+    def run(self, agent: Agent, device: torch.device, stop: Callable[[], object] = lambda: None) -> Evaluation | None:
+        """Play with ``agent`` as it is now; None if ``stop`` came true before the end."""
+        modes = [(module, module.training) for module in agent.modules()]
+        agent.eval()
+        try:
+            return self._play(agent, device, stop)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def _play(self, agent: Agent, device: torch.device, stop: Callable[[], object]) -> Evaluation | None:
+        manager, rows = self.manager, self.manager.batch
         quota = [self.episodes // rows + (row < self.episodes % rows) for row in range(rows)]
         entropy = np.random.SeedSequence([self.seed, self.round]).generate_state(2)
         self.round += 1
-        noise = None
-        if not self.greedy:
-            generator = torch.Generator(device).manual_seed(int(entropy[1]))
-            noise = agent.make_noise(rows, generator)
-        step, state = place(self.manager.reset(int(entropy[0])), device), agent.initial_state(rows)
-        self.manager.episodes()
+        generator = torch.Generator(device).manual_seed(int(entropy[1]))
+        noise = None if self.greedy else agent.make_noise(rows, generator)
+        step, state = place(manager.reset(int(entropy[0])), device), agent.initial_state(rows)
         returns, lengths = [], []
         for _ in range(LONGEST):
             said = agent.act(step, state, noise.next() if noise else None)
-            step, state = place(self.manager.step(said.action), device), said.state
-            for episode in self.manager.episodes():
+            step, state = place(manager.step(said.action), device), said.state
+            for episode in manager.episodes():
                 if quota[episode.row]:
                     quota[episode.row] -= 1
                     returns.append(episode.reward)
                     lengths.append(episode.length)
             if not any(quota):
                 return Evaluation(returns, lengths)
+            if stop():
+                return None
         raise UserError(
             f"An evaluation had unfinished episodes after {LONGEST:,} steps; set env.max_episode_steps to the "
             "length at which an episode may be cut."
         )
 
     def close(self) -> None:
-        """Close the environments."""
-        self.manager.close()
+        """Close the environments; may be called twice."""
+        if self._manager is not None:
+            self._manager.close()
 
     def state_dict(self) -> State:
         """How many evaluations were done."""

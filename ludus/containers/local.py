@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
@@ -58,11 +59,11 @@ class LocalWorker(Container):
         self.last_evaluation: Evaluation | None = None
         self.evaluated_at = -1
         self.stopping = ""  # why the run ends before nb_step: set by a signal or a reached target
-        self._began = False
+        self._began, self._target = False, settings.nb_step
 
     def run(self, nb_step: int, initial_step: int = 0) -> Self:
         """Collect and improve until ``nb_step`` real decisions are done, or something asks to stop."""
-        self.local_step_count = initial_step
+        self.local_step_count, self._target = initial_step, nb_step
         if not self._began:
             begin(self, self.env_seed)
             self._began = True
@@ -81,7 +82,8 @@ class LocalWorker(Container):
     def _after_update(self, before: int, metrics: Tensors) -> None:
         self._note_episodes()
         settings = self.settings
-        log_due = self._passed(before, settings.log_every)
+        ends = self.local_step_count >= self._target or bool(self.stopping)
+        log_due = bool(settings.log_every) and (ends or self._passed(before, settings.log_every))
         evaluation_due = self._passed(before, settings.evaluation.every)
         save_due = self._passed(before, settings.checkpoint_every)
         if log_due or evaluation_due or save_due or self.on_update is not None:
@@ -132,10 +134,12 @@ class LocalWorker(Container):
                 "turn on agent.normalize_reward if rewards are large; earlier checkpoints are whole."
             )
 
-    def evaluate(self) -> Evaluation:
-        """Play fresh episodes, keep the best policy, and stop where the target is reached."""
+    def evaluate(self) -> Evaluation | None:
+        """Play fresh episodes, keep the best policy, and stop where the target is reached; None if told to stop."""
         self._refuse_divergence({})
-        evaluation = self.evaluator.run(self.agent, self.device)
+        evaluation = self.evaluator.run(self.agent, self.device, lambda: self.stopping)
+        if evaluation is None:
+            return None
         self.last_evaluation, self.evaluated_at = evaluation, self.local_step_count
         better = self.best is None or evaluation.mean > self.best
         if better:
@@ -155,6 +159,7 @@ class LocalWorker(Container):
             "agent": dict(self.agent.state_dict()),
             "updater": self.updater.state_dict(),
             "noise": self.noise.state_dict(),
+            "torch": torch.get_rng_state(),
             "minibatches": None if generator is None else generator.get_state(),
             "manager": self.manager.state_dict(),
             "cache": self.cache.state_dict(),
@@ -171,10 +176,11 @@ class LocalWorker(Container):
 
     def close(self) -> None:
         """Close the environments and what reports."""
-        self.manager.close()
-        self.evaluator.close()
-        if self.reporter is not None:
-            self.reporter.close()
+        with ExitStack() as stack:  # one that fails does not keep the others from closing
+            if self.reporter is not None:
+                stack.callback(self.reporter.close)
+            stack.callback(self.evaluator.close)
+            stack.callback(self.manager.close)
 
 
 def _essential(name: str) -> bool:

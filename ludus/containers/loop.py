@@ -7,8 +7,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ludus.core.agent import Agent, ExperienceCache, Noise, Updater
+from ludus.core.agent import Agent, ExperienceCache, Updater
 from ludus.core.environment import EnvironmentManager
+from ludus.core.noise import Noise
 from ludus.core.types import EnvStep, HiddenState, Tensors
 from ludus.experience.validate import check_batch
 from ludus.track.clock import Clock
@@ -39,16 +40,18 @@ def collect(loop: Loop) -> int:
     """Act and step until the cache is ready; return the number of real decisions (a reset row's is none)."""
     agent, manager, cache, noise, clock = loop.agent, loop.manager, loop.cache, loop.noise, loop.clock
     step, state, decisions = loop.env_step, loop.hidden_state, 0
-    while not cache.ready():
-        said = agent.act(step, state, noise.next())
-        cache.agent_write(said)
-        clock.lap("acting")
-        raw = manager.step(said.action)
-        clock.lap("environment")
-        step, state = place(raw, loop.device), said.state
-        cache.env_write(step, state)
-        decisions += manager.batch - int(np.count_nonzero(raw.first.numpy()))
-    loop.env_step, loop.hidden_state = step, state
+    try:
+        while not cache.ready():
+            said = agent.act(step, state, noise.next())
+            cache.agent_write(said)
+            clock.lap("acting")
+            raw = manager.step(said.action)
+            clock.lap("environment")
+            step, state = place(raw, loop.device), said.state
+            cache.env_write(step, state)
+            decisions += manager.batch - int(np.count_nonzero(raw.first.numpy()))
+    finally:  # whatever ends it, the state agrees with the cache
+        loop.env_step, loop.hidden_state = step, state
     clock.lap("other")
     return decisions
 

@@ -13,9 +13,10 @@ import torch
 from ludus.containers.build import build_agent, build_evaluator, choose_device
 from ludus.containers.evaluate import Evaluation
 from ludus.containers.settings import Settings, from_flat
-from ludus.core.agent import Agent, Noise
+from ludus.core.agent import Agent
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
+from ludus.core.noise import Noise
 from ludus.core.types import EnvStep, HiddenState, State
 from ludus.managers.make import make_manager
 from ludus.track import checkpoint as checkpoints
@@ -41,6 +42,7 @@ class Player:
         self._world = make_manager(settings.env, 1, environment=environment)
         self.agent = build_agent(settings, self._world.observation, self._world.action, self.device)
         load_agent(self.agent, state["agent"], "the run's settings")
+        self.agent.eval()
         self._world.use(self.agent.treatment)
         self._state, self._rows = HiddenState(), 0
         self._generator = torch.Generator(self.device).manual_seed(settings.seed)
@@ -86,7 +88,9 @@ class Player:
             replace(self.settings, evaluation=changed, seed=seed), self.agent, self._make, branch=2
         )
         try:
-            return evaluator.run(self.agent, self.device)
+            evaluation = evaluator.run(self.agent, self.device)
+            assert evaluation is not None  # nothing stops it
+            return evaluation
         finally:
             evaluator.close()
 

@@ -6,7 +6,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -82,60 +82,82 @@ def import_path(thing: Callable[..., Any]) -> str:
 def train_resolved(
     resolved: Resolved, on_update: OnUpdate | None = None, environment: Callable[..., Any] | None = None
 ) -> TrainResult:
-    """Build everything, run it, and leave a whole run folder whatever happens."""
+    """Build everything, run it, and leave a whole run folder whatever happens; the caller's process stays as it was."""
     settings = resolved.settings
-    device, threads = choose_device(settings.device), torch.get_num_threads()
+    device = choose_device(settings.device)
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        stack.enter_context(torch.random.fork_rng([] if device.type == "cpu" else [device]))
+        torch.manual_seed(settings.seed)  # for networks that draw numbers of their own, as dropout does
+        worker = _build(resolved, device, on_update, environment, stack)
+        _run(worker)
+    reason = worker.stopping or "all steps are done"
+    path, steps = worker.reporter.run.path, worker.local_step_count  # type: ignore[union-attr]
+    return TrainResult(path, steps, worker.last_evaluation, worker.best, reason, environment)
+
+
+def _build(
+    resolved: Resolved,
+    device: torch.device,
+    on_update: OnUpdate | None,
+    environment: Callable[..., Any] | None,
+    stack: ExitStack,
+) -> LocalWorker:
+    """Make all parts, the run folder last, so that a mistake found on the way leaves nothing behind."""
+    settings = resolved.settings
     manager = build_manager(settings, environment)
-    try:
-        agent = build_agent(settings, manager.observation, manager.action, device)
-        manager.use(agent.treatment)
-        if settings.init_from:
-            initialise_from(agent, settings.init_from, settings.runs)
-        updater = build_updater(settings, agent)
-        engines = choose_engines(settings, agent, device)
-        evaluator = build_evaluator(settings, agent, environment)
-    except BaseException:
-        manager.close()
-        raise
+    stack.callback(manager.close)
+    agent = build_agent(settings, manager.observation, manager.action, device)
+    manager.use(agent.treatment)
+    if settings.init_from:
+        initialise_from(agent, settings.init_from, settings.runs)
+    updater, engines = build_updater(settings, agent), choose_engines(settings, agent, device)
+    evaluator = build_evaluator(settings, agent, environment)
+    decided = replace(settings, threads=engines.threads, compile="on" if engines.update == "compiled" else "off")
+    chosen = [key for key in ("threads", "compile") if getattr(decided, key) != getattr(settings, key)]
+    origins = resolved.origins | dict.fromkeys(chosen, "chosen")
     run = RunDirectory.create(settings.runs, settings.env.id, settings.agent_name)
-    origins = resolved.origins | ({} if settings.threads else {"threads": "chosen"})
-    reporter = Reporter(run, replace(settings, threads=engines.threads), origins, engines, agent)
+    reporter = Reporter(run, decided, origins, engines, agent)
     if engines.update == "compiled":
         reporter.note("The update is being compiled: half a minute the first time, seconds after that.")
         updater.compile(on_failure=reporter.note)
     worker = LocalWorker(settings, agent, manager, updater, evaluator, reporter, on_update)
+    stack.callback(worker.close)
+    return worker
+
+
+def _run(worker: LocalWorker) -> None:
+    reporter = worker.reporter
+    assert reporter is not None
     with _stops_on_signals(worker):
         try:
-            worker.run(settings.nb_step)
+            worker.run(worker.settings.nb_step)
             if worker.evaluated_at < worker.local_step_count and not worker.stopping.startswith("SIG"):
                 worker.evaluate()
             reporter.finish(worker)
-        except Exception as error:
+        except BaseException as error:
             reporter.rescue(worker)
             if isinstance(error, UserError) and not worker.updates:  # nothing was learned: leave no half run behind
                 reporter.close()
-                shutil.rmtree(run.path, ignore_errors=True)
+                shutil.rmtree(reporter.run.path, ignore_errors=True)
             raise
-        finally:
-            worker.close()
-            torch.set_num_threads(threads)
-    reason = worker.stopping or "all steps are done"
-    return TrainResult(run.path, worker.local_step_count, worker.last_evaluation, worker.best, reason, environment)
 
 
 @contextmanager
 def _stops_on_signals(worker: LocalWorker) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run at the next update, with everything saved; a second one ends it at once."""
+    """Ctrl-C, SIGTERM and a lost terminal end the run at the next update, all saved; a second one ends it at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if worker.stopping:
+        if worker.stopping.startswith("SIG"):
             raise KeyboardInterrupt
         worker.stopping = f"{signal.Signals(number).name} asked for it"
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    heeded = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
+    before = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield
     finally:

@@ -76,7 +76,7 @@ class LocalUpdater(Updater):
             self._rate = rate
             self._lr.fill_(rate)
 
-    def step(self, loss: LossFunction, batch: Batch, group: str = "all") -> Tensors:
+    def step(self, loss: LossFunction, batch: Batch) -> Tensors:
         """Take one step and return losses, metrics and the gradient's norm as 0-dimensional tensors."""
         return self._step(loss, batch)
 

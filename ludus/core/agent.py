@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.core.network import Shapes
+from ludus.core.noise import Noise
 from ludus.core.spec import Specs
 from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, State, Tensors
 
@@ -52,7 +53,7 @@ class Updater(ABC):
     learning_rate: float
 
     @abstractmethod
-    def step(self, loss: LossFunction, batch: Batch, group: str = "all") -> Tensors:
+    def step(self, loss: LossFunction, batch: Batch) -> Tensors:
         """Take one step on the losses, each weighted by the agent's coefficient for its name; return the metrics."""
 
     @abstractmethod
@@ -66,41 +67,7 @@ class Updater(ABC):
     def load_state_dict(self, state: State) -> None: ...
 
 
-class Noise:
-    """The random numbers of acting, drawn for many steps at once from a generator of their own."""
-
-    def __init__(
-        self, draw: Callable[[int, torch.Generator], Tensors], generator: torch.Generator, chunk: int = 128
-    ) -> None:
-        self._draw, self.generator, self._chunk = draw, generator, chunk
-        self._steps: list[Tensors] = []
-        self._start = generator.get_state()
-
-    def next(self) -> Tensors:
-        """The numbers for one step, ``[B, …]`` by action name."""
-        if not self._steps:
-            self._refill()
-        return self._steps.pop()
-
-    def _refill(self) -> None:
-        self._start = self.generator.get_state()
-        drawn = self._draw(self._chunk, self.generator)
-        self._steps = [{name: x[t] for name, x in drawn.items()} for t in range(self._chunk)]
-
-    def state_dict(self) -> State:
-        """The generator before the current chunk, and how much of the chunk is left."""
-        return {"generator": self._start if self._steps else self.generator.get_state(), "left": len(self._steps)}
-
-    def load_state_dict(self, state: State) -> None:
-        """Draw the same chunk again and drop what had been used."""
-        self.generator.set_state(state["generator"])
-        self._start, self._steps = state["generator"], []
-        if state["left"]:
-            self._refill()
-            del self._steps[state["left"] :]
-
-
-class Agent(nn.Module):
+class Agent(nn.Module, ABC):
     """Acts and computes losses; owns its networks.
 
     Made as ``MyAgent(observation, action, config, networks, batch)``, where ``networks`` answers ``requirements`` and

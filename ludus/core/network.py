@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Literal
 
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 Shapes = dict[str, Shape]
 
 
-class Network(nn.Module):
+class Network(nn.Module, ABC):
     """Maps observations to named outputs. Always sees ``[T, B, …]``; acting is T=1.
 
     A network of your own is a subclass made as ``MyNetwork(inputs, outputs)``, both ``{name: shape}``.
@@ -30,7 +30,7 @@ class Network(nn.Module):
         """Return the outputs ``[T, B, …]`` and the state after the last step; rows with ``first`` start from zero."""
 
 
-class SubModule(nn.Module):
+class SubModule(nn.Module, ABC):
     """A piece of a ModularNetwork: it takes tensors of rank ``dim``, features first."""
 
     dim: Literal[1, 2, 3, 4]

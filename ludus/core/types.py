@@ -130,11 +130,13 @@ class Batch:
         time, columns = self.reward.shape
         head = self.without_successor()
         source = head._map(lambda x: x.reshape(1, time * columns, *x.shape[2:])) if by == "transition" else head
-        order = torch.randperm(source.reward.shape[1], generator=generator, device=generator.device).to(
-            self.reward.device
-        )
+        order = torch.randperm(source.reward.shape[1], generator=generator, device=generator.device)
+        order = order.to(self.reward.device)
+        mixed, start = source._map(lambda x: _pick(x, order)), 0  # all at once; the parts are views
         for part in order.tensor_split(n):
-            picked = source._map(lambda x, part=part: _pick(x, part))  # type: ignore[misc]
+            end = start + len(part)
+            picked = mixed._map(lambda x, start=start, end=end: x[:, start:end])  # type: ignore[misc]
+            start = end
             yield replace(picked, state=self.state.rows(part)) if by == "environment" else picked
 
     def without_successor(self) -> Batch:

@@ -171,7 +171,14 @@ class BatchManager(EnvironmentManager):
             self._reader.masks.settle(self._memory.observation, self._ended)
 
     def _take_reset(self, observation: Any, infos: Mapping[str, Any]) -> None:
-        """Take the reset of environments that step as a batch."""
+        """Take the reset of environments that step as a batch; a space that lies shows here."""
+        for name, x in self._reader.read(observation, infos, (self.batch,)).items():
+            own = self._memory.observation[name]
+            if x.shape != own.shape or not np.can_cast(x.dtype, own.dtype, "same_kind"):
+                raise UserError(
+                    f'{self.name}: observation "{name}" is {x.dtype} of shape {x.shape}, but its space says '
+                    f"{own.dtype} of shape {own.shape}; mend the space or the observation."
+                )
         self._take_observation(observation, infos)
         self._settle_masks()
 

@@ -42,6 +42,8 @@ def make_manager(
         from ludus.managers.envpool import EnvPoolManager
 
         limit = config.max_episode_steps
+        if branch:  # a lost life ends an episode for learning only, never in evaluation
+            options.pop("episodic_life", None)
         return EnvPoolManager(config.id, num, options, limit, config.mask, branch, render_mode)
     from ludus.managers.simple import SimpleEnvManager
 
@@ -60,6 +62,8 @@ def _choose(
                 f"env.backend is {config.backend}, but your own environment runs in the simple one; leave it at auto."
             )
         return "simple"
+    if render_mode is not None and config.backend == "vector":
+        return "simple"  # native vector environments draw nothing; one environment of the same id does
     if config.backend != "auto":
         return config.backend
     spec = find(config.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,10 @@ class SimpleEnvManager(BatchManager):
             raise failed(self.name, "render", error) from error
 
     def close(self) -> None:
-        for env in self._envs:
-            env.close()
-        self._envs = []
+        envs, self._envs = self._envs, []
+        with ExitStack() as stack:  # one that fails does not keep the others from closing
+            for env in envs:
+                stack.callback(env.close)
 
     def state_dict(self) -> State:
         return {**super().state_dict(), "seeds": list(self._seeds)}

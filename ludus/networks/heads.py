@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ LOG_STD = (-5.0, 2.0)  # bounds of a log-deviation that a network gives
 TRIES = 8  # of the rejection that samples a Beta
 
 
-class Head(nn.Module):
+class Head(nn.Module, ABC):
     """The distribution of one action: ``size`` network outputs become parameters, and these do everything else."""
 
     treatment = "none"

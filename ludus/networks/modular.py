@@ -20,6 +20,8 @@ from ludus.networks.net1d.mlp import MLP
 
 GAINS = {"policy": 0.01, "value": 1.0}  # by the first part of an output's name; 1 for all others
 
+NO_STATE = HiddenState()  # of feed-forward pieces
+
 
 class _Place(NamedTuple):
     name: str
@@ -144,7 +146,7 @@ def _run(at: _Place, x: Tensor, state: HiddenState, first: Tensor, after: Hidden
     if at.piece is None:
         return x
     if not at.recurrent:
-        y: Tensor = at.piece(x, after, first)[0]
+        y: Tensor = at.piece(x, NO_STATE, first)[0]
         return y
     y, new = at.piece(x.view(*first.shape, *x.shape[1:]), state.within(at.name), first)
     after.update(new.at(at.name))

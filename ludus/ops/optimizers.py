@@ -52,12 +52,6 @@ def rmsprop_tf_(
 
 
 @torch.no_grad()
-def sgd_(parameter: Tensor, gradient: Tensor, lr: Tensor) -> None:
-    """Take a step of gradient descent: θ ← θ − lr · g."""
-    parameter.addcmul_(gradient, lr, value=-1)
-
-
-@torch.no_grad()
 def clip_norm_(gradient: Tensor, max_norm: float) -> Tensor:
     """Scale ``gradient`` down to length ``max_norm`` if it is longer (0: never) and return the norm that it had."""
     norm: Tensor = torch.linalg.vector_norm(gradient)

@@ -108,7 +108,7 @@ def make_ops(name: str, spec: Spec) -> list[nn.Module]:
     ops: list[nn.Module] = []
     if is_channels_last(spec):
         ops.append(ChannelsFirst())
-    if spec.kind == "continuous" and spec.dtype == "uint8" and len(spec.shape) >= 2:
+    if spec.kind == "continuous" and spec.dtype == "uint8" and len(spec.shape) >= 2 and spec.high == 255:
         ops.append(UnitImage())
     elif spec.dtype != "float32":
         ops.append(Float())

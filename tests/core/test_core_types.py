@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ludus.core.agent import Noise
 from ludus.core.errors import UserError
 from ludus.core.names import resolve
+from ludus.core.noise import Noise
 from ludus.core.spec import Spec, mask_name, network_inputs
 from ludus.core.types import HiddenState
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState
 from ludus.experience.rollout import RolloutCache
+from ludus.ops.returns import gae
 
 B, T, GAMMA = 3, 4, 0.9
 
@@ -67,6 +68,19 @@ def test_endings_become_weights_discounts_and_traces() -> None:
     assert batch.weight[:, 0].tolist() == [1, 1, 0, 1]  # 2 → 3 is the reset, no transition
     torch.testing.assert_close(batch.discount[:, 0], torch.tensor([GAMMA, 0, GAMMA, GAMMA]))
     assert batch.continues[:, 0].tolist() == [1, 0, 0, 0]
+
+
+def test_nothing_is_bootstrapped_from_an_episode_that_was_lost() -> None:
+    """A ``first`` without an ending before it: what came before trusts V of the last thing seen, and nothing later."""
+    cache = RolloutCache(T, B, GAMMA, torch.device("cpu"))
+    batch, _ = fill(cache, 0, first={3: True})
+    assert batch.weight[:, 0].tolist() == [1, 1, 0, 1]
+    assert batch.continues[:, 0].tolist() == [1, 0, 0, 1]
+    value_t = torch.ones(T, B)
+    value_t[2] = torch.nan  # of the new episode's first observation
+    advantage = gae(batch.reward, batch.discount, batch.continues, torch.zeros(T, B), value_t, 0.95)
+    assert advantage[:2].isfinite().all()
+    assert advantage[1, 0] == pytest.approx(2 + GAMMA)
 
 
 def test_an_open_rollout_survives_its_state_dict() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ludus.ops.optimizers import adam_, clip_norm_, rmsprop_tf_, sgd_
+from ludus.ops.optimizers import adam_, clip_norm_, rmsprop_tf_
 
 
 def gradients(steps: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -44,12 +44,6 @@ def test_rmsprop_is_tensorflows() -> None:
         parameter -= 7e-4 * g / np.sqrt(square + 1e-5)
         rmsprop_tf_(ours, gradient, average, lr, 0.99, 1e-5)
         np.testing.assert_allclose(ours.numpy(), parameter, rtol=1e-12)
-
-
-def test_sgd() -> None:
-    parameter = torch.tensor([1.0, 2.0], requires_grad=True)
-    sgd_(parameter, torch.tensor([2.0, -2.0]), torch.tensor(0.5))
-    assert parameter.tolist() == [0, 3]
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 5.0, 100.0])
