@@ -23,7 +23,7 @@ from ludus.networks.build import build_network
 
 EVALUATION_ROWS = 100  # environments that an evaluation steps at once, at most
 SMALL = 2e7  # parameters × rows of an update below which a second thread costs more than it brings
-REPAID = 60_000  # optimizer steps that earn back a compilation of half a minute
+REPAID = 30_000  # optimizer steps that earn back a compilation: ten seconds or more, against half a millisecond each
 
 
 class Engines(NamedTuple):

@@ -55,9 +55,8 @@ class CompiledStep:
         """The step as a function of ``moving``, the buffers and the batch's tensors called ``names``."""
         updater, flat = self._updater, self._updater.flat
 
-        def total(block: Tensor, buffers: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensors, Tensors]]:
-            views = {f"agent.{place[0]}": x for place, x in zip(flat.places, flat.views(block), strict=True)}
-            losses, metrics = torch.func.functional_call(self._module, views | buffers, (batch,))
+        def total(parameters: Tensors, buffers: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensors, Tensors]]:
+            losses, metrics = torch.func.functional_call(self._module, parameters | buffers, (batch,))
             return updater.total(losses), (losses, metrics)
 
         def step(*inputs: Tensor) -> Tensor:
@@ -65,8 +64,12 @@ class CompiledStep:
             at = dict(zip(updater.moving, rest, strict=False))
             buffers = dict(zip(self._fixed, rest, strict=False))
             batch = _unflatten(dict(zip(names, rest, strict=True)))
-            gradient, (losses, metrics) = torch.func.grad(total, has_aux=True)(at["value"], buffers, batch)
-            report = updater.report(losses, metrics, updater.move(gradient, at))
+            views = {f"agent.{place[0]}": x for place, x in zip(flat.places, flat.views(at["value"]), strict=True)}
+            gradients, (losses, metrics) = torch.func.grad(total, has_aux=True)(views, buffers, batch)
+            block = torch.zeros_like(at["value"])
+            for part, gradient in zip(flat.views(block), gradients.values(), strict=True):
+                part.copy_(gradient)
+            report = updater.report(losses, metrics, updater.move(block, at))
             self._names = list(report)
             return torch.stack(list(report.values()))
 

@@ -119,7 +119,7 @@ def _build(
     run = RunDirectory.create(settings.runs, settings.env.id, settings.agent_name)
     reporter = Reporter(run, decided, origins, engines, agent)
     if engines.update == "compiled":
-        reporter.note("The update is being compiled: half a minute the first time, seconds after that.")
+        reporter.note("The update is being compiled, which takes about ten seconds the first time.")
         updater.compile(on_failure=reporter.note)
     worker = LocalWorker(settings, agent, manager, updater, evaluator, reporter, on_update)
     stack.callback(worker.close)
