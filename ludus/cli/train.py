@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -87,11 +90,20 @@ def closing(run: Path, runs: Path) -> str:
     last = shlex.quote(str(run)) if runs != Path("runs") else "latest"
     return "\n".join(
         [
-            f"Watch it:       ludus play {last}",
-            f"Measure it:     ludus evaluate {last}",
-            f"Its curves:     tensorboard --logdir {shlex.quote(str(runs))}",
+            f"Watch it:       {_typed('ludus')} play {last}",
+            f"Measure it:     {_typed('ludus')} evaluate {last}",
+            f"Its curves:     {_typed('tensorboard')} --logdir {shlex.quote(str(runs))}",
         ]
     )
+
+
+def _typed(command: str) -> str:
+    """What to type for a command: its name, or where it lies if the shell would not find it."""
+    beside = Path(sys.executable).parent / command
+    if shutil.which(command) or not beside.exists():
+        return command
+    near = os.path.relpath(beside)
+    return str(beside) if near.startswith("..") else near
 
 
 def _peek(words: list[str], flag: str) -> str | None:
