@@ -38,6 +38,7 @@ def run(argv: list[str]) -> int:
     from ludus.containers.player import load
 
     player = load(run_folder, given.checkpoint, given.runs)
+    player.use_threads()
     print(f"{player.settings.env.id}, {player.settings.agent_name}: the {given.checkpoint} policy of {run_folder}")
     print(report(player.evaluate(given.episodes, given.seed, not given.stochastic)))
     return 0

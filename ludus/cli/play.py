@@ -53,7 +53,9 @@ def run(argv: list[str]) -> int:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # environments that draw with pygame look for a screen else
     from ludus.containers.player import load
 
-    pictures = frames(load(directory.path, given.checkpoint, given.runs), given)
+    player = load(directory.path, given.checkpoint, given.runs)
+    player.use_threads()
+    pictures = frames(player, given)
     if windowed:
         show(pictures, given.fps, f"ludus play {given.run}")
         return 0

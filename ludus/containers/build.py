@@ -110,7 +110,9 @@ def choose_engines(settings: Settings[Any], agent: Agent, device: torch.device) 
 def _choose_threads(settings: Settings[Any], agent: Agent) -> int:
     """All cores where an update is work enough to share, else one: between small operations, threads only wait."""
     size, config = sum(p.numel() for p in agent.parameters()), settings.agent
-    rows = settings.env.num * getattr(config, "rollout", 1) / getattr(config, "minibatches", 1)
+    rows = settings.env.num / getattr(config, "minibatches", 1)  # of one time step, which is what a memory runs on
+    if not getattr(agent, "recurrent", False):
+        rows *= getattr(config, "rollout", 1)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return 1 if size * rows < SMALL else cores
 

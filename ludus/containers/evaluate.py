@@ -23,6 +23,9 @@ class Evaluation(NamedTuple):
     returns: list[float]
     lengths: list[int]
 
+    def __repr__(self) -> str:
+        return f"Evaluation(mean={self.mean:g}, std={self.std:g}, episodes={len(self.returns)})"
+
     @property
     def mean(self) -> float:
         """Mean return."""

@@ -43,10 +43,16 @@ class Player:
         self.agent = build_agent(settings, self._world.observation, self._world.action, self.device)
         load_agent(self.agent, state["agent"], "the run's settings")
         self.agent.eval()
+        if settings.engine == "auto":
+            self.agent.use_numpy()
         self._world.use(self.agent.treatment)
         self._state, self._rows = HiddenState(), 0
         self._generator = torch.Generator(self.device).manual_seed(settings.seed)
         self._noise: Noise | None = None
+
+    def __repr__(self) -> str:
+        where = f"step {self.meta.get('step')}" if "step" in self.meta else "a checkpoint"
+        return f"Player({self.settings.agent_name} on {self.settings.env.id}, {where})"
 
     def act(
         self, observation: Any, info: Mapping[str, Any] | None = None, *, first: Any = None, greedy: bool = True
@@ -99,6 +105,10 @@ class Player:
         manager = make_manager(self.settings.env, 1, render_mode, self._make)
         manager.use(self.agent.treatment)
         return manager
+
+    def use_threads(self) -> None:
+        """Set torch to the number of threads that training chose; for a process that does nothing else."""
+        torch.set_num_threads(self.settings.threads or 1)
 
     def close(self) -> None:
         """Close the environment that translates observations and actions; may be called twice."""

@@ -33,6 +33,8 @@ SHOWN = (
     "explained_variance",
 )  # on the console; all are in metrics.jsonl
 
+POOR = 0.2  # explained variance below which a hint is due
+
 
 class Reporter:
     """Writes the run folder and draws the console; a LocalWorker without one trains in silence."""
@@ -40,7 +42,7 @@ class Reporter:
     def __init__(
         self, run: RunDirectory, settings: Settings[Any], origins: Mapping[str, str], engines: Engines, agent: Agent
     ) -> None:
-        self.run, self.settings = run, settings
+        self.run, self.settings, self._origins = run, settings, origins
         write_config(run.config, to_flat(settings), origins)
         self.metrics = Metrics(run.metrics, run.tensorboard)
         self.keeper = CheckpointKeeper(run, settings.keep)
@@ -57,11 +59,13 @@ class Reporter:
 
     def _info(self, engines: Engines, agent: Agent) -> dict[str, str]:
         settings, size = self.settings, sum(p.numel() for p in agent.parameters())
+        preset = next((x for x in self._origins.values() if x.startswith("preset ")), "defaults (no preset fits)")
         return {
             "environment": f"{settings.env.id} x {settings.env.num}",
             "agent": f"{settings.agent_name}, {size:,} parameters, seed {settings.seed}",
             "engines": f"{engines.device}, {engines.threads} thread{'s' * (engines.threads > 1)}, "
             f"{engines.acting} acting, {engines.update} update",
+            "settings": preset,
             "run": str(self.run.path),
         }
 
@@ -76,6 +80,8 @@ class Reporter:
         self._rate.update(step)
         self.metrics.write(step, dict(values) | {"time/steps_per_second": self._rate.per_second()})
         self._losses = {name.removeprefix("loss/"): values[name] for name in SHOWN if name in values}
+        if "entropy" in self._losses:
+            self._losses["entropy"] *= -1  # the loss is its negative
 
     def show(self, worker: LocalWorker) -> None:
         """Redraw the console, if it is time."""
@@ -130,6 +136,13 @@ class Reporter:
             steps, means = zip(*self._curve, strict=True)
             self.console.note(curve(steps, means, self.settings.evaluation.stop_at))
         self.console.note(f"Ended after {worker.local_step_count:,} steps: {reason}.")
+        self.console.note(f"All is saved in {self.run.path}.")
+        explained = self._losses.get("explained_variance", 1.0)
+        if explained < POOR and not getattr(self.settings.agent, "normalize_reward", True):
+            self.console.note(
+                f"The value function explains {max(explained, 0.0):.0%} of the returns, so the policy learned from "
+                "noise: --agent.normalize-reward often helps, and so does a higher --agent.learning-rate."
+            )
 
     def close(self) -> None:
         """Give the terminal back and close the files; may be called twice."""

@@ -33,7 +33,7 @@ LARGEST = {"seed": 2**63 - 1, "threads": 1024}  # what torch takes; far more thr
 class EvaluationConfig:
     """When and how the policy is measured, on environments of its own."""
 
-    every: int = 25_000  # steps from one evaluation to the next; 0: never
+    every: int = 25_000  # steps from one evaluation to the next; 0: only at the end
     episodes: int = 20  # episodes per evaluation; more: a surer mean, a longer wait
     stop_at: float | None = None  # end the run when the mean return of an evaluation reaches this
     greedy: bool = True  # the most likely action; no: sample, as in training
@@ -55,7 +55,9 @@ class Settings(Generic[A]):
 
     # What learns: ppo, a2c, or your own as package.module:Class.
     agent_name: Annotated[str, tyro.conf.arg(name="agent")] = DEFAULT_AGENT
-    nb_step: int = 100_000  # decisions to train for, over all environments; schedules end here
+    nb_step: int = (
+        100_000  # decisions to train for, over all environments, up to the end of a rollout; schedules end here
+    )
     seed: int = 0  # the same seed, settings and machine give the same run
     device: str = "auto"  # where networks live: cpu, cuda, cuda:1, …; auto: cuda if there is one
     threads: int = 0  # threads of torch; 0: chosen by the network's size, and said in the log

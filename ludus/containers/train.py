@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import threading
@@ -154,6 +155,8 @@ def _stops_on_signals(worker: LocalWorker) -> Iterator[None]:
         if worker.stopping.startswith("SIG"):
             raise KeyboardInterrupt
         worker.stopping = f"{signal.Signals(number).name} asked for it"
+        if not worker.settings.quiet:  # buffered output may be busy right now; this never is
+            os.write(2, b"\nStopping after this update; once more to stop at once.\n")
 
     known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     heeded = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
