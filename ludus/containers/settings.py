@@ -200,7 +200,11 @@ def presets() -> dict[str, tuple[str, Flat]]:
 
 def find_preset(environment: str, agent: str) -> str:
     """The name of the preset for this environment and agent, or ``none``."""
-    fitting = (name for name, (of, _) in presets().items() if of == environment and name.endswith(f"/{agent}"))
+    fitting = (
+        name
+        for name, (of, _) in presets().items()
+        if environment in (of, of.rpartition("-v")[0]) and name.endswith(f"/{agent}")
+    )
     return next(fitting, NO_PRESET)
 
 

@@ -1,4 +1,4 @@
-"""From a loss to a step of the parameters, on one flat block per group, eager or as one compiled function."""
+"""From a loss to a step of the parameters, on one flat block, eager or as one compiled function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BETA1, BETA2, RMSPROP_ALPHA = 0.9, 0.999, 0.99
 
 
 class FlatParameters:
-    """All parameters of a group as views of one block, and their gradients as views of another.
+    """All trainable parameters as views of one block, and their gradients as views of another.
 
     Clip, optimizer, averaging and publishing then are a few calls whatever the number of layers.
     """

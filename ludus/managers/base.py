@@ -98,7 +98,14 @@ class BatchManager(EnvironmentManager):
 
     def read(self, observation: Any, info: Mapping[str, Any]) -> tuple[Arrays, bool]:
         """One observation of the environment, or a batch, as named arrays ``[B, …]``; and whether it was a batch."""
-        name, array = next(iter(self._reader.layout.flatten(observation).items()))
+        try:
+            name, array = next(iter(self._reader.layout.flatten(observation).items()))
+        except (KeyError, IndexError, TypeError) as error:
+            parts = ", ".join(self._reader.layout.specs)
+            raise UserError(
+                f"{self.name}: the observation is a {type(observation).__name__} that lacks a part of {parts}; give it "
+                "as the environment does."
+            ) from error
         batched = array.ndim == len(self.observation[name].shape) + 1
         arrays = self._reader.read(observation, info, (len(array),) if batched else ())
         for name, x in arrays.items():

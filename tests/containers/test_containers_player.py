@@ -387,3 +387,9 @@ def test_the_settings_of_a_run_are_those_of_its_player(runs: dict[str, TrainResu
     assert settings.network.lstm_size == SMALL["network.lstm_size"]
     assert (settings.network.body, settings.agent.epochs) == ("lstm", dotted(QUICK)["agent.epochs"])
     assert RunDirectory(runs["lstm"].run).config.is_file()
+
+
+def test_an_observation_of_another_structure_is_told(runs: dict[str, TrainResult], tmp_path: Path) -> None:
+    policy = train(tmp_path, TOY + "MaskedEnv").load()
+    with pytest.raises(UserError, match=r"lacks a part of observation"):
+        policy.act({"sight": np.zeros(3)})

@@ -211,3 +211,8 @@ def test_every_setting_has_a_dotted_key() -> None:
     assert types["agent.sizes"] == tuple[int, ...]
     assert types.keys() >= {"nb_step", "agent.name", "env.num", "network.hidden", "evaluation.stop_at"}
     assert "agent_name" not in types
+
+
+def test_an_id_without_its_version_has_the_preset_too():
+    assert find_preset("CartPole", "ppo") == find_preset("CartPole-v1", "ppo") == "cartpole/ppo"
+    assert find_preset("Cart", "ppo") == "none"

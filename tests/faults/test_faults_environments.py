@@ -60,6 +60,9 @@ BY_A_STEP = {
     "MaskGoesAway": "lacks it now",
 }
 
+# found after an update: what was learned until then is kept
+LATER = {"NaNLater", "InfiniteReward", "WrongShapeLater", "OutsideMultiDiscrete", "EmptyMaskLater", "MaskGoesAway"}
+
 
 @pytest.mark.parametrize("name", AT_ONCE)
 def test_what_a_reset_shows_is_told_before_training(refused, name):
@@ -69,7 +72,7 @@ def test_what_a_reset_shows_is_told_before_training(refused, name):
 
 @pytest.mark.parametrize("name", BY_A_STEP)
 def test_what_a_step_shows_is_told_and_earlier_runs_are_whole(refused, name):
-    refused(["train", f"fault_worlds:{name}", *TRAIN], BY_A_STEP[name], adds=True)
+    refused(["train", f"fault_worlds:{name}", *TRAIN], BY_A_STEP[name], adds=name in LATER)
 
 
 @pytest.mark.parametrize("name", [n for n in AT_ONCE if hasattr(fault_worlds, n) and n != "NOT_CALLABLE"])
@@ -80,7 +83,7 @@ def test_python_says_the_same_before_training(refused_by_train, name):
 
 @pytest.mark.parametrize("name", BY_A_STEP)
 def test_python_says_the_same_of_a_step(refused_by_train, name):
-    refused_by_train(getattr(fault_worlds, name), BY_A_STEP[name], adds=True)
+    refused_by_train(getattr(fault_worlds, name), BY_A_STEP[name], adds=name in LATER)
 
 
 def test_python_gets_the_environments_own_traceback_as_the_cause(here):
