@@ -33,7 +33,7 @@ SHOWN = (
     "explained_variance",
 )  # on the console; all are in metrics.jsonl
 
-POOR = 0.2  # explained variance below which a hint is due
+POOR = 0.1  # explained variance below which a hint is due
 
 
 class Reporter:
@@ -140,8 +140,8 @@ class Reporter:
         explained = self._losses.get("explained_variance", 1.0)
         if explained < POOR and not getattr(self.settings.agent, "normalize_reward", True):
             self.console.note(
-                f"The value function explains {max(explained, 0.0):.0%} of the returns, so the policy learned from "
-                "noise: --agent.normalize-reward often helps, and so does a higher --agent.learning-rate."
+                f"The value function explains {max(explained, 0.0):.0%} of the returns. If the policy is stuck, "
+                "--agent.normalize-reward or a higher --agent.learning-rate often helps."
             )
 
     def close(self) -> None:
