@@ -7,9 +7,10 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_BENCH := $(VENV)/.installed-bench
 TRAIN_ARGS ?= CartPole-v1 --stop-at 475
 BENCH_ARGS ?=
+SOAK_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-slow bench format lint type docs pins clean
+.PHONY: help train test test-slow bench soak format lint type docs pins clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -25,6 +26,9 @@ test-slow: $(INSTALLED)  ## learning runs of minutes to hours
 
 bench: $(INSTALLED_BENCH)  ## compare with Stable-Baselines3, round by round
 	$(BIN)/python -m benchmarks.harness $(BENCH_ARGS)
+
+soak: $(INSTALLED)  ## kill, starve and damage trainings for a quarter of an hour, and count what comes through
+	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
 format: $(INSTALLED)  ## rewrite the code in the house format
 	$(BIN)/ruff check --fix --exit-zero --quiet .
@@ -58,10 +62,10 @@ $(BIN)/python:
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'Installing into $(VENV) (once; about a minute) …'
 	@$(PIP) pip  # one that knows --build-constraint
-	@$(PIP) --build-constraint constraints.txt --editable '.[dev,envpool,video]'
+	@$(PIP) --build-constraint constraints.txt --editable '.[dev,atari,envpool,mujoco,video]'
 	@touch $@
 
 $(INSTALLED_BENCH): $(INSTALLED)
 	@echo 'Installing what the benchmarks compare with (once) …'
-	@$(PIP) --build-constraint constraints.txt --editable '.[dev,envpool,video,bench]'
+	@$(PIP) --build-constraint constraints.txt --editable '.[dev,atari,envpool,mujoco,video,bench]'
 	@touch $@

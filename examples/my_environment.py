@@ -5,6 +5,7 @@ In this folder:
     ludus check my_environment:Docking
     ludus train my_environment:Docking --nb-step 50_000
     ludus play latest
+    ludus resume latest --nb-step 100_000
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ class Docking(gymnasium.Env[Observation, np.int64]):
         reward = -0.01 + (1.0 if docked else -1.0 if arrived or lost else 0.0)
         truncated = self.steps >= self.time_limit  # out of time is no ending of the world: the agent bootstraps
         return self._observe(), reward, arrived or lost, truncated, {"docked": float(docked)}
+
+    def snapshot(self) -> dict[str, float]:  # with restore, optional: a resumed run need not replay the episode
+        return {"position": self.position, "velocity": self.velocity, "steps": self.steps}
+
+    def restore(self, snapshot: dict[str, float]) -> None:
+        vars(self).update(snapshot)
 
     def render(self) -> NDArray[np.uint8]:
         picture = np.full((80, 400, 3), 20, np.uint8)

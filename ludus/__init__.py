@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ludus.containers.player import Player, load
-    from ludus.containers.train import TrainResult, train
+    from ludus.containers.train import TrainResult, resume, train
     from ludus.core.errors import UserError
 
 __version__ = "0.1.0"
-__all__ = ["Player", "TrainResult", "UserError", "load", "train"]
+__all__ = ["Player", "TrainResult", "UserError", "load", "resume", "train"]
 
 _HOMES = {
     "Player": "ludus.containers.player",
     "TrainResult": "ludus.containers.train",
     "UserError": "ludus.core.errors",
     "load": "ludus.containers.player",
+    "resume": "ludus.containers.train",
     "train": "ludus.containers.train",
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.core.agent import Agent, Updater
-from ludus.core.errors import UserError
+from ludus.core.errors import refuse_outside
 from ludus.core.network import Network, Shapes
 from ludus.core.noise import Noise
 from ludus.core.spec import Specs, network_inputs
@@ -55,18 +54,13 @@ class ActorCriticConfig:
 
     def validate(self) -> None:
         """Refuse values that cannot train."""
-        for name, low, high in (("gamma", 0, 1), ("gae_lambda", 0, 1)):
-            if not low <= getattr(self, name) <= high:
-                raise UserError(f"agent.{name} is {getattr(self, name)}; it must lie between {low} and {high}.")
-        for name in ("learning_rate", "optimizer_eps", "log_std_init", "entropy_coef", "value_coef", "max_grad_norm"):
-            if not math.isfinite(getattr(self, name)):
-                raise UserError(f"agent.{name} is {getattr(self, name)}; it must be a finite number.")
-        for name in ("learning_rate", "rollout", "optimizer_eps"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"agent.{name} is {getattr(self, name)}; it must be greater than 0.")
-        for name in ("n_step", "max_grad_norm", "entropy_coef", "value_coef"):
-            if getattr(self, name, 0) < 0:
-                raise UserError(f"agent.{name} is {getattr(self, name)}; it must not be negative.")
+        refuse_outside(
+            self,
+            share=("gamma", "gae_lambda"),
+            positive=("learning_rate", "rollout", "optimizer_eps", "epochs", "minibatches", "clip"),
+            natural=("n_step", "max_grad_norm", "entropy_coef", "value_coef", "value_clip", "target_kl"),
+            finite=("log_std_init",),
+        )
 
 
 class ActorCritic(Agent):
@@ -87,7 +81,7 @@ class ActorCritic(Agent):
         self.normalizer = ObsNormalizer(self.preprocess.shapes, inputs) if config.normalize_observation else None
         self.reward_scaler = RewardScaler(batch) if config.normalize_reward else None
         self.recurrent = any(network.recurrent for network in networks.values())
-        self._masked = len(inputs) < len(observation)
+        self.masked = len(inputs) < len(observation)
         self._numpy: NumpyActor | None = None
 
     @staticmethod
@@ -122,7 +116,7 @@ class ActorCritic(Agent):
         own = any(
             getattr(type(self), name) is not getattr(ActorCritic, name) for name in ("act", "experience", "outputs")
         )
-        if self._masked or self.keeps_distribution or own:
+        if self.masked or self.keeps_distribution or own:
             return False
         self._numpy = NumpyActor.build(self.networks, self.policy, self.preprocess, self.normalizer)
         return self._numpy is not None

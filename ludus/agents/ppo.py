@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ludus.agents.actor_critic import ActorCritic, ActorCriticConfig
+from ludus.agents.by_hand import loss_by_hand
 from ludus.core.agent import Updater
 from ludus.core.errors import UserError
 from ludus.core.network import Network
 from ludus.core.spec import Specs
 from ludus.core.types import Batch, Learned, Tensors
+from ludus.ops.optimizers import adapt
 from ludus.ops.policy_gradient import (
     approx_kl,
     clip_fraction,
@@ -27,17 +28,14 @@ from ludus.ops.policy_gradient import (
     value_loss,
 )
 
-KL_STEP, KL_FLOOR, KL_CAP = 1.5, 1e-5, 1e-2  # how the KL-adaptive learning rate moves, and its limits
-
 
 @dataclass(frozen=True)
 class PPOConfig:
     """Settings of PPO."""
 
     learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
-    learning_rate_schedule: Literal["constant", "linear", "kl"] = (
-        "constant"  # linear: to 0 at nb_step; kl: see target_kl
-    )
+    # linear: falls to 0 at nb_step; kl: moves to keep target_kl
+    learning_rate_schedule: Literal["constant", "linear", "kl"] = "constant"
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
     gae_lambda: float = 0.95  # 1: Monte Carlo (less bias); 0: one-step TD (less variance)
     rollout: int = 128  # steps per environment between two learnings
@@ -50,10 +48,9 @@ class PPOConfig:
     entropy_coef: float = 0.0  # raise when the policy settles too early
     value_coef: float = 0.5  # weight of the value loss; matters with a shared trunk
     max_grad_norm: float = 0.5  # gradients are scaled down to this norm; 0: never
-    target_kl: float = (
-        0.0  # schedule kl: the KL per minibatch to keep; else stop a rollout's learning above 1.5 × this; 0: off
-    )
-    optimizer: Literal["adam", "rmsprop"] = "adam"
+    # schedule kl: the KL per minibatch to keep; else stop a rollout's learning above 1.5 × this; 0: off
+    target_kl: float = 0.0
+    optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: TensorFlow's, eps inside the root
     optimizer_eps: float = 1e-5  # raise for smoother steps
     normalize_observation: bool = False  # vectors by running mean and deviation, saved with the policy
     normalize_reward: bool = False  # by the running deviation of the discounted return
@@ -65,12 +62,6 @@ class PPOConfig:
     def validate(self) -> None:
         """Refuse values that cannot train."""
         self.validate_base()  # type: ignore[misc]
-        for name in ("epochs", "minibatches", "clip"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"agent.{name} is {getattr(self, name)}; it must be greater than 0, and finite.")
-        for name in ("value_clip", "target_kl"):
-            if getattr(self, name) < 0:
-                raise UserError(f"agent.{name} is {getattr(self, name)}; it must not be negative.")
         if self.learning_rate_schedule == "kl" and not self.target_kl:
             raise UserError("agent.learning_rate_schedule is kl, which needs agent.target_kl (0.01 is usual).")
 
@@ -95,6 +86,7 @@ class PPO(ActorCritic):
             )
         self.clip: Tensor
         self.register_buffer("clip", torch.tensor(config.clip), persistent=False)
+        self._by_hand = loss_by_hand(self, PPO)
         self.generator = torch.Generator()  # of minibatches; the container seeds it
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
@@ -102,9 +94,13 @@ class PPO(ActorCritic):
         config = self.config
         prepared = self.prepare(batch)
         learned: list[Tensors] = []
+        loss = self._by_hand if updater.by_hand and self._by_hand else self.compute_loss
+        whole = None  # a rollout in one part is made ready once for all epochs
+        if config.minibatches == 1:
+            whole = [self.weigh(part) for part in prepared.minibatches(1, self.by, self.generator)]
         for _ in range(config.epochs):
-            for part in prepared.minibatches(config.minibatches, self.by, self.generator):
-                metrics = updater.step(self.compute_loss, part)
+            for part in whole or prepared.minibatches(config.minibatches, self.by, self.generator):
+                metrics = updater.step(loss, part)
                 learned.append(metrics)
                 if config.learning_rate_schedule == "kl":
                     updater.learning_rate = adapt(
@@ -113,27 +109,35 @@ class PPO(ActorCritic):
             if config.target_kl and config.learning_rate_schedule != "kl" and self._moved_too_far(learned, updater):
                 break
         self.observe(batch)
-        means = {name: torch.stack([m[name] for m in learned]).mean() for name in learned[0]}
+        rows = torch.stack([x for metrics in learned for x in metrics.values()]).view(len(learned), -1)
+        means = dict(zip(learned[0], rows.mean(0).unbind(), strict=True))
         return Learned(means | {"optimizer_steps": torch.tensor(float(len(learned)))} | self.fit(prepared))
 
     def _moved_too_far(self, learned: list[Tensors], updater: Updater) -> bool:
         epoch = torch.stack([m["kl"] for m in learned[-self.config.minibatches :]])
         return bool(updater.mean(epoch.mean()) > 1.5 * self.config.target_kl)
 
+    @torch.no_grad()
+    def weigh(self, batch: Batch) -> Batch:
+        """Add each row's ``share`` of a mean over real rows, and the advantage ``weighted`` by it."""
+        share, advantage = shares(batch.weight), batch.experience["advantage"]
+        advantage = normalize(advantage, share) if self.config.normalize_advantage else advantage
+        return replace(batch, experience=batch.experience | {"share": share, "weighted": advantage * share})
+
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """The clipped objective, value and entropy losses over real rows."""
-        config, old, share = self.config, batch.experience, shares(batch.weight)
+        config, old = self.config, (batch if "share" in batch.experience else self.weigh(batch)).experience
+        share = old["share"]
         outputs, _ = self.outputs(batch.observation, batch.state, batch.first)
         terms = self.policy.evaluate(outputs, batch.action, batch.observation)
         value = outputs["value"].squeeze(-1)
-        advantage = normalize(old["advantage"], share) if config.normalize_advantage else old["advantage"]
         log_ratio = terms["log_prob"] - old["log_prob"]
         if config.value_clip:
             value_losses = clipped_value_loss(value, old["value"], old["return"], config.value_clip)
         else:
             value_losses = value_loss(value, old["return"])
         losses = {
-            "policy": (ppo_clip_loss(log_ratio, advantage, self.clip) * share).sum(),
+            "policy": ppo_clip_loss(log_ratio, old["weighted"], self.clip).sum(),
             "value": (value_losses * share).sum(),
             "entropy": (entropy_loss(terms["entropy"]) * share).sum(),
         }
@@ -156,12 +160,3 @@ class PPO(ActorCritic):
         if self.config.clip_schedule == "linear":
             self.clip.fill_(self.config.clip * left)
         return super().schedule(progress)
-
-
-def adapt(learning_rate: float, kl: float, target: float) -> float:
-    """Lower the step size where the policy moved too far, raise it where it hardly moved."""
-    if kl > 2 * target:
-        return max(learning_rate / KL_STEP, KL_FLOOR)
-    if 0 < kl < target / 2:
-        return min(learning_rate * KL_STEP, KL_CAP)
-    return learning_rate

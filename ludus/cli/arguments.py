@@ -5,12 +5,12 @@ Words are read with the same checks as settings files, so a mistake reads the sa
 
 from __future__ import annotations
 
-import inspect
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from ludus.cli.help import show_help
 from ludus.containers.coerce import coerce, describe
 from ludus.core.errors import UserError, nearest
 
@@ -25,34 +25,23 @@ class Flag(NamedTuple):
     switch: bool | None = None  # for true-or-false settings: the value that the flag itself stands for
 
 
-def parse(arguments: type[T], argv: list[str], command: str, prefix: str = "") -> T:
-    """Read ``argv`` into a dataclass whose first field is the word without a flag; ``prefix`` begins all flags."""
+def parse(arguments: type[T], argv: list[str], command: str) -> T:
+    """Read ``argv`` into a dataclass whose first field is the word without a flag."""
     if wants_help(argv):
         show_help(arguments, command)
     types = get_type_hints(arguments)
     first, *rest = fields(arguments)  # type: ignore[arg-type]
-    words, values = read_words(argv, known_flags({prefix + f.name: types[f.name] for f in rest}))
+    words, values = read_words(argv, known_flags({f.name: types[f.name] for f in rest}))
     if word := only_word(words, command):
-        values[prefix + first.name] = word
+        values[first.name] = word
     elif first.default is MISSING:
-        refuse_swallowed(values, command)
-        raise UserError(f"`ludus {command}` needs a {first.name}: `ludus {command} --help` shows how to give one.")
-    names = {key: key.removeprefix(prefix) for key in values}
-    return arguments(**{name: coerce(key, values[key], types[name], "argument") for key, name in names.items()})
+        raise needs_word(values, command, first.name)
+    return arguments(**{name: coerce(name, value, types[name], "argument") for name, value in values.items()})
 
 
 def wants_help(argv: list[str]) -> bool:
     """Whether help is asked for."""
     return "--help" in argv or "-h" in argv
-
-
-def show_help(arguments: Any, command: str, description: str = "", default: Any = None) -> None:
-    """Print the help of a dataclass and leave, as tyro does."""
-    import tyro
-
-    given = {} if default is None else {"default": default}
-    text = inspect.cleandoc(description or arguments.__doc__)
-    tyro.cli(arguments, prog=f"ludus {command}", description=text, args=["--help"], **given)
 
 
 def known_flags(types: Mapping[str, Any]) -> dict[str, Flag]:
@@ -99,6 +88,12 @@ def refuse_swallowed(values: Mapping[str, Any], command: str) -> None:
                 f'`ludus {command}` lacks its first word: "{value[-1]}" was taken as one of {spell(key)}; put the word '
                 "without a flag before it."
             )
+
+
+def needs_word(values: Mapping[str, Any], command: str, name: str) -> UserError:
+    """The error for a command that lacks its word."""
+    refuse_swallowed(values, command)
+    return UserError(f"`ludus {command}` needs a {name}: `ludus {command} --help` shows how to give one.")
 
 
 def only_word(words: list[str], command: str) -> str | None:

@@ -2,74 +2,107 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shlex
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, get_type_hints
 
 import tyro
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
-from ludus.cli.arguments import parse
+from ludus.cli import BAD_INPUT
+from ludus.cli.arguments import known_flags, needs_word, only_word, read_words, wants_help
+from ludus.cli.help import show_help
+from ludus.containers.coerce import coerce
+from ludus.containers.settings import DEFAULT_AGENT, NO_PRESET, find_preset, load_preset
 from ludus.core.errors import UserError
-from ludus.environments.config import Backend, EnvConfig
-from ludus.environments.findings import Problem
-
-PROBLEMS = 2  # exit code
+from ludus.environments.config import EnvConfig
+from ludus.environments.findings import Problem, from_error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Try an environment with random actions and show every problem, each with its fix."""
+    """Try an environment at random and show every problem, each with its fix.
+
+    Settings are those of `ludus train`, the preset of ENV included.
+    """
 
     # A Gymnasium id, or your own as package.module:Class.
     environment: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
-    # Arguments of its constructor as key=value, the value as in TOML (gravity=-5.0 slow=true).
-    options: Annotated[tuple[str, ...], tyro.conf.arg(name="env.options")] = ()
-    # Steps after which an episode is truncated; 0 keeps the environment's own limit.
-    max_episode_steps: Annotated[int, tyro.conf.arg(name="env.max-episode-steps")] = 0
-    # What steps it in training; an EnvPool id (Pong-v5) needs envpool.
-    backend: Annotated[Backend, tyro.conf.arg(name="env.backend")] = "auto"
-    # The key of the action mask in the observation dict or in info.
-    mask: Annotated[str, tyro.conf.arg(name="env.mask")] = "action_mask"
+    # As for training.
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(id=""))
 
 
 def run(argv: list[str]) -> int:
     """Print the problems; the exit code is 2 if any of them is an error."""
-    given = parse(Arguments, argv, "check", prefix="env.")  # the same flags as in `ludus train`
-    config = EnvConfig(
-        id=given.environment,
-        backend=given.backend,
-        options=given.options,
-        max_episode_steps=given.max_episode_steps,
-        mask=given.mask,
-    )
+    if wants_help(argv):
+        show_help(Arguments, "check")
+    config = parse(argv)
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # environments that draw with pygame look for a screen else
     problems = find_problems(config)
     errors = [problem for problem in problems if problem.severity == "error"]
     console = Console()
     for problem in problems:
         colour = "red" if problem.severity == "error" else "yellow"
-        console.print(Text.assemble((problem.severity, f"bold {colour}"), f"  {problem.what}\n    fix: {problem.fix}"))
+        console.print(Text.assemble((problem.severity, f"bold {colour}"), f"  {problem.what}"))
+        console.print(Padding(Text(f"fix: {problem.fix}"), (0, 0, 0, 4)))
     again = f"ludus {{}} {shlex.join(argv)}"
     if errors:
         console.print(
             Text(f"{config.id}: {len(errors)} to fix; then type `{again.format('check')}` again."), soft_wrap=True
         )
-        return PROBLEMS
+        return BAD_INPUT
     console.print(Text(f"{config.id} is ready; type `{again.format('train')}`."), soft_wrap=True)
     return 0
 
 
+def parse(argv: list[str]) -> EnvConfig:
+    """The environment that `ludus train` would make of the same words."""
+    types = {f"env.{name}": annotation for name, annotation in get_type_hints(EnvConfig).items()}
+    words, values = read_words(argv, known_flags(types))
+    if word := only_word(words, "check"):
+        values["env.id"] = word
+    if "env.id" not in values:
+        raise needs_word(values, "check", "environment")
+    preset = find_preset(values["env.id"], DEFAULT_AGENT)
+    tuned = load_preset(preset) if preset != NO_PRESET else {}
+    chosen = {key: value for key, value in tuned.items() if key in types} | values
+    return EnvConfig(**{k.removeprefix("env."): coerce(k, x, types[k], "flag") for k, x in chosen.items()})
+
+
 def find_problems(config: EnvConfig) -> list[Problem]:
     """Inspect an environment; those of EnvPool are sound, so there only its name, options and spaces can be wrong."""
-    if config.backend != "envpool":
-        from ludus.environments.check import check
+    if config.backend == "envpool":
+        return _of_pool(config)
+    from ludus.environments.check import check
 
-        return check(config)
+    if config.backend == "auto" and _is_in_pool_alone(config.id):
+        return [Problem(f'Gymnasium has no environment "{config.id}", but EnvPool has.', "Add --env.backend envpool.")]
+    return check(config)
+
+
+def _of_pool(config: EnvConfig) -> list[Problem]:
     from ludus.managers.make import make_manager
 
     try:
         make_manager(config, 1).close()
     except UserError as error:
-        return [Problem(f"It cannot be made: {error}", "Do what the message says.")]
+        return [from_error(error)]
     return []
+
+
+def _is_in_pool_alone(id: str) -> bool:
+    from ludus.environments.gym import find, is_path
+
+    if is_path(id) or importlib.util.find_spec("envpool") is None:
+        return False
+    try:
+        find(id)
+    except UserError:
+        import envpool
+
+        return id in envpool.list_all_envs()
+    return False

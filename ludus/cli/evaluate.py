@@ -20,13 +20,13 @@ if TYPE_CHECKING:  # it imports torch, and `--help` should not
 class Arguments:
     """Play many fresh episodes with a trained policy and say how good it is."""
 
-    # The folder of a run, or latest.
+    # The folder of a run, a folder of runs (its latest is taken), or latest.
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     episodes: int = 100  # more give a narrower interval
     checkpoint: Literal["best", "latest"] = "best"  # which of the run's policies
     stochastic: bool = False  # sample actions as in training, instead of taking the likeliest
     seed: int = 0  # of the environments; another seed gives other episodes
-    runs: str = "runs"  # where latest is looked for
+    runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # where latest is looked for
 
 
 def run(argv: list[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -31,10 +31,14 @@ NEXT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Show what can be named on the command line: agents, networks, environments and presets."""
+    """Show what can be named on the command line."""
 
-    # What to show; all leaves the environments out, for they are many.
-    what: Annotated[Literal["all", "agents", "networks", "environments", "presets"], tyro.conf.Positional] = "all"
+    # What to show: agents, networks, environments, presets, or all but the environments, for they are many.
+    what: Annotated[
+        Literal["all", "agents", "networks", "environments", "presets"],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="WHAT"),
+    ] = "all"
 
 
 def run(argv: list[str]) -> int:
@@ -52,14 +56,18 @@ def run(argv: list[str]) -> int:
 
 
 def agents() -> Table:
-    """Agents by name."""
-    return _named("Agents (--agent NAME)", AGENTS)
+    """Agents by name, each with what the first line of its file says."""
+    table = _table("Agents (--agent NAME)", "name", "what it is")
+    for name, path in AGENTS.items():
+        table.add_row(name, _first_line(_source(path)).partition(": ")[2])
+    return table
 
 
 def networks() -> Table:
     """Networks and the pieces that a modular one is made of."""
-    table = _named("Networks (--network NAME)", NETWORKS)
-    table.add_section()
+    table = _table("Networks (--network NAME) and their pieces (--network.body NAME, …)", "name", "what it is")
+    for name, path in NETWORKS.items():
+        table.add_row(name, describe(path))
     for name, path in SUBMODULES.items():
         table.add_row(name, f"piece: {describe(path)}")
     return table
@@ -69,6 +77,8 @@ def preset_table() -> Table:
     """Presets: for which environment, how long they train, and on how many environments at once."""
     title = "Presets (taken where environment and agent fit)"
     table = _table(title, "name", "environment", "nb_step", "env.num")
+    for column in table.columns[2:]:
+        column.justify = "right"
     for name, (environment, settings) in presets().items():
         table.add_row(name, environment, f"{settings['nb_step']:,}", str(settings["env.num"]))
     return table
@@ -83,26 +93,26 @@ def environments() -> Table:
 
 
 def describe(path: str) -> str:
-    """The first sentence of a class's docstring, read from its source: importing it would import torch."""
-    module, _, name = path.partition(":")
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        return ""
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    text = next((ast.get_docstring(node) for node in classes), None)
-    return (text or "").partition("\n")[0]
+    """The first line of a class's docstring."""
+    name = path.partition(":")[2]
+    classes = (node for node in _source(path).body if isinstance(node, ast.ClassDef) and node.name == name)
+    return next(map(_first_line, classes), "")
 
 
-def _named(title: str, table_of: Mapping[str, str]) -> Table:
-    table = _table(title, "name", "what it is")
-    for name, path in table_of.items():
-        table.add_row(name, describe(path))
-    return table
+def _source(path: str) -> ast.Module:
+    """The source of the module that a class is in: importing it would import torch."""
+    spec = importlib.util.find_spec(path.partition(":")[0])
+    assert spec is not None
+    assert spec.origin is not None
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+
+
+def _first_line(node: ast.Module | ast.ClassDef) -> str:
+    return (ast.get_docstring(node) or "").partition("\n")[0].replace("``", "")
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(*columns, title=title, title_justify="left", title_style="bold", box=None)
+    table = Table(*columns, title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.columns[0].no_wrap, table.columns[0].style = True, "cyan"
     return table
 

@@ -7,16 +7,18 @@ import sys
 from collections.abc import Sequence
 
 from ludus import __version__
+from ludus.cli import BAD_INPUT, INTERRUPTED
 from ludus.core.errors import UserError, nearest
 
 COMMANDS = {
     "train": ("ENV", "train an agent on an environment"),
+    "resume": ("RUN", "go on with a run that was stopped or killed"),
     "evaluate": ("RUN", "measure a trained policy over many episodes"),
     "play": ("RUN", "watch a trained policy, in a window or as a video"),
     "list": ("[WHAT]", "agents, networks, environments or presets"),
     "check": ("ENV", "find every problem of an environment before training"),
+    "replay": ("RUN", "redo the update in which a run's numbers went bad"),
 }
-BAD_INPUT, INTERRUPTED = 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:

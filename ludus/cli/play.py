@@ -27,15 +27,17 @@ if TYPE_CHECKING:  # it imports torch, and `--help` should not
 class Arguments:
     """Watch a trained policy: in a window, or as a video where there is no screen."""
 
-    # The folder of a run, or latest.
+    # The folder of a run, a folder of runs (its latest is taken), or latest.
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     episodes: int = 1  # how many to play
-    out: str = ""  # write a video (.mp4 or .gif) to this file instead of opening a window
+    out: Annotated[str, tyro.conf.arg(metavar="FILE")] = (
+        ""  # write a video (.mp4 or .gif) to this file instead of opening a window
+    )
     fps: float = 30.0  # pictures per second; more is faster
     checkpoint: Literal["best", "latest"] = "best"  # which of the run's policies
     stochastic: bool = False  # sample actions as in training, instead of taking the likeliest
     seed: int = 0  # of the environment; another seed gives other episodes
-    runs: str = "runs"  # where latest is looked for
+    runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # where latest is looked for
 
 
 def run(argv: list[str]) -> int:
@@ -71,20 +73,19 @@ def frames(player: Player, given: Arguments) -> Iterator[Frame]:
     import torch
 
     from ludus.containers.evaluate import LONGEST
-    from ludus.containers.loop import place
 
     noise = (
         player.agent.make_noise(1, torch.Generator(player.device).manual_seed(given.seed)) if given.stochastic else None
     )
     manager: Any = player.environment("rgb_array")
     try:
-        step, state, played = place(manager.reset(given.seed), player.device), player.agent.initial_state(1), 0
+        step, state, played = manager.reset(given.seed).to(player.device), player.agent.initial_state(1), 0
         for _ in range(LONGEST * given.episodes):
             if played == given.episodes:
                 break
             yield picture(manager.render(), player.settings.env.id)
             said = player.agent.act(step, state, noise.next() if noise else None)
-            step, state = place(manager.step(said.action), player.device), said.state
+            step, state = manager.step(said.action).to(player.device), said.state
             for episode in manager.episodes():
                 played += 1
                 print(f"Episode {played}: return {episode.reward:.2f}, {episode.length} steps")

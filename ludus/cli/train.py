@@ -6,13 +6,15 @@ import os
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from ludus.cli.arguments import known_flags, only_word, read_words, refuse_swallowed, show_help, wants_help
+from ludus.cli import INTERRUPTED
+from ludus.cli.arguments import known_flags, only_word, read_words, refuse_swallowed, wants_help
+from ludus.cli.help import show_help
 from ludus.containers.settings import (
     NO_PRESET,
     Resolved,
@@ -29,24 +31,23 @@ A = TypeVar("A")
 LAYERS = {"preset": str, "config": str}  # flags that say where settings come from, and are no settings themselves
 SHORT = {"agent": "agent.name", "network": "network.name", "stop_at": "evaluation.stop_at"}
 PLACEHOLDER = "ENV"  # stands for the environment in the help, where none was typed
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(Generic[A]):
     """Train an agent on an environment.
 
-    Defaults below are those of this environment: tuned settings (a preset) and --config are in them.
+    Defaults are those of ENV: its preset (tuned settings) and --config are in.
     """
 
     # A Gymnasium id such as CartPole-v1, or your own as package.module:Class.
     environment: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
     # Tuned settings by name; one that fits is taken by itself; none: no preset.
-    preset: str = NO_PRESET
+    preset: Annotated[str, tyro.conf.arg(metavar="NAME")] = NO_PRESET
     # Settings in a TOML file, such as the config.toml of another run.
-    config: str = ""
+    config: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     # Short for --network.name.
-    network_name: Annotated[str, tyro.conf.arg(name="network")] = ""
+    network_name: Annotated[str, tyro.conf.arg(name="network", metavar="NAME")] = ""
     # Short for --evaluation.stop-at.
     target: Annotated[float | None, tyro.conf.arg(name="stop-at")] = None
     settings: Annotated[Settings[A], tyro.conf.arg(name="")]
@@ -58,8 +59,9 @@ def run(argv: list[str]) -> int:
     from ludus.containers.train import train_resolved
 
     result = train_resolved(resolved)
-    print(closing(result.run, Path(resolved.settings.runs)))
-    return INTERRUPTED if result.reason.startswith("SIG") else 0
+    stopped = result.reason.startswith("SIG")
+    print(closing(result.run, Path(resolved.settings.runs), stopped))
+    return INTERRUPTED if stopped else 0
 
 
 def parse(argv: list[str]) -> Resolved:
@@ -85,11 +87,12 @@ def parse(argv: list[str]) -> Resolved:
     return resolved
 
 
-def closing(run: Path, runs: Path) -> str:
+def closing(run: Path, runs: Path, stopped: bool) -> str:
     """What to type next."""
     last = shlex.quote(str(run)) if runs != Path("runs") else "latest"
     return "\n".join(
         [
+            *([f"Go on with it:  {_typed('ludus')} resume {last}"] if stopped else []),
             f"Watch it:       {_typed('ludus')} play {last}",
             f"Measure it:     {_typed('ludus')} evaluate {last}",
             f"Its curves:     {_typed('tensorboard')} --logdir {shlex.quote(str(runs))}",
@@ -118,8 +121,10 @@ def _peek(words: list[str], flag: str) -> str | None:
 
 
 def _show_help(settings: Settings[Any], preset: str | None, file: str | None) -> None:
+    if settings.env.id == PLACEHOLDER:
+        settings = replace(settings, env=replace(settings.env, id=""))
     shown = Arguments(
-        environment=settings.env.id,
+        environment=settings.env.id or tyro.MISSING,
         preset=preset or find_preset(settings.env.id, settings.agent_name),
         config=file or "",
         network_name=settings.network.name,

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ludus.agents import AGENTS
@@ -20,8 +21,10 @@ from ludus.core.names import resolve
 from ludus.core.spec import Specs
 from ludus.managers.make import make_manager
 from ludus.networks.build import build_network
+from ludus.parallel.devices import Device, assign, free_memory
 
 EVALUATION_ROWS = 100  # environments that an evaluation steps at once, at most
+GPU_SPEED = 20.0  # as many times faster than the CPU, by a rough guess
 SMALL = 2e7  # parameters × rows of an update below which a second thread costs more than it brings
 REPAID = 30_000  # optimizer steps that earn back a compilation: ten seconds or more, against half a millisecond each
 
@@ -35,7 +38,7 @@ class Engines(NamedTuple):
     update: str  # eager or compiled
 
 
-def build_agent(settings: Settings[Any], observation: Specs, action: Specs, device: torch.device) -> Agent:
+def build_agent(settings: Settings[Any], observation: Specs, action: Specs, device: torch.device | str) -> Agent:
     """Make the networks that the agent asks for, and the agent; initialised from the seed alone."""
     kind = resolve(settings.agent_name, AGENTS, "agent")
     if not (isinstance(kind, type) and issubclass(kind, Agent)):
@@ -47,6 +50,8 @@ def build_agent(settings: Settings[Any], observation: Specs, action: Specs, devi
         needs = kind.requirements(observation, action, settings.agent, _shares(settings, observation))
         networks = {name: build_network(settings.network, *shapes) for name, shapes in needs.items()}
         agent: Agent = kind(observation, action, settings.agent, networks, settings.env.num)
+    if isinstance(device, str):
+        device = choose_device(device, memory_needed(settings, agent, observation))
     return agent.to(device)
 
 
@@ -82,10 +87,10 @@ def build_updater(settings: Settings[Any], agent: Agent) -> LocalUpdater:
     )
 
 
-def choose_device(name: str) -> torch.device:
-    """``auto``: a GPU if there is one."""
+def choose_device(name: str, needs: int = 0) -> torch.device:
+    """The device that a setting names; ``auto``: a GPU with ``needs`` bytes free if there is one, the freest first."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(assign({"the agent": needs}, {}, _devices())["the agent"])
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).cpu()
@@ -94,7 +99,21 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_engines(settings: Settings[Any], agent: Agent, device: torch.device) -> Engines:
+def _devices() -> list[Device]:
+    """What this machine has to compute with."""
+    free = [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]
+    found = [Device(f"cuda:{i}", memory, GPU_SPEED) for i, memory in enumerate(free)]
+    return [*sorted(found, key=lambda device: -device.free), Device("cpu", free_memory())]
+
+
+def memory_needed(settings: Settings[Any], agent: Agent, observation: Specs) -> int:
+    """Bytes that learning takes: parameters, gradients and two moments, and the observations of a rollout."""
+    parameters = sum(p.numel() * p.element_size() for p in agent.parameters())
+    row = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in observation.values())
+    return 4 * parameters + row * settings.env.num * (getattr(settings.agent, "rollout", 0) + 1)
+
+
+def choose_engines(settings: Settings[Any], agent: Agent) -> Engines:
     """Decide threads, acting and update; the first two take effect here."""
     threads = settings.threads or _choose_threads(settings, agent)
     torch.set_num_threads(threads)
@@ -104,7 +123,7 @@ def choose_engines(settings: Settings[Any], agent: Agent, device: torch.device) 
     update = "eager"
     if _compiles(settings, agent):
         update = "compiled"
-    return Engines(device, threads, acting, update)
+    return Engines(next(agent.parameters()).device, threads, acting, update)
 
 
 def _choose_threads(settings: Settings[Any], agent: Agent) -> int:

@@ -18,9 +18,13 @@ def coerce(key: str, value: Any, annotation: Any, origin: str) -> Any:
     try:
         return _convert(value, annotation)
     except FAILURES:
-        shown = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
         hint = nearest(str(value), map(str, _choices(annotation)))
-        raise UserError(f'{key} is "{shown}" ({origin}), but must be {describe(annotation)}.{hint}') from None
+        raise UserError(f'{key} is "{typed(value)}" ({origin}), but must be {describe(annotation)}.{hint}') from None
+
+
+def typed(value: Any) -> str:
+    """A value as it is typed at the prompt."""
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def describe(annotation: Any) -> str:
@@ -62,7 +66,7 @@ def _convert(value: Any, annotation: Any) -> Any:
 
 
 def _convert_union(value: Any, members: tuple[Any, ...]) -> Any:
-    if NoneType in members and (value is None or value == "None"):
+    if NoneType in members and value in (None, "None", "none"):
         return None
     for member in (m for m in members if m is not NoneType):
         try:

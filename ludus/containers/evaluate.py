@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ludus.containers.loop import place
 from ludus.core.agent import Agent
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
@@ -53,12 +52,14 @@ class Evaluator:
         self.round = 0  # evaluations done: each has seeds of its own
         self._make = make
         self._manager: EnvironmentManager | None = None
+        self.on_report: Callable[[str], object] | None = None  # as the manager's
 
     @property
     def manager(self) -> EnvironmentManager:
         """The environments of evaluation."""
         if self._manager is None:
             self._manager = self._make()
+            self._manager.on_report = self.on_report or self._manager.on_report
         return self._manager
 
     def run(self, agent: Agent, device: torch.device, stop: Callable[[], object] = lambda: None) -> Evaluation | None:
@@ -78,11 +79,11 @@ class Evaluator:
         self.round += 1
         generator = torch.Generator(device).manual_seed(int(entropy[1]))
         noise = None if self.greedy else agent.make_noise(rows, generator)
-        step, state = place(manager.reset(int(entropy[0])), device), agent.initial_state(rows)
+        step, state = manager.reset(int(entropy[0])).to(device), agent.initial_state(rows)
         returns, lengths = [], []
         for _ in range(LONGEST):
             said = agent.act(step, state, noise.next() if noise else None)
-            step, state = place(manager.step(said.action), device), said.state
+            step, state = manager.step(said.action).to(device), said.state
             for episode in manager.episodes():
                 if quota[episode.row]:
                     quota[episode.row] -= 1
@@ -91,6 +92,7 @@ class Evaluator:
             if not any(quota):
                 return Evaluation(returns, lengths)
             if stop():
+                self.round -= 1  # the next one plays the same episodes
                 return None
         raise UserError(
             f"An evaluation had unfinished episodes after {LONGEST:,} steps; set env.max_episode_steps to the "

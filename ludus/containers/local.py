@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,13 +9,14 @@ from typing import Any, Self
 
 import torch
 
+from ludus.containers.blackbox import BlackBox
 from ludus.containers.evaluate import Evaluation, Evaluator
 from ludus.containers.loop import begin, collect, improve
 from ludus.containers.report import Reporter
 from ludus.containers.settings import Settings
+from ludus.containers.state import INFOS, restore_worker, worker_state
 from ludus.core.agent import Agent, Container, ExperienceCache, Updater
 from ludus.core.environment import EnvironmentManager
-from ludus.core.errors import UserError
 from ludus.core.types import EnvStep, HiddenState, State, Tensors
 from ludus.track.clock import Clock
 
@@ -34,12 +34,12 @@ class LocalWorker(Container):
         manager: EnvironmentManager,
         updater: Updater,
         evaluator: Evaluator,
-        reporter: Reporter | None = None,
         on_update: OnUpdate | None = None,
     ) -> None:
         self.settings, self.agent, self.manager = settings, agent, manager
         self.updater: Updater = updater
-        self.evaluator, self.reporter, self.on_update = evaluator, reporter, on_update
+        self.evaluator, self.on_update = evaluator, on_update
+        self.reporter: Reporter | None = None  # without one it trains in silence
         self.device = next(agent.parameters()).device
         seeds = torch.Generator().manual_seed(settings.seed)
         env_seed, noise_seed, batch_seed = torch.randint(2**31 - 1, (3,), generator=seeds).tolist()
@@ -49,48 +49,53 @@ class LocalWorker(Container):
             shuffle.manual_seed(batch_seed)
         self.cache: ExperienceCache = agent.make_cache(manager.batch)
         self.clock = Clock()
+        self.black_box = BlackBox(agent, updater, manager)
         self.env_step: EnvStep
         self.hidden_state = HiddenState()
         self.local_step_count, self.updates = 0, 0
         self.reward_buffer: deque[float] = deque(maxlen=RECENT)
         self.length_buffer: deque[float] = deque(maxlen=RECENT)
-        self._infos: dict[str, deque[float]] = {}  # of the episodes since the last log
+        self.infos: dict[str, deque[float]] = {}  # of the episodes since the last log
         self.best: float | None = None
         self.last_evaluation: Evaluation | None = None
         self.evaluated_at = -1
         self.stopping = ""  # why the run ends before nb_step: set by a signal or a reached target
-        self._began, self._target = False, settings.nb_step
+        self.began, self._target = False, settings.nb_step
+        self.between = True  # updates: what is saved then continues exactly
+        self.owed = False  # an evaluation that a signal kept from its end
 
     def run(self, nb_step: int, initial_step: int = 0) -> Self:
         """Collect and improve until ``nb_step`` real decisions are done, or something asks to stop."""
         self.local_step_count, self._target = initial_step, nb_step
-        if not self._began:
+        if not self.began:
             begin(self, self.env_seed)
-            self._began = True
-        metrics: Tensors = {}
+            self.began = True
+        if self.owed:
+            self.evaluate()
         while self.local_step_count < nb_step and not self.stopping:
             scheduled = dict(self.agent.schedule(self.local_step_count / self.settings.nb_step))
             self.updater.learning_rate = scheduled.get("learning_rate", self.updater.learning_rate)
-            before = self.local_step_count
-            self.local_step_count += collect(self)
+            before, self.between = self.local_step_count, False
+            decisions = collect(self)
+            self.black_box.step = before + decisions
             metrics = improve(self)
+            self.local_step_count += decisions
             self.updates += 1
+            self.between = True
             self._after_update(before, metrics)
-        self._refuse_divergence({name: float(x) for name, x in metrics.items()})  # whatever is saved next
         return self
 
     def _after_update(self, before: int, metrics: Tensors) -> None:
         self._note_episodes()
         settings = self.settings
-        ends = self.local_step_count >= self._target or bool(self.stopping)
+        ends = self.local_step_count >= self._target
         log_due = bool(settings.log_every) and (ends or self._passed(before, settings.log_every))
-        evaluation_due = self._passed(before, settings.evaluation.every)
+        self.owed = evaluation_due = self._passed(before, settings.evaluation.every)
         save_due = self._passed(before, settings.checkpoint_every)
         if log_due or evaluation_due or save_due or self.on_update is not None:
             values = {name: float(x) for name, x in metrics.items()} | self.progress()
-            self._refuse_divergence(values)
             if log_due:
-                infos, self._infos = self._infos, {}
+                infos, self.infos = self.infos, {}
                 values |= {name: sum(xs) / len(xs) for name, xs in infos.items()}
                 if self.reporter is not None:
                     self.reporter.log(self.local_step_count, values)
@@ -113,7 +118,7 @@ class LocalWorker(Container):
             self.reward_buffer.append(episode.reward)
             self.length_buffer.append(episode.length)
             for name, x in episode.infos.items():
-                self._infos.setdefault(f"episode/{name}", deque(maxlen=1000)).append(x)
+                self.infos.setdefault(f"episode/{name}", deque(maxlen=INFOS)).append(x)
 
     def progress(self) -> dict[str, float]:
         """The numbers of the loop itself."""
@@ -123,24 +128,12 @@ class LocalWorker(Container):
             values["length"] = sum(self.length_buffer) / len(self.length_buffer)
         return values
 
-    def _refuse_divergence(self, values: dict[str, float]) -> None:
-        """Refuse to go on with, or to save, a policy whose losses or parameters are no numbers."""
-        spoilt = [f"{name} is {x}" for name, x in values.items() if _essential(name) and not math.isfinite(x)]
-        if not all(bool(torch.isfinite(p).all()) for p in self.agent.parameters()):
-            spoilt.append("parameters are not finite")
-        if spoilt:
-            raise UserError(
-                f"Training diverged: {spoilt[0]} at step {self.local_step_count}; lower agent.learning_rate, or "
-                "turn on agent.normalize_reward if rewards are large; earlier checkpoints are whole."
-            )
-
     def evaluate(self) -> Evaluation | None:
         """Play fresh episodes, keep the best policy, and stop where the target is reached; None if told to stop."""
-        self._refuse_divergence({})
         evaluation = self.evaluator.run(self.agent, self.device, lambda: self.stopping)
         if evaluation is None:
             return None
-        self.last_evaluation, self.evaluated_at = evaluation, self.local_step_count
+        self.last_evaluation, self.evaluated_at, self.owed = evaluation, self.local_step_count, False
         better = self.best is None or evaluation.mean > self.best
         if better:
             self.best = evaluation.mean
@@ -153,36 +146,16 @@ class LocalWorker(Container):
         return evaluation
 
     def state_dict(self) -> State:
-        """All that a resume needs, by part."""
-        generator = getattr(self.agent, "generator", None)
-        return {
-            "agent": dict(self.agent.state_dict()),
-            "updater": self.updater.state_dict(),
-            "noise": self.noise.state_dict(),
-            "torch": torch.get_rng_state(),
-            "minibatches": None if generator is None else generator.get_state(),
-            "manager": self.manager.state_dict(),
-            "cache": self.cache.state_dict(),
-            "hidden_state": dict(self.hidden_state),
-            "evaluator": self.evaluator.state_dict(),
-            "counters": {
-                "step": self.local_step_count,
-                "updates": self.updates,
-                "best": self.best,
-                "returns": list(self.reward_buffer),
-                "lengths": list(self.length_buffer),
-            },
-        }
+        """All that a resume needs."""
+        return worker_state(self)
+
+    def load_state_dict(self, state: State) -> str:
+        """Take over a run where ``state_dict`` saw it; return how the environments came back."""
+        return restore_worker(self, state)
 
     def close(self) -> None:
         """Close the environments and what reports."""
         with ExitStack() as stack:  # one that fails does not keep the others from closing
-            if self.reporter is not None:
-                stack.callback(self.reporter.close)
-            stack.callback(self.evaluator.close)
-            stack.callback(self.manager.close)
-
-
-def _essential(name: str) -> bool:
-    """Whether a metric must be finite for learning to go on: an infinite gradient is clipped to nothing."""
-    return name.startswith("loss/") or name == "gradient_norm"
+            for part in (self.reporter, self.evaluator, self.manager):
+                if part is not None:
+                    stack.callback(part.close)

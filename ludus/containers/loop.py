@@ -7,11 +7,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from ludus.containers.alternate import alternate
+from ludus.containers.blackbox import BlackBox
 from ludus.core.agent import Agent, ExperienceCache, Updater
 from ludus.core.environment import EnvironmentManager
 from ludus.core.noise import Noise
 from ludus.core.types import EnvStep, HiddenState, Tensors
-from ludus.experience.validate import check_batch
 from ludus.track.clock import Clock
 
 
@@ -24,6 +25,7 @@ class Loop(Protocol):
     updater: Updater
     noise: Noise
     clock: Clock
+    black_box: BlackBox
     device: torch.device
     env_step: EnvStep  # what the environments said last, written to the cache already
     hidden_state: HiddenState  # before the agent acts on it
@@ -31,28 +33,33 @@ class Loop(Protocol):
 
 def begin(loop: Loop, seed: int) -> None:
     """Reset the environments and write what they say."""
-    loop.env_step = place(loop.manager.reset(seed), loop.device)
+    loop.env_step = loop.manager.reset(seed).to(loop.device)
     loop.hidden_state = loop.agent.initial_state(loop.manager.batch)
-    loop.cache.env_write(loop.env_step, loop.hidden_state)
+    for rows in loop.manager.groups:
+        loop.cache.env_write(loop.env_step.rows(rows), loop.hidden_state.rows(rows), rows.start)
 
 
 def collect(loop: Loop) -> int:
     """Act and step until the cache is ready; return the number of real decisions (a reset row's is none)."""
+    decisions = _together(loop) if len(loop.manager.groups) == 1 else alternate(loop)
+    loop.clock.lap("other")
+    return decisions
+
+
+def _together(loop: Loop) -> int:
+    """All rows step at once."""
     agent, manager, cache, noise, clock = loop.agent, loop.manager, loop.cache, loop.noise, loop.clock
     step, state, decisions = loop.env_step, loop.hidden_state, 0
-    try:
-        while not cache.ready():
-            said = agent.act(step, state, noise.next())
-            cache.agent_write(said)
-            clock.lap("acting")
-            raw = manager.step(said.action)
-            clock.lap("environment")
-            step, state = place(raw, loop.device), said.state
-            cache.env_write(step, state)
-            decisions += manager.batch - int(np.count_nonzero(raw.first.numpy()))
-    finally:  # whatever ends it, the state agrees with the cache
-        loop.env_step, loop.hidden_state = step, state
-    clock.lap("other")
+    while not cache.ready():
+        said = agent.act(step, state, noise.next())
+        cache.agent_write(said)
+        clock.lap("acting")
+        raw = manager.step(said.action)
+        clock.lap("environment")
+        step, state = raw.to(loop.device), said.state
+        cache.env_write(step, state)
+        decisions += manager.batch - int(np.count_nonzero(raw.first.numpy()))
+    loop.env_step, loop.hidden_state = step, state
     return decisions
 
 
@@ -61,18 +68,11 @@ def improve(loop: Loop) -> Tensors:
     metrics: Tensors = {}
     while loop.cache.ready():
         batch = loop.cache.read()
-        check_batch(batch, loop.manager.action, getattr(loop.manager, "name", "The environment"))
+        loop.black_box.before(batch)
         learned = loop.agent.learn(batch, loop.updater)
+        loop.black_box.after(learned.metrics)
         if learned.priority is not None and batch.index is not None:
             loop.cache.feedback(batch.index, learned.priority)
         metrics = learned.metrics
     loop.clock.lap("learning")
     return metrics
-
-
-def place(step: EnvStep, device: torch.device) -> EnvStep:
-    """The step on the device where the agent is."""
-    if device.type == "cpu":
-        return step
-    observation = {name: x.to(device, non_blocking=True) for name, x in step.observation.items()}
-    return EnvStep(observation, *(x.to(device, non_blocking=True) for x in step[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,9 @@ import numpy as np
 import torch
 
 from ludus.containers.build import build_agent, build_evaluator, choose_device
+from ludus.containers.coerce import typed
 from ludus.containers.evaluate import Evaluation
-from ludus.containers.settings import Settings, from_flat
+from ludus.containers.settings import Settings, from_flat, to_flat
 from ludus.core.agent import Agent
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
@@ -24,6 +26,12 @@ from ludus.track.config_file import read_config
 from ludus.track.rundir import RunDirectory
 
 Which = Literal["best", "latest"]
+OPTIONAL = "reward_scaler."  # acting needs none
+SHAPING = (  # settings that decide the shapes of an agent's tensors, the likeliest cause of a difference first
+    *(f"network.{name}" for name in ("name", "net1d", "net2d", "net3d", "net4d", "body", "head", "hidden")),
+    *("network.lstm_size", "network.shared", "agent.normalize_observation", "agent.distribution"),
+    *("env.id", "env.options", "env.backend", "env.mask", "agent.name"),
+)
 
 
 class Player:
@@ -37,11 +45,16 @@ class Player:
         device: str = "auto",
         environment: Callable[..., Any] | None = None,
     ) -> None:
+        if environment is None and "<" in settings.env.id:  # a lambda, a partial, a local class
+            raise UserError(
+                f'The environment "{settings.env.id}" of this run has no name to import it by: load it from Python '
+                "with what makes it, as in ludus.load(run, environment=make)."
+            )
         self.settings, self.meta, self._make = settings, meta, environment
         self.device = choose_device(device)
         self._world = make_manager(settings.env, 1, environment=environment)
         self.agent = build_agent(settings, self._world.observation, self._world.action, self.device)
-        load_agent(self.agent, state["agent"], "the run's settings")
+        load_agent(self.agent, state["agent"])
         self.agent.eval()
         if settings.engine == "auto":
             self.agent.use_numpy()
@@ -140,27 +153,51 @@ def read_run(run: str | Path, checkpoint: str, runs: str) -> tuple[Settings[Any]
     directory = RunDirectory.open(run, runs)
     if checkpoint not in ("best", "latest"):
         raise UserError(f'There is no checkpoint called "{checkpoint}"; choose best or latest.')
-    found = directory.best_checkpoint() if checkpoint == "best" else directory.latest_checkpoint()
-    state, meta = checkpoints.load(found or directory.checkpoint())
+    if checkpoint == "best" and (best := directory.best_checkpoint()):
+        state, meta = checkpoints.load(best)
+    else:
+        state, meta, _ = checkpoints.load_newest(directory, warnings.warn)
     return from_flat(read_config(directory.config)), state, meta
 
 
-def initialise_from(agent: Agent, run: str, runs: str) -> None:
-    """Start from the weights and normalizers of another run, to fine-tune."""
-    _, state, _ = read_run(run, "best", runs)
-    load_agent(agent, state["agent"], f'init_from "{run}"')
+def initialise_from(agent: Agent, settings: Settings[Any]) -> None:
+    """Start from the weights and normalizers of the run ``settings.init_from``, to fine-tune."""
+    theirs, state, _ = read_run(settings.init_from, "best", settings.runs)
+    if tensor := mismatch(agent, state["agent"]):
+        raise UserError(f'init_from is "{settings.init_from}", but {_difference(theirs, settings)} ({tensor}).')
+    _load(agent, state["agent"])
 
 
-def load_agent(agent: Agent, saved: Mapping[str, Any], origin: str) -> None:
+def load_agent(agent: Agent, saved: Mapping[str, Any]) -> None:
     """Load parameters and buffers, refusing those of another network by name."""
+    if tensor := mismatch(agent, saved):
+        raise UserError(
+            f"The checkpoint is of another network than the run's settings ask for: {tensor}; undo what was "
+            "changed in its environment or its config.toml."
+        )
+    _load(agent, saved)
+
+
+def mismatch(agent: Agent, saved: Mapping[str, Any]) -> str:
+    """The first tensor that a checkpoint has in another shape than the agent, and both shapes; nothing if all fit."""
     own = agent.state_dict()
-    optional = {name for name in own.keys() | saved.keys() if name.startswith("reward_scaler.")}  # acting needs none
-    for name in sorted((own.keys() | saved.keys()) - optional):
+    for name in sorted(name for name in own.keys() | saved.keys() if not name.startswith(OPTIONAL)):
         here, there = (tuple(x[name].shape) if name in x else "nothing" for x in (own, saved))
         if here != there:
-            raise UserError(
-                f"The checkpoint is of another network than {origin} asks for: {name} has shape {there} in the "
-                f"checkpoint and {here} here; use the network and environment of that run."
-            )
-    kept = (own.keys() & saved.keys()) - {"reward_scaler.carried"}  # open returns of environments that are no more
+            return f"{name} has shape {there} in the checkpoint and {here} here"
+    return ""
+
+
+def _load(agent: Agent, saved: Mapping[str, Any]) -> None:
+    kept = (agent.state_dict().keys() & saved.keys()) - {"reward_scaler.carried"}  # returns of environments that ended
     agent.load_state_dict({name: saved[name] for name in kept}, strict=False)
+
+
+def _difference(theirs: Settings[Any], ours: Settings[Any]) -> str:
+    """Which setting makes the networks of two runs differ, and how to mend it."""
+    there, here = to_flat(theirs), to_flat(ours)
+    for key in SHAPING:
+        if there.get(key) != here.get(key):
+            others, own = typed(there.get(key)), typed(here.get(key))
+            return f"{key} is {others} in that run and {own} here: give both the same"
+    return "its environment has other observations or actions: use the environment of that run"

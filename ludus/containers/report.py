@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ludus.containers.build import Engines
 from ludus.containers.evaluate import Evaluation
+from ludus.containers.saved import SavedRun
 from ludus.containers.settings import Settings, to_flat
 from ludus.core.agent import Agent
 from ludus.core.errors import UserError
@@ -19,7 +22,7 @@ from ludus.track.config_file import write_config
 from ludus.track.console import Console
 from ludus.track.curve import curve
 from ludus.track.logfile import LogFile
-from ludus.track.metrics import Metrics
+from ludus.track.metrics import Metrics, read_metrics
 from ludus.track.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -34,13 +37,20 @@ SHOWN = (
 )  # on the console; all are in metrics.jsonl
 
 POOR = 0.1  # explained variance below which a hint is due
+SLOW = 0.6  # share of the time in environments above which one is due
 
 
 class Reporter:
     """Writes the run folder and draws the console; a LocalWorker without one trains in silence."""
 
     def __init__(
-        self, run: RunDirectory, settings: Settings[Any], origins: Mapping[str, str], engines: Engines, agent: Agent
+        self,
+        run: RunDirectory,
+        settings: Settings[Any],
+        origins: Mapping[str, str],
+        engines: Engines,
+        agent: Agent,
+        step: int = 0,
     ) -> None:
         self.run, self.settings, self._origins = run, settings, origins
         write_config(run.config, to_flat(settings), origins)
@@ -50,12 +60,28 @@ class Reporter:
         self.console = None if settings.quiet else Console()
         self._losses: dict[str, float] = {}
         self._rate = Rate()
-        self._rate.update(0)
+        self._rate.update(step)
         self._curve: list[tuple[int, float]] = []
         info = self._info(engines, agent)
         self.log_file.note("\n".join(f"{name}: {value}" for name, value in info.items()))
         if self.console is not None:
-            self.console.start(info, settings.nb_step)
+            self.console.start(info, settings.nb_step, step)
+
+    def resumed(self, worker: LocalWorker, saved: SavedRun, restored: str) -> None:
+        """Cut what was written after the checkpoint, and say where the run goes on."""
+        start: State = {"offset": 0, "step": 0}
+        self.metrics.load_state_dict(start if saved.state is None else saved.state["metrics"])
+        lines = read_metrics(self.run.metrics)
+        self._curve = [(int(line["step"]), line["evaluation/mean"]) for line in lines if "evaluation/mean" in line]
+        for text in saved.warnings:
+            self.warn(text)
+        step = worker.local_step_count
+        if not restored:
+            self.note("Resumed before the first checkpoint: from step 0.")
+        elif restored == "exactly":
+            self.note(f"Resumed at step {step:,}. Environments came back exactly.")
+        else:
+            self.warn(f"Resumed at step {step:,}. Environments {restored}.")
 
     def _info(self, engines: Engines, agent: Agent) -> dict[str, str]:
         settings, size = self.settings, sum(p.numel() for p in agent.parameters())
@@ -72,6 +98,12 @@ class Reporter:
     def note(self, text: str) -> None:
         """Say something that stays on the screen and in the log."""
         self.log_file.note(text)
+        if self.console is not None:
+            self.console.note(text)
+
+    def warn(self, text: str) -> None:
+        """Say what a person should look at."""
+        self.log_file.warning(text)
         if self.console is not None:
             self.console.note(text)
 
@@ -103,10 +135,10 @@ class Reporter:
         if self.console is not None:
             self.console.evaluated(step, evaluation.mean, evaluation.std, len(evaluation.returns))
         if better:
-            self.keeper.save_best(step, self._state(worker), evaluation.mean)
+            self.keeper.save_best(step, {"agent": dict(worker.agent.state_dict())}, evaluation.mean)
 
     def checkpoint(self, worker: LocalWorker) -> None:
-        """Save all that a resume needs."""
+        """Save all that a resume needs, the metrics up to here included."""
         self.keeper.save(worker.local_step_count, self._state(worker))
 
     def rescue(self, worker: LocalWorker) -> None:
@@ -116,7 +148,8 @@ class Reporter:
                 self.checkpoint(worker)
                 self.note(f"An error ends the run; all up to step {worker.local_step_count:,} is saved.")
             except UserError as error:  # a full disk, say: the error that ends the run matters more
-                self.note(f"An error ends the run, and the last steps could not be saved: {error}")
+                with suppress(UserError):
+                    self.note(f"An error ends the run, and the last steps could not be saved: {error}")
         if self.console is not None:
             self._draw(worker, self.console)
 
@@ -137,12 +170,24 @@ class Reporter:
             self.console.note(curve(steps, means, self.settings.evaluation.stop_at))
         self.console.note(f"Ended after {worker.local_step_count:,} steps: {reason}.")
         self.console.note(f"All is saved in {self.run.path}.")
-        explained = self._losses.get("explained_variance", 1.0)
+        for hint in self._hints(worker):
+            self.console.note(hint)
+
+    def _hints(self, worker: LocalWorker) -> list[str]:
+        """What would likely have helped."""
+        hints, explained = [], self._losses.get("explained_variance", 1.0)
         if explained < POOR and not getattr(self.settings.agent, "normalize_reward", True):
-            self.console.note(
+            hints.append(
                 f"The value function explains {max(explained, 0.0):.0%} of the returns. If the policy is stuck, "
                 "--agent.normalize-reward or a higher --agent.learning-rate often helps."
             )
+        share, cores = worker.clock.shares()["environment"], os.cpu_count() or 1
+        if share > SLOW and cores > 1 and type(worker.manager).__name__ == "SimpleEnvManager" and worker.updates > 10:
+            hints.append(
+                f"Stepping the environments took {share:.0%} of the time: --env.backend subproc does it in {cores} "
+                "processes."
+            )
+        return hints
 
     def close(self) -> None:
         """Give the terminal back and close the files; may be called twice."""

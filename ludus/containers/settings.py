@@ -18,7 +18,7 @@ from ludus.core.names import resolve
 from ludus.environments.config import EnvConfig
 from ludus.environments.config import validate as validate_environment
 from ludus.networks.config import NetworkConfig
-from ludus.track.config_file import read_config
+from ludus.track.config_file import flatten, read_config
 
 A = TypeVar("A")
 Flat = dict[str, Any]  # dotted key → value, as in {"agent.learning_rate": 0.001}
@@ -54,17 +54,16 @@ class Settings(Generic[A]):
     """All settings of a run; ``A`` is the agent's own Config."""
 
     # What learns: ppo, a2c, or your own as package.module:Class.
-    agent_name: Annotated[str, tyro.conf.arg(name="agent")] = DEFAULT_AGENT
-    nb_step: int = (
-        100_000  # decisions to train for, over all environments, up to the end of a rollout; schedules end here
-    )
+    agent_name: Annotated[str, tyro.conf.arg(name="agent", metavar="NAME")] = DEFAULT_AGENT
+    # decisions to train for, over all environments, up to the end of a rollout; schedules end here
+    nb_step: int = 100_000
     seed: int = 0  # the same seed, settings and machine give the same run
     device: str = "auto"  # where networks live: cpu, cuda, cuda:1, …; auto: cuda if there is one
     threads: int = 0  # threads of torch; 0: chosen by the network's size, and said in the log
     compile: Literal["auto", "on", "off"] = "auto"  # update as one compiled function; auto: when the run repays it
     engine: Literal["auto", "torch"] = "auto"  # acting; auto: numpy for plain MLPs on the CPU
-    runs: str = "runs"  # folder under which the run's own folder is made
-    init_from: str = ""  # run whose weights to start from (fine-tuning)
+    runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # folder under which the run's own folder is made
+    init_from: Annotated[str, tyro.conf.arg(metavar="RUN")] = ""  # run whose weights to start from (fine-tuning)
     log_every: int = 2_000  # steps from one line of metrics to the next; 0: none
     checkpoint_every: int = 50_000  # steps from one checkpoint to the next; 0: only at the end
     keep: int = 3  # newest checkpoints to keep, beside the best
@@ -87,7 +86,7 @@ class Settings(Generic[A]):
 
 
 class Resolved(NamedTuple):
-    """Settings, and where each value came from: ``default``, ``preset <name>``, ``file <path>`` or ``flag``."""
+    """Settings, and where each came from: ``default``, ``preset <name>``, ``file <path>``, ``flag``, ``argument``."""
 
     settings: Settings[Any]
     origins: dict[str, str]
@@ -111,14 +110,15 @@ def resolve_settings(
     preset: str | None = None,
     file: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
+    origin: str = "flag",
 ) -> Resolved:
-    """Lay defaults, preset, file and overrides (flags, or Python's arguments) over each other.
+    """Lay defaults, preset, file and overrides (flags, or Python's arguments: ``origin``) over each other.
 
     A preset that fits the environment and the agent is taken by itself; ``preset="none"`` turns that off.
     """
     chosen = flatten(overrides or {})
     chosen |= {key: name for key, name in (("env.id", environment), ("agent.name", agent)) if name is not None}
-    layers = [("flag", chosen)]
+    layers = [(origin, chosen)]
     if file is not None:
         layers.insert(0, (f"file {file}", read_config(Path(file))))
     known = {key: value for _, layer in layers for key, value in layer.items()}
@@ -140,17 +140,6 @@ def to_flat(settings: Settings[Any]) -> Flat:
 def from_flat(flat: Mapping[str, Any]) -> Settings[Any]:
     """Build the settings that ``to_flat`` took apart; settings that ``flat`` lacks have their defaults."""
     return _build([("file config.toml", flatten(flat))]).settings
-
-
-def flatten(nested: Mapping[str, Any]) -> Flat:
-    """Join the keys of nested tables by dots."""
-    flat: Flat = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{key}.{inner}": x for inner, x in flatten(value).items()}
-        else:
-            flat[key] = value
-    return flat
 
 
 def agent_of(agent: str | None, preset: str | None, file: str | Path | None) -> str:
@@ -203,7 +192,7 @@ def find_preset(environment: str, agent: str) -> str:
     fitting = (
         name
         for name, (of, _) in presets().items()
-        if environment in (of, of.rpartition("-v")[0]) and name.endswith(f"/{agent}")
+        if environment and environment in (of, of.rpartition("-v")[0]) and name.endswith(f"/{agent}")
     )
     return next(fitting, NO_PRESET)
 

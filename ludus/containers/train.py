@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -20,17 +21,17 @@ from ludus.containers.build import (
     build_evaluator,
     build_manager,
     build_updater,
-    choose_device,
     choose_engines,
 )
 from ludus.containers.evaluate import Evaluation
 from ludus.containers.local import LocalWorker, OnUpdate
 from ludus.containers.player import Player, initialise_from, load
 from ludus.containers.report import Reporter
+from ludus.containers.saved import SavedRun, new_run, open_run
 from ludus.containers.settings import Resolved, resolve_settings
+from ludus.containers.unused import refuse_unused
 from ludus.core.errors import UserError
 from ludus.core.names import main_name
-from ludus.track.rundir import RunDirectory
 
 
 class TrainResult(NamedTuple):
@@ -69,12 +70,14 @@ def train(
     name = environment if isinstance(environment, str) else import_path(environment)
     given = {"nb_step": nb_step, "seed": seed}
     overrides = dict(settings or {}) | {key: value for key, value in given.items() if value is not None}
-    return train_resolved(resolve_settings(name, agent, preset, config, overrides), on_update, make)
+    return train_resolved(resolve_settings(name, agent, preset, config, overrides, "argument"), on_update, make)
 
 
 def import_path(thing: Callable[..., Any]) -> str:
-    """``module:name`` of a class or function."""
-    kind = thing if hasattr(thing, "__qualname__") else type(thing)  # a functools.partial has no name of its own
+    """``module:name`` of a class or function; of a partial, the name of what it calls, marked as no more than that."""
+    if isinstance(thing, partial):
+        return f"{import_path(thing.func)}.<partial>"
+    kind = thing if hasattr(thing, "__qualname__") else type(thing)
     module = kind.__module__
     module = main_name() if module == "__main__" else module
     return f"{module}:{kind.__qualname__}"
@@ -83,15 +86,43 @@ def import_path(thing: Callable[..., Any]) -> str:
 def train_resolved(
     resolved: Resolved, on_update: OnUpdate | None = None, environment: Callable[..., Any] | None = None
 ) -> TrainResult:
+    """Train by settings that are complete, in a new run folder."""
+    return _launch(resolved, on_update, environment)
+
+
+def resume(
+    run: str | Path,
+    *,
+    nb_step: int | None = None,
+    stop_at: float | None = None,
+    runs: str = "runs",
+    on_update: OnUpdate | None = None,
+    environment: Callable[..., Any] | None = None,
+) -> TrainResult:
+    """Go on with a run that was stopped or killed, from its newest whole checkpoint, as if nothing had happened.
+
+    ``nb_step`` and ``stop_at`` give a run that has ended a new end. ``environment`` makes one environment, where the
+    run's own name for it cannot be imported.
+    """
+    with ExitStack() as stack:
+        saved = stack.enter_context(open_run(run, runs, nb_step, stop_at))
+        return _launch(saved.resolved, on_update, environment, saved)
+
+
+def _launch(
+    resolved: Resolved,
+    on_update: OnUpdate | None,
+    environment: Callable[..., Any] | None,
+    saved: SavedRun | None = None,
+) -> TrainResult:
     """Build everything, run it, and leave a whole run folder whatever happens; the caller's process stays as it was."""
     settings = resolved.settings
-    device = choose_device(settings.device)
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        stack.enter_context(torch.random.fork_rng([] if device.type == "cpu" else [device]))
+        stack.enter_context(torch.random.fork_rng([] if settings.device == "cpu" else range(torch.cuda.device_count())))
         torch.manual_seed(settings.seed)  # for networks that draw numbers of their own, as dropout does
-        worker = _build(resolved, device, on_update, environment, stack)
-        _run(worker)
+        worker = _build(resolved, on_update, environment, saved, stack)
+        _run(worker, new=saved is None)
     reason = worker.stopping or "all steps are done"
     path, steps = worker.reporter.run.path, worker.local_step_count  # type: ignore[union-attr]
     return TrainResult(path, steps, worker.last_evaluation, worker.best, reason, environment)
@@ -99,46 +130,55 @@ def train_resolved(
 
 def _build(
     resolved: Resolved,
-    device: torch.device,
     on_update: OnUpdate | None,
     environment: Callable[..., Any] | None,
+    saved: SavedRun | None,
     stack: ExitStack,
 ) -> LocalWorker:
     """Make all parts, the run folder last, so that a mistake found on the way leaves nothing behind."""
     settings = resolved.settings
     manager = build_manager(settings, environment)
     stack.callback(manager.close)
-    agent = build_agent(settings, manager.observation, manager.action, device)
+    if saved is None:
+        refuse_unused(resolved, manager.observation, manager.action)
+    agent = build_agent(settings, manager.observation, manager.action, settings.device)
     manager.use(agent.treatment)
-    if settings.init_from:
-        initialise_from(agent, settings.init_from, settings.runs)
-    updater, engines = build_updater(settings, agent), choose_engines(settings, agent, device)
+    if settings.init_from and saved is None:
+        initialise_from(agent, settings)
+    updater, engines = build_updater(settings, agent), choose_engines(settings, agent)
     evaluator = build_evaluator(settings, agent, environment)
     decided = replace(settings, threads=engines.threads, compile="on" if engines.update == "compiled" else "off")
     chosen = [key for key in ("threads", "compile") if getattr(decided, key) != getattr(settings, key)]
     origins = resolved.origins | dict.fromkeys(chosen, "chosen")
-    run = RunDirectory.create(settings.runs, settings.env.id, settings.agent_name)
-    reporter = Reporter(run, decided, origins, engines, agent)
+    worker = LocalWorker(settings, agent, manager, updater, evaluator, on_update)
+    restored = worker.load_state_dict(saved.state) if saved is not None and saved.state is not None else ""
+    run = stack.enter_context(new_run(settings)) if saved is None else saved.run
+    reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count)
+    stack.callback(reporter.close)
+    worker.reporter, worker.black_box.run = reporter, run.path
+    if saved is not None:
+        reporter.resumed(worker, saved, restored)
+    manager.on_report = evaluator.on_report = reporter.warn
     if engines.update == "compiled":
         reporter.note("The update is being compiled, which takes about ten seconds the first time.")
         updater.compile(on_failure=reporter.note)
-    worker = LocalWorker(settings, agent, manager, updater, evaluator, reporter, on_update)
     stack.callback(worker.close)
     return worker
 
 
-def _run(worker: LocalWorker) -> None:
+def _run(worker: LocalWorker, new: bool) -> None:
     reporter = worker.reporter
     assert reporter is not None
     with _stops_on_signals(worker):
         try:
-            worker.run(worker.settings.nb_step)
+            worker.run(worker.settings.nb_step, worker.local_step_count)
             if worker.evaluated_at < worker.local_step_count and not worker.stopping.startswith("SIG"):
                 worker.evaluate()
             reporter.finish(worker)
         except BaseException as error:
             reporter.rescue(worker)
-            if isinstance(error, UserError) and not worker.updates:  # nothing was learned: leave no half run behind
+            useless = new and not worker.updates and not worker.black_box.saved
+            if isinstance(error, UserError) and useless:  # leave no half run behind
                 reporter.close()
                 shutil.rmtree(reporter.run.path, ignore_errors=True)
             raise

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ludus.core.agent import Agent, LossFunction, Updater
+from ludus.core.errors import UserError
 from ludus.core.types import Batch, State, Tensors
-from ludus.ops.optimizers import adam_, clip_norm_, rmsprop_tf_
+from ludus.networks.tape import Tape
+from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_tf_
 
 ALIGN = 16  # parameters start at multiples of 64 bytes, as vector instructions like it
 BETA1, BETA2, RMSPROP_ALPHA = 0.9, 0.999, 0.99
@@ -63,6 +65,8 @@ class LocalUpdater(Updater):
             self._moments = {k: torch.zeros_like(value) for k in ("mean", "square")}
         self._steps = torch.zeros((), device=value.device)
         self._coefficients = dict(agent.loss_coefficients())
+        self._tape = Tape(agent)
+        self.by_hand = self._tape.complete  # until all is compiled
         self._step: Callable[[LossFunction, Batch], Tensors] = self._eager
 
     @property
@@ -103,36 +107,45 @@ class LocalUpdater(Updater):
             except Exception as error:  # the compiler and what it traces may raise anything; nothing has run yet
                 reason = " ".join(str(error).split())[:200]
                 on_failure(f"The update cannot be compiled ({type(error).__name__}: {reason}); it runs eagerly.")
-                self._step = self._eager
+                self._step, self.by_hand = self._eager, self._tape.complete
                 return self._eager(loss, batch)
             return step.run(graph, inputs)
 
-        self._step = run
+        self._step, self.by_hand = run, False
 
     def _eager(self, loss: LossFunction, batch: Batch) -> Tensors:
         self.flat.gradient.zero_()
-        losses, metrics = loss(batch)
-        self.total(losses).backward()  # type: ignore[no-untyped-call]
+        with self._tape:
+            losses, metrics = loss(batch)
+        if not self._tape.fed or any(x.requires_grad for x in losses.values()):
+            self.total(losses).backward()  # type: ignore[no-untyped-call]
+        self._tape.backward()
         with torch.no_grad():
-            return self.report(losses, metrics, self.move(self.flat.gradient, self.moving))
+            return self.report(losses, metrics, self.move(self.flat.gradient, self.moving, fused_adam_))
 
     def total(self, losses: Tensors) -> Tensor:
         """The sum of the losses, each weighted by its coefficient; those of weight 0 are left out."""
-        terms = [
-            x * self._coefficients.get(name, 1.0) for name, x in losses.items() if self._coefficients.get(name, 1.0)
-        ]
-        return torch.stack(terms).sum() if len(terms) > 3 else sum(terms[1:], terms[0])
+        total: Tensor | None = None
+        for name, x in losses.items():
+            weight = self._coefficients.get(name, 1.0)
+            if total is None:
+                total = x if weight == 1 else x * weight if weight else None
+            elif weight:
+                total = torch.add(total, x, alpha=weight)
+        if total is None:
+            raise UserError("All losses have the weight 0, so there is nothing to learn from; raise a coefficient.")
+        return total
 
     @property
     def moving(self) -> Tensors:
         """All that a step changes or depends on beside the gradient: parameters, moments, step count and step size."""
         return {"value": self.flat.value, "steps": self._steps, "lr": self._lr} | self._moments
 
-    def move(self, gradient: Tensor, at: Tensors) -> Tensor:
+    def move(self, gradient: Tensor, at: Tensors, adam: Callable[..., None] = adam_) -> Tensor:
         """Clip the gradient and step what ``moving`` names, in place; return the norm that it had."""
         norm = clip_norm_(gradient, self.max_grad_norm)
         if self.optimizer == "adam":
-            adam_(at["value"], gradient, at["mean"], at["square"], at["steps"], at["lr"], BETA1, BETA2, self.eps)
+            adam(at["value"], gradient, at["mean"], at["square"], at["steps"], at["lr"], BETA1, BETA2, self.eps)
         else:
             rmsprop_tf_(at["value"], gradient, at["square"], at["lr"], RMSPROP_ALPHA, self.eps)
         return norm

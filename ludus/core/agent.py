@@ -21,20 +21,28 @@ class ExperienceCache(ABC):
     """Written after stepping, read before learning."""
 
     @abstractmethod
-    def env_write(self, step: EnvStep, state: HiddenState) -> None:
-        """Take what the environments said, and the hidden state that the agent has before it acts on it."""
+    def env_write(self, step: EnvStep, state: HiddenState, start: int = 0) -> None:
+        """Take what environments said (rows from ``start`` on), and the hidden state before the agent acts on it."""
 
     @abstractmethod
-    def agent_write(self, step: AgentStep) -> None:
-        """Take what the agent said to the step written last."""
+    def agent_write(self, step: AgentStep, start: int = 0) -> None:
+        """Take what the agent said to the step that these rows had last."""
 
     @abstractmethod
     def ready(self) -> bool:
         """Whether it is time to learn."""
 
+    def accepts(self, start: int) -> bool:
+        """Whether the rows from ``start`` on may step again before it is time to learn."""
+        return not self.ready()
+
     @abstractmethod
     def read(self) -> Batch:
         """The next batch; valid until the next write."""
+
+    @abstractmethod
+    def amend(self, step: EnvStep) -> None:
+        """Take the last step of all rows again: after a resume, some may have begun new episodes instead."""
 
     def feedback(self, index: Tensor, priority: Tensor) -> None:
         """Take new priorities for what was read; a cache without priorities ignores them."""
@@ -51,6 +59,7 @@ class Updater(ABC):
     """Forward, backward, reduction over ranks, clip and optimizer step, so that all can be one compiled region."""
 
     learning_rate: float
+    by_hand = False  # whether a loss may leave gradients at the networks' outputs instead of a graph
 
     @abstractmethod
     def step(self, loss: LossFunction, batch: Batch) -> Tensors:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ludus.core.spec import Specs
 from ludus.core.types import EnvStep, Episode, State, Tensors
@@ -20,6 +21,8 @@ class EnvironmentManager(ABC):
     groups: list[slice]
     observation: Specs
     action: Specs
+    on_report: Callable[[str], object] = staticmethod(warnings.warn)  # told of a worker that failed and was replaced
+    restored: str = ""  # after load_state_dict: "exactly", or why rows began new episodes
 
     @abstractmethod
     def use(self, treatment: Mapping[str, str]) -> None:
@@ -43,6 +46,10 @@ class EnvironmentManager(ABC):
         return self.recv()
 
     @abstractmethod
+    def last(self) -> EnvStep:
+        """The last step of all rows."""
+
+    @abstractmethod
     def episodes(self) -> list[Episode]:
         """The episodes that ended since the last call."""
 
@@ -52,8 +59,11 @@ class EnvironmentManager(ABC):
 
     @abstractmethod
     def state_dict(self) -> State:
-        """What a resume needs; environments themselves come back in the way that ``restore`` in it names."""
+        """What a resume needs: counters, the last step, and each environment's snapshot or seed and actions."""
 
     @abstractmethod
     def load_state_dict(self, state: State) -> None:
-        """Take over what ``state_dict`` gave."""
+        """Bring the environments back to where ``state_dict`` saw them; ``reset`` is not needed then.
+
+        A row that cannot come back begins its next episode: ``first`` with no ending before it.
+        """

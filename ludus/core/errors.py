@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class UserError(Exception):
@@ -18,7 +21,48 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = list(known)
     if len(name.strip("-:. ")) < 2:  # anything would be near
         return ""
-    found = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    short = [k for k in names if _abbreviates(name, k, True)] or [k for k in names if _abbreviates(name, k, False)]
+    found = difflib.get_close_matches(name, short or names, n=1, cutoff=0 if short else 0.5)
     if not found:  # wrong case, or a piece of a longer name
         found = [k for k in names if name.lower() in k.lower() or k.lower() in name.lower()][:1]
     return f' Did you mean "{found[0]}"?' if found else ""
+
+
+def _abbreviates(name: str, known: str, whole: bool) -> bool:
+    """Whether ``name`` is short for ``known``, or for what lies in its group: ``lr`` for ``agent.learning_rate``."""
+    short, long = _words(name), _words(known)
+    return _shortens(short, long, whole) or ("." in known and _shortens(short, long[1:], whole))
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[^\W_]+", name.lower())
+
+
+def _shortens(short: list[str], long: list[str], whole: bool) -> bool:
+    """Whether each word of ``short`` begins a word of ``long`` or has initials of some, in order; ``whole``: of all."""
+    if not short or not long:
+        return not short and not (long and whole)
+    size = len(short[0])
+    initials = size > 1 and [word[0] for word in long[:size]] == list(short[0])
+    begins = long[0].startswith(short[0]) and _shortens(short[1:], long[1:], whole)
+    return begins or (initials and _shortens(short[1:], long[size:], whole))
+
+
+def refuse_outside(config: Any, **limits: tuple[str, ...]) -> None:
+    """Refuse settings of an agent outside of what they can be, by kind of limit: ``share``, ``positive``, ``natural``.
+
+    ``share`` is 0 to 1, ``natural`` 0 or more; all must be finite, and a kind may name fields that a config lacks.
+    """
+    kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
+        "share": (lambda x: 0 <= x <= 1, "lie between 0 and 1"),
+        "positive": (lambda x: x > 0, "be greater than 0"),
+        "natural": (lambda x: x >= 0, "not be negative"),
+        "finite": (lambda x: True, ""),
+    }
+    for kind, names in limits.items():
+        allowed, must = kinds[kind]
+        for name, value in ((name, getattr(config, name)) for name in names if hasattr(config, name)):
+            if not math.isfinite(value):
+                raise UserError(f"agent.{name} is {value}; it must be a finite number.")
+            if not allowed(value):
+                raise UserError(f"agent.{name} is {value}; it must {must}.")

@@ -43,6 +43,13 @@ class HiddenState(dict[str, Tensor]):
         """Pick rows of the batch."""
         return self.map(lambda x: x[index])
 
+    @staticmethod
+    def join(parts: list[HiddenState]) -> HiddenState:
+        """The rows of all parts, one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        return HiddenState({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+
     def within(self, place: str) -> HiddenState:
         """The part that belongs to ``place``, its prefix removed."""
         start = place + "/"
@@ -64,6 +71,17 @@ class EnvStep(NamedTuple):
     terminated: Tensor  # [B] bool
     truncated: Tensor  # [B] bool
     first: Tensor  # [B] bool: this observation begins an episode; reward and endings of such a row mean nothing
+
+    def rows(self, rows: slice) -> EnvStep:
+        """Some of the environments."""
+        return EnvStep({name: x[rows] for name, x in self.observation.items()}, *(x[rows] for x in self[1:]))
+
+    def to(self, device: torch.device) -> EnvStep:
+        """The same on the device where the agent is."""
+        if device.type == "cpu":
+            return self
+        observation = {name: x.to(device, non_blocking=True) for name, x in self.observation.items()}
+        return EnvStep(observation, *(x.to(device, non_blocking=True) for x in self[1:]))
 
 
 class AgentStep(NamedTuple):
@@ -130,6 +148,9 @@ class Batch:
         time, columns = self.reward.shape
         head = self.without_successor()
         source = head._map(lambda x: x.reshape(1, time * columns, *x.shape[2:])) if by == "transition" else head
+        if n == 1:  # one part has no order that matters
+            yield source
+            return
         order = torch.randperm(source.reward.shape[1], generator=generator, device=generator.device)
         order = order.to(self.reward.device)
         mixed, start = source._map(lambda x: _pick(x, order)), 0  # all at once; the parts are views

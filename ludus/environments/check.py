@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from ludus.core.errors import UserError
-from ludus.environments.config import EnvConfig, parse_options, validate
-from ludus.environments.findings import Problem, in_action_space, in_observation, in_reset, in_step
-from ludus.environments.gym import Environment, make
+from ludus.environments.config import EnvConfig, validate
+from ludus.environments.findings import (
+    Problem,
+    Severity,
+    as_reset,
+    as_step,
+    from_error,
+    in_action_space,
+    in_observation,
+    in_picture,
+    in_reset,
+    in_step,
+)
+from ludus.environments.gym import Adapted, Environment, is_path, make_environment
 from ludus.environments.masks import ObservationReader
 from ludus.environments.spaces import Arrays, Layout
 
 Trace = list[tuple[Any, ...]]  # what reset and step gave, in order
+FAILED = object()  # what a call that raised gives
 REPLAYED = 60  # steps that are played twice, to see whether the same seed gives the same episode
 
 
@@ -51,11 +64,13 @@ class Inspection:
     def __init__(self, config: EnvConfig, environment: Callable[..., Any] | None, steps: int, seconds: float) -> None:
         self.problems: list[Problem] = []
         self.call, self.stopped = "the constructor", False
-        self._config, self._source = config, environment if environment is not None else config.id
+        self._config, self._environment = config, environment
         self._steps, self._until = steps, time.monotonic() + seconds
         self._since = time.monotonic()
         self._actions: Layout | None = None
         self._supported = True
+        self._seeded = True  # whether reset takes a seed
+        self._severity: Severity = "error"  # of what is raised from now on
 
     def overdue(self, deadline: float) -> bool:
         """Whether the running call has taken too long."""
@@ -76,8 +91,10 @@ class Inspection:
         self._look_at_spaces(env)
         trace = self._play(env, self._steps)
         self._call("close", env.close)
-        if trace and not any(problem.severity == "error" for problem in self.problems):
+        if trace and self._seeded:
             self._replay(trace)
+        if "rgb_array" in _modes(env) and (self._environment is not None or is_path(self._config.id)):
+            self._draw()
 
     def _note(self, found: Iterable[Problem]) -> bool:
         """Keep new problems (the same one with another example is not new); return whether there was none at all."""
@@ -87,26 +104,27 @@ class Inspection:
         return not found
 
     def _call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the environment under the clock; what it raises is a problem, and gives None."""
+        """Call the environment under the clock; what it raises is a problem, and gives FAILED."""
         self.call, self._since = name, time.monotonic()
         try:
             return function(*args, **kwargs)
         except UserError as error:
-            self._note([Problem(f"It cannot be made: {error}", "Do what the message says.")])
+            self._note([replace(from_error(error), severity=self._severity)])
         except Exception as error:
             fix = f"Mend {name}; it must work after any earlier call and for every action of the action space."
             if isinstance(error, TypeError) and "seed" in str(error):
                 fix = "Declare it as reset(self, *, seed=None, options=None) and call super().reset(seed=seed) in it."
-            self._note([Problem(f"{name} raised {type(error).__name__}: {error}.", fix)])
-        return None
+                self._seeded = False
+            self._note([Problem(f"{name} raised {type(error).__name__}: {error}.", fix, self._severity)])
+        return FAILED
 
-    def _make(self) -> Environment | None:
+    def _make(self, render_mode: str | None = None) -> Environment | None:
         def construct() -> Environment:
             validate(self._config)
-            return make(self._source, parse_options(self._config.options), self._config.max_episode_steps)
+            return make_environment(self._config, self._environment, render_mode)
 
-        env: Environment | None = self._call("the constructor", construct)
-        return env
+        env = self._call("the constructor", construct)
+        return None if env is FAILED else env
 
     def _look_at_spaces(self, env: Environment) -> None:
         for root in ("observation", "action"):
@@ -134,9 +152,12 @@ class Inspection:
         env.action_space.seed(0)
         while alive and len(trace) < steps and not self.stopped and time.monotonic() < self._until:
             action = episode.sample() if episode else env.action_space.sample()
-            result = self._call("step", env.step, action)
-            alive = result is not None and (self._note(in_step(result)) or _is_step(result))
-            if not alive:
+            given = self._call("step", env.step, action)
+            if given is FAILED:
+                break
+            self._note(in_step(given))
+            result = as_step(given)
+            if result is None or any(np.ndim(x) for x in result[2:4]):  # whether the episode is over cannot be known
                 break
             ended = bool(result[2]) or bool(result[3])
             self._look_at(env, episode, result[0], result[4], ended)
@@ -145,11 +166,16 @@ class Inspection:
         return trace
 
     def _reset(self, env: Environment, episode: Masked | None, trace: Trace) -> bool:
-        result = self._call("reset", env.reset, seed=len(trace))
-        if result is None or not (self._note(in_reset(result)) or _is_reset(result)):
+        """Begin an episode, in any way that the environment can; return whether it may be stepped now."""
+        given = self._call("reset", env.reset, seed=len(trace)) if self._seeded else FAILED
+        if given is FAILED and not self._seeded:
+            given = self._call("reset", env.reset)
+        if given is FAILED:
             return False
-        self._look_at(env, episode, result[0], result[1], False)
-        trace.append(result[:1])
+        self._note(in_reset(given))
+        if (result := as_reset(given)) is not None:
+            self._look_at(env, episode, result[0], result[1], False)
+            trace.append(result[:1])
         return True
 
     def _look_at(self, env: Environment, episode: Masked | None, observation: Any, info: Any, ended: bool) -> None:
@@ -166,8 +192,10 @@ class Inspection:
         env = self._make()
         if env is None:
             return
+        known = list(self.problems)
         again = self._play(env, min(len(trace), REPLAYED))
         self._call("close", env.close)
+        self.problems = known  # the same once more, perhaps in other words
         differs = [i for i, (a, b) in enumerate(zip(trace, again, strict=False)) if not _same(a, b)]
         if not differs:
             return
@@ -176,6 +204,18 @@ class Inspection:
         if len(trace[differs[0]]) == 1:
             what, fix = "reset ignores its seed.", "Call super().reset(seed=seed) in it and draw from self.np_random."
         self._note([Problem(f"{what[:-1]}: runs will not be repeatable.", fix, "warning")])
+
+    def _draw(self) -> None:
+        """Ask for a picture, as ``ludus play`` does; what fails here is a warning, for training needs none."""
+        self._severity = "warning"
+        env = self._make("rgb_array")
+        if env is None:
+            return
+        if self._call("reset", env.reset) is not FAILED:
+            picture = self._call("render", env.render)
+            if picture is not FAILED:
+                self._note(in_picture(picture))
+        self._call("close", env.close)
 
 
 class Masked:
@@ -214,12 +254,11 @@ def _essence(problem: Problem) -> str:
     return problem.what.partition(" (for example")[0]
 
 
-def _is_step(result: Any) -> bool:
-    return isinstance(result, tuple) and len(result) == 5 and all(np.ndim(x) == 0 for x in result[2:4])
-
-
-def _is_reset(result: Any) -> bool:
-    return isinstance(result, tuple) and len(result) == 2
+def _modes(env: Environment) -> Sequence[str]:
+    """The render modes that an environment says it has."""
+    inner = env.unwrapped
+    metadata = getattr(inner.env if isinstance(inner, Adapted) else inner, "metadata", None)
+    return metadata.get("render_modes") or () if isinstance(metadata, dict) else ()
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -227,4 +266,5 @@ def _same(a: Any, b: Any) -> bool:
         return isinstance(b, dict) and a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, tuple | list):
         return len(a) == len(b) and all(map(_same, a, b))
-    return np.array_equal(a, b)
+    a, b = np.asarray(a), np.asarray(b)
+    return a.dtype == object or (a.shape == b.shape and bool(np.all((a == b) | ((a != a) & (b != b)))))  # NaN is NaN

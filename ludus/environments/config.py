@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from ludus.core.errors import UserError, nearest
 
-Backend = Literal["auto", "simple", "vector", "envpool"]
+Backend = Literal["auto", "simple", "vector", "envpool", "subproc"]
+Start = Literal["forkserver", "spawn"]
+Wrapper = tuple[str, dict[str, Any]]  # where it is (package.module:Class), and its arguments
+_WRAPPER = re.compile(r"([\w.]+:\w+)(?:\((.*)\))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -20,8 +25,8 @@ class EnvConfig:
     id: str = "CartPole-v1"
     # How many run at once: more give more varied batches and fewer, larger forward passes; fewer learn sooner per step.
     num: int = 8
-    # What steps them: simple (a loop in this process), vector (Gymnasium's native), envpool (C++ threads); auto picks
-    # vector where the environment has it, else simple.
+    # What steps them: simple (a loop in this process), vector (Gymnasium's native), envpool (C++ threads), subproc (own
+    # processes, which pays where a step takes long); auto picks vector where there is one, else simple.
     backend: Backend = "auto"
     # Arguments of the environment's constructor as key=value, the value as in TOML (gravity=-5.0 name='"x"' slow=true).
     options: tuple[str, ...] = ()
@@ -29,6 +34,22 @@ class EnvConfig:
     max_episode_steps: int = 0
     # The key of the action mask in the observation dict or in info; empty if that key is no mask.
     mask: str = "action_mask"
+    # Gymnasium wrappers around each environment, the innermost first, as package.module:Wrapper or with arguments as
+    # in TOML: 'gymnasium.wrappers:FrameStackObservation(stack_size=4)'. They run where the environment runs.
+    wrappers: tuple[str, ...] = ()
+    # subproc: how many processes share the environments; 0 is one per core. More than cores only helps those that wait.
+    workers: int = 0
+    # subproc: step half of the environments while actions are computed for the other half.
+    alternate: bool = False
+    # subproc: how often processes that die or hang are replaced before the run ends; 0 ends it at the first.
+    max_restarts: int = 10
+    # subproc: seconds that a reset or step may take before its process counts as hung.
+    timeout: float = 60.0
+    # subproc: how processes start: forkserver (faster), or spawn (where a library does not survive a fork).
+    start: Start = "forkserver"
+
+
+WORKERS = ("workers", "alternate", "max_restarts", "timeout", "start")  # fields that mean nothing without processes
 
 
 def validate(config: EnvConfig) -> None:
@@ -42,13 +63,40 @@ def validate(config: EnvConfig) -> None:
             f"env.max_episode_steps is {config.max_episode_steps}; give the steps of an episode, or 0 for the "
             "environment's own limit."
         )
-    if config.backend not in get_args(Backend):
-        known = ", ".join(get_args(Backend))
-        raise UserError(
-            f'env.backend is "{config.backend}", which does not exist; choose one of {known}.'
-            f"{nearest(config.backend, get_args(Backend))}"
-        )
+    for key, choices in (("backend", get_args(Backend)), ("start", get_args(Start))):
+        value = getattr(config, key)
+        if value not in choices:
+            raise UserError(
+                f'env.{key} is "{value}", which does not exist; choose one of {", ".join(choices)}.'
+                f"{nearest(value, choices)}"
+            )
     parse_options(config.options)
+    parse_wrappers(config.wrappers)
+    if config.wrappers and config.backend in ("vector", "envpool"):
+        raise UserError(
+            f"env.wrappers has {config.wrappers[0]}, but env.backend {config.backend} steps all environments as one, "
+            "which takes no wrapper; set env.backend to simple or subproc."
+        )
+    _validate_workers(config)
+
+
+def _validate_workers(config: EnvConfig) -> None:
+    if config.backend != "subproc":
+        for field in fields(config):
+            value = getattr(config, field.name)
+            if field.name in WORKERS and value != field.default:
+                raise UserError(
+                    f"env.{field.name} is {value}, but env.backend {config.backend} has no processes of its own; set "
+                    f"env.backend to subproc, or drop env.{field.name}."
+                )
+    if config.workers < 0:
+        raise UserError(f"env.workers is {config.workers}; give a number of processes, or 0 for one per core.")
+    if config.max_restarts < 0:
+        raise UserError(f"env.max_restarts is {config.max_restarts}; give 0 or more.")
+    if not 0 < config.timeout < math.inf:
+        raise UserError(f"env.timeout is {config.timeout}; give the seconds that a step may take, more than 0.")
+    if config.alternate and config.num < 2:
+        raise UserError("env.alternate needs two halves of the environments; set env.num to 2 or more.")
 
 
 def parse_options(options: Iterable[str]) -> dict[str, Any]:
@@ -65,14 +113,43 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
     return parsed
 
 
+def parse_wrappers(wrappers: Iterable[str]) -> list[Wrapper]:
+    """Return path and arguments of each ``package.module:Wrapper(key=value, …)``; lists become tuples."""
+    parsed: list[Wrapper] = []
+    for text in wrappers:
+        match = _WRAPPER.fullmatch(text.strip())
+        if match is None:
+            raise UserError(
+                f'env.wrappers has "{text}", which is not package.module:Wrapper; write it like '
+                "gymnasium.wrappers:FrameStackObservation(stack_size=4)."
+            )
+        try:
+            arguments = _toml(f"{{{match[2] or ''}}}")
+        except ValueError as error:
+            raise UserError(
+                f'env.wrappers has "{text}", whose arguments cannot be read as TOML; write them as key=value with '
+                "commas between, true or false in lower case, and quotes around text."
+            ) from error
+        parsed.append((match[1], {key: _tuples(value) for key, value in arguments.items()}))
+    return parsed
+
+
 def _toml_value(option: str, text: str) -> Any:
     try:
-        document = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        document = {}
-    if set(document) != {"value"}:  # more keys: a line break smuggled a second line in
+        return _toml(text)
+    except ValueError as error:
         raise UserError(
             f'env.options has "{option}", whose value cannot be read as TOML; use true or false in lower case and '
             "quotes around text, like name='\"small\"'."
-        )
+        ) from error
+
+
+def _toml(text: str) -> Any:
+    document = tomllib.loads(f"value = {text}")
+    if set(document) != {"value"}:  # a line break smuggled a second line in
+        raise ValueError(text)
     return document["value"]
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -23,6 +23,19 @@ class Problem:
     severity: Severity = "error"
 
 
+def from_error(error: Exception) -> Problem:
+    """What cannot be made at all: the sentence of a user's mistake, taken apart into problem and fix."""
+    said = " ".join(str(error).split())
+    what, raised, _ = said.partition("; mend it there")
+    if raised:
+        return Problem(f"{what}.", "Mend it there.")
+    for mark in (". ", "; ", ": pip "):
+        what, found, fix = said.partition(mark)
+        if found:
+            return Problem(f"{what}.", f"pip {fix}" if "pip" in mark else fix[:1].upper() + fix[1:])
+    return Problem(said, "Give it other settings.")
+
+
 def in_reset(result: Any) -> Iterator[Problem]:
     """Problems of what ``reset`` returned, its observation apart."""
     if not isinstance(result, tuple) or len(result) != 2:
@@ -37,8 +50,9 @@ def in_step(result: Any) -> Iterator[Problem]:
     """Problems of what ``step`` returned, its observation apart."""
     if not isinstance(result, tuple) or len(result) != 5:
         yield Problem(f"step returned {_count(result)}, not five values.", FIVE)
+    if (five := as_step(result)) is None:
         return
-    _, reward, terminated, truncated, info = result
+    _, reward, terminated, truncated, info = five
     if not isinstance(reward, Real | np.bool_):
         yield Problem(f"The reward is of type {_type(reward)}, which is not a number.", "Return the reward as a float.")
     elif not np.isfinite(float(reward)):
@@ -48,6 +62,29 @@ def in_step(result: Any) -> Iterator[Problem]:
             yield Problem(f"{name} is of type {_type(value)}, not bool.", f"Return bool({name}).")
     if not isinstance(info, dict):
         yield Problem(f"step returned an info of type {_type(info)}.", "Return a dict as info; it may be empty.")
+
+
+def as_reset(result: Any) -> tuple[Any, Any] | None:
+    """Observation and info of what ``reset`` returned, so that the rest can be looked at; an old one gives no info."""
+    if isinstance(result, tuple | list) and len(result) == 2 and (isinstance(result, tuple) or _is_info(result[1])):
+        return result[0], result[1]
+    return None if result is None or isinstance(result, tuple) else (result, {})
+
+
+def as_step(result: Any) -> tuple[Any, ...] | None:
+    """The five values of what ``step`` returned; of an old one's four, ``done`` is taken as ``terminated``."""
+    if not isinstance(result, tuple | list) or len(result) not in (4, 5):
+        return None
+    return tuple(result) if len(result) == 5 else (*result[:3], False, result[3])
+
+
+def in_picture(rendered: Any) -> Iterator[Problem]:
+    """Problems of what ``render`` returned in the mode rgb_array."""
+    array = np.asarray(rendered)
+    if array.ndim != 3 or array.shape[-1] != 3 or array.dtype != np.uint8:
+        found = _type(rendered) if array.dtype == object else f"{array.dtype} of shape {array.shape}"
+        fix = "Return a picture as uint8 of shape (height, width, 3); only `ludus play` needs it."
+        yield Problem(f"render returned {found} in render_mode rgb_array.", fix, "warning")
 
 
 def in_observation(
@@ -142,6 +179,10 @@ def _mismatch(name: str, array: Any, wanted: str) -> Problem:
 
 def _type(value: Any) -> str:
     return type(value).__name__
+
+
+def _is_info(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def _count(result: Any) -> str:

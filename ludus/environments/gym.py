@@ -12,11 +12,23 @@ from gymnasium.wrappers import TimeLimit
 
 from ludus.core.errors import UserError, nearest
 from ludus.core.names import resolve
+from ludus.environments.config import EnvConfig, parse_options, parse_wrappers
 from ludus.environments.failure import failed
 
 Environment = gymnasium.Env[Any, Any]
 ENVPOOL_TOO = ("box2d", "mujoco")  # families that EnvPool has under the same ids
 NEEDED = ("reset", "step", "observation_space", "action_space")
+
+
+def make_environment(
+    config: EnvConfig, source: Callable[..., Any] | None = None, render_mode: str | None = None
+) -> Environment:
+    """Make one environment as the settings say, wrappers included; ``source`` makes it in place of ``config.id``."""
+    id = config.id if source is None else source
+    env = make(id, parse_options(config.options), config.max_episode_steps, render_mode)
+    for path, arguments in parse_wrappers(config.wrappers):
+        env = _wrap(env, path, arguments)
+    return env
 
 
 def make(
@@ -124,6 +136,35 @@ def _construct(
         )
     made = env if isinstance(env, gymnasium.Env) else Adapted(env)
     return TimeLimit(made, max_episode_steps) if max_episode_steps else made
+
+
+def _wrap(env: Environment, path: str, arguments: dict[str, Any]) -> Environment:
+    wrapper = resolve(path, {}, "wrapper")
+    if not callable(wrapper):
+        raise UserError(f'Wrapper "{path}" is a {type(wrapper).__name__}, not a class or function that wraps.')
+    unknown = [key for key in arguments if not accepts(wrapper, key)]
+    if unknown:
+        raise UserError(
+            f'Wrapper "{path}" has no argument "{unknown[0]}".{nearest(unknown[0], _parameters(wrapper))} '
+            f"It takes {', '.join(_parameters(wrapper)[1:]) or 'none'}."
+        )
+    try:
+        wrapped = wrapper(env, **arguments)
+    except Exception as error:
+        missing = [key for key in _required(wrapper)[1:] if key not in arguments]
+        if isinstance(error, TypeError) and missing:
+            raise UserError(
+                f'Wrapper "{path}" needs {", ".join(missing)}; write it like {path}({missing[0]}=VALUE).'
+            ) from error
+        raise UserError(
+            f'Wrapper "{path}" raised {type(error).__name__}: {" ".join(str(error).split()) or "no message"}; mend its '
+            "arguments, or the order of env.wrappers."
+        ) from error
+    if not isinstance(wrapped, gymnasium.Env):
+        raise UserError(
+            f'Wrapper "{path}" gave a {type(wrapped).__name__}, not an environment; derive it from Wrapper.'
+        )
+    return wrapped
 
 
 def accepts(maker: Callable[..., Any], argument: str) -> bool:

@@ -51,10 +51,11 @@ class Masks:
         """Return the masks in ``tree`` by name, ``[*batch, choices]``."""
         return {self._names[name]: self._array(name, self._pick(tree, name), batch) for name in self._actions}
 
-    def settle(self, masks: Mapping[str, Array], ended: Array) -> None:
+    def settle(self, masks: Mapping[str, Array], ended: Array, start: int = 0) -> None:
         """Allow everything where an episode has ended and nothing is left to choose; elsewhere refuse such a mask.
 
-        The action after an ending is ignored, yet a policy still has to pick one. ``masks`` are ``[B, choices]``.
+        The action after an ending is ignored, yet a policy still has to pick one. ``masks`` are ``[B, choices]``, of
+        the environments from number ``start`` on.
         """
         for name, starts in self._starts.items():
             mask = masks[self._names[name]]
@@ -62,7 +63,7 @@ class Masks:
             if not empty.any():
                 continue
             if (empty & ~ended).any():
-                row = int(np.flatnonzero(empty & ~ended)[0])
+                row = start + int(np.flatnonzero(empty & ~ended)[0])
                 raise UserError(
                     f'{self._environment}: the mask of action "{name}" allows nothing (environment {row}); allow at '
                     "least one choice in every step, or end the episode."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -10,27 +12,63 @@ from ludus.core.spec import Specs, mask_name
 from ludus.core.types import Batch
 
 
+class Fault(NamedTuple):
+    """The first number of a batch that is none, and where it stands."""
+
+    kind: Literal["observation", "reward"]
+    name: str  # of the observation
+    time: (
+        int  # its row in the batch: a reward and the observation after it belong to one step, and have times t and t+1
+    )
+    row: int  # the environment
+    element: list[int]  # within the observation
+    value: float
+
+
+class NotFinite(UserError):
+    """An environment gave a number that is none; ``fault`` says where."""
+
+    def __init__(self, message: str, fault: Fault) -> None:
+        super().__init__(message)
+        self.fault = fault
+
+
 def check_batch(batch: Batch, action: Specs, environment: str) -> None:
     """Refuse non-finite observations and rewards, and masks of all zeros, on rows that a decision was made for."""
-    for name, x in batch.observation.items():
-        if x.is_floating_point() and not _finite(x):
-            where = (~torch.isfinite(x)).nonzero()[0].tolist()
-            raise UserError(
-                f'{environment} (row {where[1]}): a number in observation "{name}", at element {where[2:]}, is not '
-                f"finite; `ludus check {environment}` helps to find the step that makes it."
-            )
-    if not _finite(batch.reward):
-        row = int((~torch.isfinite(batch.reward)).nonzero()[0, 1])
-        raise UserError(f"{environment} (row {row}): a reward is not a finite number; mend its step().")
+    fault = find_fault(batch)
+    if fault is not None:
+        raise NotFinite(_sentence(fault, environment), fault)
     for name, spec in action.items():
         mask = batch.observation.get(mask_name(name, action))
         if mask is not None and spec.kind == "categorical":
             _check_mask(mask[:-1], batch.weight, spec.sizes, f'{environment}: the mask of action "{name}"')
 
 
+def find_fault(batch: Batch) -> Fault | None:
+    """The first observation or reward that is not finite, in the order of steps; of one step, the observation."""
+    found = [_fault("observation", name, x) for name, x in batch.observation.items() if not _finite(x)]
+    if not _finite(batch.reward):
+        found.append(_fault("reward", "", batch.reward))
+    return min(found, key=lambda fault: fault.time + (fault.kind == "reward"), default=None)
+
+
+def _fault(kind: Literal["observation", "reward"], name: str, x: Tensor) -> Fault:
+    time, row, *element = (~torch.isfinite(x)).nonzero()[0].tolist()
+    return Fault(kind, name, time, row, element, float(x[(time, row, *element)]))
+
+
+def _sentence(fault: Fault, environment: str) -> str:
+    if fault.kind == "reward":
+        return f"{environment} (row {fault.row}): a reward is not a finite number; mend its step()."
+    return (
+        f'{environment} (row {fault.row}): a number in observation "{fault.name}", at element {fault.element}, is not '
+        f"finite; `ludus check {environment}` helps to find the step that makes it."
+    )
+
+
 def _finite(x: Tensor) -> bool:
     """One sum is finite unless a term is not (or it overflows: then look again, in full)."""
-    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+    return not x.is_floating_point() or bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
 
 
 def _check_mask(mask: Tensor, weight: Tensor, sizes: tuple[int, ...], what: str) -> None:

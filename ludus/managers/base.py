@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,63 +14,73 @@ from torch import Tensor
 
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
-from ludus.core.spec import Specs
 from ludus.core.types import EnvStep, Episode, State, Tensors
+from ludus.environments.infos import numeric_row
 from ludus.environments.masks import ObservationReader
+from ludus.environments.rows import StepArrays, episode_seed
 from ludus.environments.spaces import Arrays, Layout
-from ludus.managers.infos import numeric_row
+from ludus.managers import saved
+from ludus.managers.account import COUNTED, Account, Infos
+from ludus.managers.history import History
 from ludus.preprocess.actions import ActionPreprocessor
-
-
-class StepMemory:
-    """Numpy arrays ``[B, …]`` and the one EnvStep of torch views on them, made once and written in place."""
-
-    def __init__(self, specs: Specs, batch: int) -> None:
-        self.observation: Arrays = {name: np.zeros((batch, *s.shape), s.dtype) for name, s in specs.items()}
-        self.reward = np.zeros(batch, np.float32)
-        self.terminated, self.truncated, self.first = (np.zeros(batch, np.bool_) for _ in range(3))
-        self.step = EnvStep(
-            {name: torch.from_numpy(x) for name, x in self.observation.items()},
-            *(torch.from_numpy(x) for x in (self.reward, self.terminated, self.truncated, self.first)),
-        )
-
-    def begin(self) -> None:
-        """Make every row the first of an episode."""
-        self.reward[:] = 0
-        self.terminated[:] = self.truncated[:] = False
-        self.first[:] = True
 
 
 class BatchManager(EnvironmentManager):
     """The part of a manager that does not depend on what steps the environments.
 
-    A subclass sets up its environments and implements ``_begin`` (reset all rows) and ``_advance`` (one step of all
-    rows, an ended row being reset instead); both fill ``_memory`` and the second calls ``_account``.
+    A subclass sets up its environments and implements ``_begin`` (reset all rows to the episodes that the account
+    counts), ``_advance`` (one step of a group of rows, an ended row being reset instead), both of which fill
+    ``_memory``, and ``_restore``. ``memory`` is given where others write it too; ``replays``: an episode can be brought
+    back by its seed and actions, so these are kept.
     """
 
-    def __init__(self, name: str, batch: int, reader: ObservationReader, actions: Layout, branch: int = 0) -> None:
-        self.name, self.batch, self.groups = name, batch, [slice(0, batch)]
+    def __init__(
+        self,
+        name: str,
+        batch: int,
+        reader: ObservationReader,
+        actions: Layout,
+        branch: int = 0,
+        memory: StepArrays | None = None,
+        groups: int = 1,
+        replays: bool = False,
+    ) -> None:
+        self.name, self.batch = name, batch
+        cuts = [batch * group // groups for group in range(groups + 1)]
+        self.groups = [slice(start, stop) for start, stop in pairwise(cuts)]
         self.observation, self.action = reader.specs, actions.specs
         self._reader, self._layout = reader, actions
         self._treat = ActionPreprocessor(self.action, {})
-        self._memory = StepMemory(self.observation, batch)
-        self._pending: Arrays = {}
+        self._memory = StepArrays.make(self.observation, batch) if memory is None else memory
+        parts = [self._memory.rows(rows) for rows in self.groups]
+        self._steps = [_step(part) for part in parts]
+        self._last = self._steps[0] if groups == 1 else _step(self._memory)
+        self._accounts = [
+            Account(part, rows.start, History(self.action, rows.stop - rows.start) if replays else None)
+            for part, rows in zip(parts, self.groups, strict=True)
+        ]
+        self._pending: list[Arrays] = [{} for _ in self.groups]
         self._finished: list[Episode] = []
-        self._seed, self._branch, self._restored = 0, branch, False
-        self._seeds: list[int | None] = [None] * batch  # of the running episodes, where they have their own
-        self._episode = np.zeros(batch, np.int64)  # number of the running episode of each row
-        self._return = np.zeros(batch, np.float64)
-        self._length, self._one = np.zeros(batch, np.int64), np.ones(batch, np.int64)
-        self._ended = np.zeros(batch, np.bool_)
-        self._any_ended = False
+        self._seed, self._branch = 0, branch
 
     @abstractmethod
     def _begin(self) -> None:
-        """Reset every row."""
+        """Reset every row to the episode whose number the account has."""
 
     @abstractmethod
-    def _advance(self) -> None:
-        """Step every row by the pending actions; a row whose episode has ended is reset instead."""
+    def _advance(self, group: int) -> None:
+        """Step a group by its pending actions and account for it; a row whose episode has ended is reset instead."""
+
+    def _snapshot(self) -> State:
+        """What brings the environments themselves back, beside seeds and actions."""
+        return {}
+
+    @abstractmethod
+    def _restore(self, snapshot: State) -> dict[int, str]:
+        """Bring the environments back to the step in memory, all else being there already.
+
+        Returns the rows that began their next episode instead, in memory and account alike, each with the reason.
+        """
 
     def use(self, treatment: Mapping[str, str]) -> None:
         self._treat = ActionPreprocessor(self.action, treatment)
@@ -77,24 +88,25 @@ class BatchManager(EnvironmentManager):
     def reset(self, seed: int) -> EnvStep:
         if seed < 0:
             raise UserError(f"The seed is {seed}, but seeds are 0 or more.")
-        if self._restored:  # the episodes that ran when the state was saved are lost; go on with the next ones
-            self._episode += 1
-        else:
-            self._seed = seed
-            self._episode[:] = 0
-        self._restored = False
-        self._return[:], self._length[:], self._ended[:], self._any_ended = 0, 0, False, False
-        self._finished = []
+        self._seed, self._finished, self.restored = seed, [], ""
+        for account in self._accounts:
+            account.begin()
         self._memory.begin()
         self._begin()
-        return self._memory.step
+        return self._last
 
     def send(self, actions: Tensors, group: int = 0) -> None:
-        self._pending = self._treat({name: _numpy(x) for name, x in actions.items()})
+        pending = self._pending[group] = self._treat({name: _numpy(x) for name, x in actions.items()})
+        history = self._accounts[group].history
+        if history is not None:
+            history.record(pending)
 
     def recv(self, group: int = 0) -> EnvStep:
-        self._advance()
-        return self._memory.step
+        self._advance(group)
+        return self._steps[group]
+
+    def last(self) -> EnvStep:
+        return self._last
 
     def read(self, observation: Any, info: Mapping[str, Any]) -> tuple[Arrays, bool]:
         """One observation of the environment, or a batch, as named arrays ``[B, …]``; and whether it was a batch."""
@@ -128,54 +140,58 @@ class BatchManager(EnvironmentManager):
         return finished
 
     def seed_of(self, *place: int) -> int:
-        """The seed at a place under the run's seed and this manager's branch; 31 bits, which every engine takes."""
-        sequence = np.random.SeedSequence(self._seed, spawn_key=(self._branch, *place))
-        return int(sequence.generate_state(1)[0] >> 1)
+        """The seed at a place under the run's seed and this manager's branch."""
+        return episode_seed(self._seed, self._branch, *place)
 
     def state_dict(self) -> State:
+        joined = {name: np.concatenate([getattr(a, name) for a in self._accounts]) for name in COUNTED}
         return {
-            "restore": "episode boundary",
             "seed": self._seed,
             "branch": self._branch,
-            "episode": torch.from_numpy(self._episode.copy()),
-            "return": torch.from_numpy(self._return.copy()),
-            "length": torch.from_numpy(self._length.copy()),
+            "account": saved.tensors(joined),
+            "last": saved.step_state(self._memory),
+            "finished": [list(episode) for episode in self._finished],
+            "actions": saved.actions_state([self._actions(row) for row in range(self.batch)]),
+            "snapshot": saved.tensors(self._snapshot()),
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Take over the counters; the next ``reset`` begins the episodes after the saved ones, whatever its seed."""
-        saved_batch = len(state["episode"])
-        if saved_batch != self.batch:
-            raise UserError(
-                f"The checkpoint holds {saved_batch} environments, env.num is {self.batch}; set it to {saved_batch}."
-            )
-        self._seed, self._branch, self._restored = int(state["seed"]), int(state["branch"]), True
-        for own, saved in ((self._episode, "episode"), (self._return, "return"), (self._length, "length")):
-            own[:] = state[saved].numpy()
+        saved.check(state, self._memory, self.name)
+        self._seed, self._branch = int(state["seed"]), int(state["branch"])
+        self._finished = [Episode(*episode) for episode in state["finished"]]
+        saved.load_step(state["last"], self._memory)
+        counted = saved.arrays(state["account"])
+        actions = saved.load_actions(state["actions"])
+        for account, rows in zip(self._accounts, self.groups, strict=True):
+            account.load({name: x[rows] for name, x in counted.items()}, actions[rows])
+        reasons = self._restore(saved.arrays(state["snapshot"]))
+        self.restored = saved.told(reasons, self.batch, self.name)
 
-    def _account(self, infos: Any, reward: NDArray[Any]) -> None:
-        """Add a step to the running episodes and close those that ended; ``reward`` is what returns are made of."""
-        memory = self._memory
-        self._return += reward
-        np.add(self._length, self._one, out=self._length)  # half the time of += 1
-        if self._any_ended:  # these rows were reset in this step: their episode starts now
-            begun = memory.first
-            self._return[begun], self._length[begun] = 0, 0
-            self._episode[begun] += 1
-        np.logical_or(memory.terminated, memory.truncated, out=self._ended)
-        self._any_ended = bool(np.count_nonzero(self._ended))  # a third of the time of any()
-        if self._any_ended:
-            rows = self._ended.nonzero()[0]
-            ends = zip(rows.tolist(), self._return[rows].tolist(), self._length[rows].tolist(), strict=True)
-            seeds, read = self._seeds, self._row_infos if infos else _no_infos
-            self._finished += [Episode(row, total, n, seeds[row], read(infos, row)) for row, total, n in ends]
+    def _account_of(self, row: int) -> Account:
+        return next(a for a, rows in zip(self._accounts, self.groups, strict=True) if rows.start <= row < rows.stop)
 
-    def _row_infos(self, infos: Any, row: int) -> dict[str, float]:
-        return numeric_row(infos, row)
+    def _actions(self, row: int) -> Arrays | None:
+        """The actions since a row's reset, where they are kept."""
+        account = self._account_of(row)
+        return None if account.history is None else account.history.actions(row - account.start)
 
-    def _settle_masks(self) -> None:
-        if self._reader.masks is not None:
-            self._reader.masks.settle(self._memory.observation, self._ended)
+    def _restart(self, why: str) -> dict[int, str]:
+        """Begin the next episode in every row: what ``_restore`` does where none can come back."""
+        for account in self._accounts:
+            account.begin_next(slice(None))
+            account.any_ended = False
+        self._memory.begin()
+        self._begin()
+        return dict.fromkeys(range(self.batch), why)
+
+    def _lose(self, row: int) -> None:
+        """Account for a row that began its next episode without an ending."""
+        account = self._account_of(row)
+        account.begin_next(row - account.start)
+
+    def _note(self, group: int, reward: NDArray[Any], infos: Infos | None) -> None:
+        """Account for a step of a group; ``reward`` is what returns are made of."""
+        self._finished += self._accounts[group].add(reward, infos)
 
     def _take_reset(self, observation: Any, infos: Mapping[str, Any]) -> None:
         """Take the reset of environments that step as a batch; a space that lies shows here."""
@@ -196,11 +212,12 @@ class BatchManager(EnvironmentManager):
         memory.reward[...] = reward
         memory.terminated[...] = terminated
         memory.truncated[...] = truncated
-        memory.first[...] = self._ended
-        if self._any_ended:
+        account = self._accounts[0]
+        memory.first[...] = account.ended
+        if account.any_ended:
             begun = memory.first
             memory.reward[begun], memory.terminated[begun], memory.truncated[begun] = 0, False, False
-        self._account(infos, self._raw_reward(infos))
+        self._note(0, self._raw_reward(infos), lambda row: self._row_infos(infos, row))
         self._settle_masks()
 
     def _take_observation(self, observation: Any, infos: Mapping[str, Any]) -> None:
@@ -212,9 +229,19 @@ class BatchManager(EnvironmentManager):
         """The reward that an episode's return is made of."""
         return self._memory.reward
 
+    def _row_infos(self, infos: Any, row: int) -> dict[str, float]:
+        return numeric_row(infos, row)
 
-def _no_infos(infos: Any, row: int) -> dict[str, float]:
-    return {}
+    def _settle_masks(self) -> None:
+        if self._reader.masks is not None:
+            self._reader.masks.settle(self._memory.observation, self._accounts[0].ended)
+
+
+def _step(memory: StepArrays) -> EnvStep:
+    """The torch views of a step, made once."""
+    flat = (memory.reward, memory.terminated, memory.truncated, memory.first)
+    observation = {name: torch.from_numpy(x) for name, x in memory.observation.items()}
+    return EnvStep(observation, *(torch.from_numpy(x) for x in flat))
 
 
 def _numpy(x: Tensor) -> NDArray[Any]:

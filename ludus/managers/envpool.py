@@ -11,11 +11,11 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from ludus.core.errors import UserError, nearest
-from ludus.core.types import Tensors
+from ludus.core.types import State, Tensors
+from ludus.environments.infos import numeric_row
 from ludus.environments.masks import ObservationReader
 from ludus.environments.spaces import Layout
 from ludus.managers.base import BatchManager
-from ludus.managers.infos import numeric_row
 
 
 class EnvPoolManager(BatchManager):
@@ -49,8 +49,8 @@ class EnvPoolManager(BatchManager):
 
     def send(self, actions: Tensors, group: int = 0) -> None:
         """Start the step; the pool's threads work until ``recv`` asks for it."""
-        super().send(actions)
-        self._pool.send(self._layout.unflatten(self._pending))
+        super().send(actions, group)
+        self._pool.send(self._layout.unflatten(self._pending[group]))
 
     def render(self, row: int = 0) -> Any:
         """The picture of one environment."""
@@ -63,14 +63,17 @@ class EnvPoolManager(BatchManager):
 
     def _begin(self) -> None:
         self.close()
-        seeds = [self.seed_of(row, int(self._episode[row])) for row in range(self.batch)]
+        seeds = [self.seed_of(row, int(self._accounts[0].episode[row])) for row in range(self.batch)]
         self._pool = self._envpool.make(
             self._id, env_type="gymnasium", num_envs=self.batch, seed=seeds, **self._mode, **self._options
         )
         self._take_reset(*self._pool.reset())
 
-    def _advance(self) -> None:
+    def _advance(self, group: int) -> None:
         self._take(*self._pool.recv())
+
+    def _restore(self, snapshot: State) -> dict[int, str]:
+        return self._restart("an EnvPool can be neither saved nor replayed")
 
     def _raw_reward(self, infos: Mapping[str, Any]) -> NDArray[Any]:
         """Atari pools say the game's own score beside a clipped reward."""

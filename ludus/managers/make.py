@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from ludus.core.errors import UserError
+from ludus.core.names import main_name, resolve
 from ludus.environments.config import EnvConfig, parse_options, validate
 from ludus.environments.failure import failed
-from ludus.environments.gym import accepts, find, is_path, make
+from ludus.environments.gym import accepts, find, is_path, make, make_environment
 from ludus.managers.base import BatchManager
 
 
@@ -28,16 +30,23 @@ def make_manager(
     different ``branch`` (training 0, evaluation 1, …) never share a seed.
     """
     validate(config)
-    num = config.num if num is None else num
+    num, alone = config.num if num is None else num, num == 1
     if num < 1:
         raise UserError(f"There must be at least 1 environment, not {num}.")
     options = parse_options(config.options)
     backend = _choose(config, options, render_mode, environment)
+    if backend == "subproc" and (render_mode is not None or alone):
+        backend = "simple"  # what draws, and what is asked for alone, is in this process
     if backend == "vector":
         from ludus.managers.vector import VectorEnvManager
 
         env = _make_vector(config, options, num)
         return VectorEnvManager(env, config.id, config.mask, branch)
+    if backend == "subproc":
+        from ludus.managers.subproc import SubProcEnvManager
+
+        chosen = replace(config, alternate=False) if branch else config  # evaluation steps all rows at once
+        return SubProcEnvManager(chosen, num, _path(config, environment), branch)
     if backend == "envpool":
         from ludus.managers.envpool import EnvPoolManager
 
@@ -47,10 +56,27 @@ def make_manager(
         return EnvPoolManager(config.id, num, options, limit, config.mask, branch, render_mode)
     from ludus.managers.simple import SimpleEnvManager
 
-    source = environment if environment is not None else config.id
     name = config.id if environment is None else getattr(environment, "__name__", type(environment).__name__)
-    made = lambda: make(source, options, config.max_episode_steps, render_mode)  # noqa: E731
+    made = lambda: make_environment(config, environment, render_mode)  # noqa: E731
     return SimpleEnvManager(made, num, name, config.mask, branch)
+
+
+def _path(config: EnvConfig, environment: Callable[..., Any] | None) -> str:
+    """What another process makes the environment from: the id, or the place of a callable."""
+    if environment is None:
+        return config.id
+    module, name = getattr(environment, "__module__", ""), getattr(environment, "__qualname__", "")
+    path = f"{main_name() if module == '__main__' else module}:{name}"
+    try:
+        found = resolve(path, {}, "environment") if module else None
+    except UserError:
+        found = None
+    if found is not environment:
+        raise UserError(
+            f"env.backend is subproc, but {name or environment!r} cannot be imported by another process; define it at "
+            "the top of a module, or set env.backend to simple."
+        )
+    return path
 
 
 def _choose(
@@ -59,15 +85,16 @@ def _choose(
     if environment is not None or is_path(config.id):
         if config.backend in ("vector", "envpool"):
             raise UserError(
-                f"env.backend is {config.backend}, but your own environment runs in the simple one; leave it at auto."
+                f"env.backend is {config.backend}, but your own environment runs in simple or subproc; "
+                "leave it at auto."
             )
-        return "simple"
+        return "simple" if config.backend == "auto" else config.backend
     if render_mode is not None and config.backend == "vector":
         return "simple"  # native vector environments draw nothing; one environment of the same id does
     if config.backend != "auto":
         return config.backend
     spec = find(config.id)
-    if render_mode is not None or _vector_maker(spec, config, options) is None:
+    if render_mode is not None or config.wrappers or _vector_maker(spec, config, options) is None:
         return "simple"
     return "vector" if _is_alike(config, options) else "simple"
 

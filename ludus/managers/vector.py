@@ -7,8 +7,10 @@ from typing import Any
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from ludus.core.errors import UserError
+from ludus.core.types import State
 from ludus.environments.failure import failed
 from ludus.environments.masks import ObservationReader
+from ludus.environments.snapshot import put_vector, take_vector
 from ludus.environments.spaces import Layout
 from ludus.managers.base import BatchManager
 
@@ -35,20 +37,32 @@ class VectorEnvManager(BatchManager):
         self._closed = True
 
     def _begin(self) -> None:
-        seed = self.seed_of(int(self._episode.sum()))
+        seed = self.seed_of(int(self._accounts[0].episode.sum()))
         try:
             result = self._env.reset(seed=seed)
         except Exception as error:
             raise failed(self.name, "reset", error) from error
         self._take_reset(*result)
 
-    def _advance(self) -> None:
-        actions = self._layout.unflatten(self._pending)
+    def _advance(self, group: int) -> None:
+        actions = self._layout.unflatten(self._pending[group])
         try:
             result = self._env.step(actions)
         except Exception as error:
             raise failed(self.name, "step", error) from error
         self._take(*result)
+
+    def _snapshot(self) -> State:
+        return {"vector": take_vector(self._env)}
+
+    def _restore(self, snapshot: State) -> dict[int, str]:
+        if snapshot["vector"] is None:
+            return self._restart("its vector environment has no snapshot of its state")
+        try:
+            put_vector(self._env, snapshot["vector"])
+        except UserError as error:
+            return self._restart(f"it cannot be brought back ({str(error).rstrip('.')})")
+        return {}
 
 
 def _always(action: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from ludus.networks.config import NetworkConfig
 from ludus.networks.identity import Identity
 from ludus.networks.init import initialize
 from ludus.networks.net1d.mlp import MLP
+
+if TYPE_CHECKING:
+    from ludus.networks.tape import Plain
 
 GAINS = {"policy": 0.01, "value": 1.0}  # by the first part of an output's name; 1 for all others
 
@@ -54,6 +57,7 @@ class ModularNetwork(Network):
         self._projections = [
             (name, self.projections[module_key(name)], max(1, len(shape)), shape) for name, shape in outputs.items()
         ]
+        self.plain: Plain | None = None  # how to run it with a backward pass by hand, where that is set up
 
     def _add(self, place: str, shape: Shape, name: str, config: NetworkConfig) -> Shape:
         """Put a piece in its place, unless it does nothing, and return the shape that comes out."""
@@ -97,6 +101,8 @@ class ModularNetwork(Network):
         return state
 
     def forward(self, observation: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensors, HiddenState]:
+        if self.plain is not None and (given := self.plain.forward(observation, first.shape)) is not None:
+            return given, NO_STATE
         after = HiddenState()
         rank = self._body_rank
         parts = [

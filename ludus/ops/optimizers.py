@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+KL_STEP, KL_FLOOR, KL_CAP = 1.5, 1e-5, 1e-2  # how the KL-adaptive learning rate moves, and its limits
+
 
 @torch.no_grad()
 def adam_(
@@ -39,6 +41,37 @@ def adam_(
 
 
 @torch.no_grad()
+def fused_adam_(
+    parameter: Tensor,
+    gradient: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: Tensor,
+    lr: Tensor,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+) -> None:
+    """Do what ``adam_`` does as one operation of PyTorch's, for where nothing is compiled: operations are the cost."""
+    step.add_(1)
+    torch._fused_adam_(
+        [parameter],
+        [gradient],
+        [exp_avg],
+        [exp_avg_sq],
+        [],
+        [step],
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=0.0,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+@torch.no_grad()
 def rmsprop_tf_(
     parameter: Tensor, gradient: Tensor, square_avg: Tensor, lr: Tensor, alpha: float = 0.99, eps: float = 1e-5
 ) -> None:
@@ -56,5 +89,14 @@ def clip_norm_(gradient: Tensor, max_norm: float) -> Tensor:
     """Scale ``gradient`` down to length ``max_norm`` if it is longer (0: never) and return the norm that it had."""
     norm: Tensor = torch.linalg.vector_norm(gradient)
     if max_norm > 0:
-        gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1))
+        gradient.div_((norm + 1e-6).div_(max_norm).clamp_(min=1))
     return norm
+
+
+def adapt(learning_rate: float, kl: float, target: float) -> float:
+    """Lower the step size where the policy moved too far, raise it where it hardly moved."""
+    if kl > 2 * target:
+        return max(learning_rate / KL_STEP, KL_FLOOR)
+    if 0 < kl < target / 2:
+        return min(learning_rate * KL_STEP, KL_CAP)
+    return learning_rate

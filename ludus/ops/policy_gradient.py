@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def policy_gradient_loss(log_prob: Tensor, advantage: Tensor) -> Tensor:
@@ -17,15 +18,16 @@ def policy_gradient_loss(log_prob: Tensor, advantage: Tensor) -> Tensor:
 def ppo_clip_loss(log_ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
     """Return −min(r_t A_t, clip(r_t, 1−ε, 1+ε) A_t), r_t = exp(``log_ratio``) (Schulman et al. 2017, eq. 7).
 
-    Written as −min(r_t A_t, A_t + ε|A_t|), which is the same for either sign of A_t and has a constant on one side.
+    Written as max(r_t C_t, C_t − ε|C_t|) with the cost C_t = −A_t, which is the same for either sign and has a constant
+    on one side. A weight of the row may be in A_t already.
     """
-    advantage = advantage.detach()
-    return -torch.minimum(log_ratio.exp() * advantage, advantage + clip * advantage.abs())
+    cost = advantage.detach().neg()
+    return torch.clamp(log_ratio.exp() * cost, min=cost - clip * cost.abs())
 
 
 def value_loss(value: Tensor, target: Tensor) -> Tensor:
     """Return (V(s_t) − target_t)², without a factor ½."""
-    return (value - target.detach()).square()
+    return functional.mse_loss(value, target.detach(), reduction="none")
 
 
 def clipped_value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | Tensor) -> Tensor:

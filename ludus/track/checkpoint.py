@@ -10,50 +10,59 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import safetensors
 import safetensors.torch
-from torch import Tensor
 
 import ludus
 from ludus.core.errors import UserError
 from ludus.core.types import State, Tensors
-from ludus.track.encoding import decode, encode
+from ludus.track.encoding import decode, encode, serialize
+from ludus.track.files import TEMPORARY, delete, open_plain, sync, unwritable, why, write_all
 from ludus.track.rundir import ASIDE, RunDirectory, settled, step_folders
 
 T = TypeVar("T")
 SCHEMA = 1
 MANIFEST, TENSORS, STATE = "manifest.json", "tensors.safetensors", "state.json"
-_TEMPORARY = ".tmp-"  # no reader looks at such a name; the next save removes it
 _MANIFEST_LIMIT = 1 << 24
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError, safetensors.SafetensorError)
+_MALFORMED = (
+    *(ValueError, TypeError, KeyError, AttributeError, AssertionError, RuntimeError, OverflowError),
+    safetensors.SafetensorError,
+)
+_TRIES = 100  # how often a reader begins again because a running training replaced what it reads
+
+Entry = dict[str, Any]  # "bytes" and "sha256" of a file
 
 
 def save(folder: Path, state: State, meta: Mapping[str, Any]) -> None:
     """Write a checkpoint in one piece: killed at any instant, the old one or the new one can be loaded."""
     tensors: Tensors = {}
     tree, meta_tree = encode(state, tensors), encode(dict(meta), {})
-    files = {TENSORS: safetensors.torch.save(_separate(tensors)), STATE: json.dumps(tree, allow_nan=False).encode()}
-    temporary = folder.with_name(f"{_TEMPORARY}{folder.name}-{os.getpid()}")
+    temporary = folder.with_name(f"{TEMPORARY}{folder.name}-{os.getpid()}")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        if not folder.parent.exists():
+            folder.parent.mkdir(parents=True)
+            sync(folder.parent.parent)
         _clean(folder.parent)
         temporary.mkdir()
-        for name, data in {**files, MANIFEST: _manifest(files, meta_tree)}.items():
-            _write(temporary / name, data)
-        _sync(temporary)
+        entries = {
+            TENSORS: _write(temporary / TENSORS, serialize(tensors)),
+            STATE: _write(temporary / STATE, [json.dumps(tree, allow_nan=False).encode()]),
+        }
+        _write(temporary / MANIFEST, [_manifest(entries, meta_tree)])
+        sync(*(temporary / name for name in (*entries, MANIFEST)), temporary)
+        _verify(temporary, folder)
         _place(temporary, folder)
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise UserError(
-            f'The checkpoint "{folder}" cannot be written ({error.strerror}): free some space or give another place.'
-        ) from error
+        raise unwritable(folder, error) from error
+    finally:
+        delete(temporary)
 
 
 def load(folder: Path) -> tuple[State, dict[str, Any]]:
@@ -63,7 +72,34 @@ def load(folder: Path) -> tuple[State, dict[str, Any]]:
 
 def read_meta(folder: Path) -> dict[str, Any]:
     """The meta of a checkpoint, without its tensors."""
-    return _settle(folder, lambda folder: _read_manifest(_existing(folder))[1])
+
+    def read(folder: Path) -> dict[str, Any]:
+        with _opened(folder) as here:
+            return _read_manifest(folder, here)[1]
+
+    return _settle(folder, read)
+
+
+def load_newest(run: RunDirectory, warn: Callable[[str], object]) -> tuple[State, dict[str, Any], Path]:
+    """Load the newest whole checkpoint of a run and say where it is; ``warn`` gets a sentence on each damaged one."""
+    for _ in range(_TRIES):
+        damaged: dict[str, UserError] = {}
+        folders = step_folders(run.checkpoints)
+        for folder in reversed(folders):
+            try:
+                state, meta = load(folder)
+            except UserError as error:
+                if settled(folder) is not None or folder.is_symlink():  # else a running training removed it, as too old
+                    damaged[folder.name] = error
+                continue
+            for name, found in damaged.items():
+                warn(f"Checkpoint {name} is damaged, and {folder.name} is taken in its place: {found}")
+            return state, meta, folder
+        if step_folders(run.checkpoints) == folders:
+            break
+    if not damaged:
+        raise UserError(f'The run "{run.path}" has no checkpoint yet: let it train until its first save.')
+    raise UserError(f'The run "{run.path}" has no whole checkpoint. {next(iter(damaged.values()))}')
 
 
 class CheckpointKeeper:
@@ -81,7 +117,8 @@ class CheckpointKeeper:
         folders = step_folders(self._run.checkpoints)
         here = folders.index(folder)
         for other in folders[: max(here + 1 - self._keep, 0)] + folders[here + 1 :]:
-            _remove(other)
+            with suppress(OSError):  # the next save tries again
+                _remove(other)
         return folder
 
     def save_best(self, step: int, state: State, score: float, meta: Mapping[str, Any] | None = None) -> Path:
@@ -94,32 +131,30 @@ class CheckpointKeeper:
         return self._run.latest_checkpoint()
 
 
-def load_latest(run: RunDirectory) -> tuple[State, dict[str, Any]]:
-    """Load the checkpoint of the highest step of a run."""
-    folder = run.latest_checkpoint()
-    if folder is None:
-        raise UserError(f'The run "{run.path}" has no checkpoint yet: let it train until its first save.')
-    return load(folder)
-
-
 def _settle(folder: Path, read: Callable[[Path], T]) -> T:
     """Read again where what failed is that a running training replaced the checkpoint meanwhile."""
-    while True:
+    for _ in range(_TRIES):
         before = _identity(folder)
         try:
             return read(folder)
         except UserError:
             if _identity(folder) == before:
                 raise
+    raise UserError(f'The checkpoint "{folder}" is being replaced faster than it can be read: save less often.')
 
 
 def _load(folder: Path) -> tuple[State, dict[str, Any]]:
-    folder = _existing(folder)
-    entries, meta = _read_manifest(folder)
-    data = {name: _read_entry(folder / name, entry) for name, entry in entries.items()}
+    with _opened(folder) as here, ExitStack() as stack:
+        entries, meta = _read_manifest(folder, here)
+        files = {
+            name: stack.enter_context(_open(folder / name, here)) for name in entries
+        }  # now no one can remove them
+        for name, entry in entries.items():
+            _check(files[name], folder / name, entry)
+        data = {name: _read(files[name], folder / name, entries[name]["bytes"]) for name in (TENSORS, STATE)}
     try:
         tensors = safetensors.torch.load(data[TENSORS])
-        state = decode(json.loads(data[STATE]), tensors)
+        state = decode(_parse(data[STATE]), tensors)
         if not isinstance(state, dict):
             raise TypeError("not a dict")
     except _MALFORMED as error:
@@ -127,17 +162,37 @@ def _load(folder: Path) -> tuple[State, dict[str, Any]]:
     return state, meta
 
 
-def _read_manifest(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """A descriptor of the checkpoint's folder: it stays that folder when another takes the name."""
+    found = settled(folder)
+    if found is None:
+        raise UserError(f'There is no checkpoint "{folder}": give a folder that holds a {MANIFEST}.')
+    try:
+        here = os.open(found, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        what = (
+            "is a link: give the folder that it points to" if found.is_symlink() else f"cannot be read ({why(error)})"
+        )
+        raise UserError(f'The checkpoint "{folder}" {what}.') from error
+    try:
+        yield here
+    finally:
+        os.close(here)
+
+
+def _read_manifest(folder: Path, here: int) -> tuple[dict[str, Entry], dict[str, Any]]:
     """Return the entries of the files, and the meta."""
     path = folder / MANIFEST
-    data = _read(path, _MANIFEST_LIMIT)
+    with _open(path, here) as file:
+        data = _read(file, path, _MANIFEST_LIMIT)
     try:
-        body = json.loads(data)
+        body = _parse(data)
         schema = body["schema"]
         if schema != SCHEMA:
             raise UserError(
-                f'The checkpoint "{folder}" has schema {str(schema)[:20]}, and Ludus {ludus.__version__} reads schema '
-                f"{SCHEMA}: use the Ludus that wrote it, {str(body.get('library', 'of another version'))[:20]}."
+                f'The checkpoint "{folder}" has schema {schema!r:.20}, and Ludus {ludus.__version__} reads schema '
+                f"{SCHEMA}: use the Ludus that wrote it, {body.get('library')!r:.20}."
             )
         digest = body.pop("sha256")
         entries, meta = body["files"], decode(body["meta"], {})
@@ -154,45 +209,45 @@ def _check_entries(folder: Path, entries: dict[str, Any]) -> None:
     for name, entry in entries.items():
         if not _FILE_NAME.fullmatch(name):
             raise _damaged(folder / MANIFEST, f"names {name[:100]!r}, which is not a plain file name")
-        if not isinstance(entry["bytes"], int) or not isinstance(entry["sha256"], str):
+        if type(entry["bytes"]) is not int or not isinstance(entry["sha256"], str):
             raise TypeError("not the size and hash of a file")
     if not {TENSORS, STATE} <= entries.keys():
         raise _damaged(folder / MANIFEST, f"does not name {TENSORS} and {STATE}")
 
 
-def _read_entry(path: Path, entry: Mapping[str, Any]) -> bytes:
-    size = entry["bytes"]
-    data = _read(path, size)
-    if len(data) != size:
-        raise _damaged(path, f"is cut short: it has {len(data)} bytes of {size}")
-    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise _damaged(path, "was edited after it was written")
-    return data
-
-
-def _read(path: Path, limit: int) -> bytes:
-    """Read a regular file of at most ``limit`` bytes; never through a link, never from a device or a pipe."""
+def _open(path: Path, here: int) -> FileIO:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise _damaged(path, "is not a plain file")
-            if status.st_size > limit:
-                raise _damaged(path, f"has {status.st_size} bytes where {limit} are expected")
-            return file.read()
+        return open_plain(path.name, folder=here)
     except OSError as error:
-        what = "is a link" if path.is_symlink() else f"cannot be read ({error.strerror})"
-        raise _damaged(path, what) from error
+        raise _damaged(path, f"cannot be read ({why(error)})") from error
 
 
-def _existing(folder: Path) -> Path:
-    found = settled(folder)
-    if found is None:
-        raise UserError(f'There is no checkpoint "{folder}": give a folder that holds a {MANIFEST}.')
-    if found.is_symlink():
-        raise UserError(f'The checkpoint "{folder}" is a link: give the folder that it points to.')
-    return found
+def _check(file: FileIO, path: Path, entry: Entry) -> None:
+    """Refuse a file of another size or hash than the manifest says, holding none of it in memory."""
+    size, memory = os.fstat(file.fileno()).st_size, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size < entry["bytes"]:
+        raise _damaged(path, f"is cut short: it has {size} bytes of {entry['bytes']!r:.20}")
+    if size > entry["bytes"]:
+        raise _damaged(path, f"has {size} bytes where {entry['bytes']!r:.20} are expected")
+    if size > memory:  # a hole of a terabyte takes no place on a disk, and hours to hash
+        raise _damaged(path, f"has {size} bytes, more than this machine has memory")
+    try:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _damaged(path, f"cannot be read ({why(error)})") from error
+    if digest != entry["sha256"]:
+        raise _damaged(path, "was edited after it was written")
+
+
+def _read(file: FileIO, path: Path, limit: int) -> bytes:
+    size = os.fstat(file.fileno()).st_size
+    if size > limit:
+        raise _damaged(path, f"has {size} bytes where at most {limit} are expected")
+    try:
+        file.seek(0)
+        return file.readall()
+    except OSError as error:
+        raise _damaged(path, f"cannot be read ({why(error)})") from error
 
 
 def _damaged(path: Path, what: str) -> UserError:
@@ -202,13 +257,8 @@ def _damaged(path: Path, what: str) -> UserError:
     )
 
 
-def _manifest(files: Mapping[str, bytes], meta: Any) -> bytes:
-    body: dict[str, Any] = {
-        "schema": SCHEMA,
-        "library": ludus.__version__,
-        "meta": meta,
-        "files": {n: {"bytes": len(d), "sha256": hashlib.sha256(d).hexdigest()} for n, d in files.items()},
-    }
+def _manifest(entries: Mapping[str, Entry], meta: Any) -> bytes:
+    body = {"schema": SCHEMA, "library": ludus.__version__, "meta": meta, "files": entries}
     return _dump({**body, "sha256": hashlib.sha256(_dump(body)).hexdigest()})
 
 
@@ -216,55 +266,76 @@ def _dump(tree: Any) -> bytes:
     return json.dumps(tree, allow_nan=False, indent=1).encode()
 
 
-def _separate(tensors: Tensors) -> Tensors:
-    """Give each tensor contiguous memory of its own: safetensors writes no others."""
-    seen: set[int] = set()
+def _parse(data: bytes) -> Any:
+    return json.loads(data.decode(), parse_constant=_no_constant)
 
-    def own(x: Tensor) -> Tensor:
-        shared = x.untyped_storage().data_ptr() in seen
-        x = x.clone().contiguous() if shared else x.contiguous()
-        seen.add(x.untyped_storage().data_ptr())
-        return x
 
-    return {name: own(x) for name, x in tensors.items()}
+def _no_constant(token: str) -> NoReturn:
+    raise ValueError(f"{token} is not JSON")
+
+
+def _verify(temporary: Path, folder: Path) -> None:
+    """Read what was written, from the disk, before anything older is given up for it."""
+    try:
+        with _opened(temporary) as here:
+            entries, _ = _read_manifest(temporary, here)
+            for name, entry in entries.items():
+                with _open(temporary / name, here) as file:
+                    if hasattr(os, "posix_fadvise"):
+                        os.posix_fadvise(
+                            file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED
+                        )  # not from the memory of the system
+                    _check(file, temporary / name, entry)
+    except UserError as error:
+        raise UserError(
+            f'The disk gives back something else than was written to "{folder}": check the disk or give another place; '
+            "the checkpoints before it are as they were."
+        ) from error
 
 
 def _place(temporary: Path, folder: Path) -> None:
     aside = folder.with_name(ASIDE + folder.name)
-    if folder.exists():
-        shutil.rmtree(aside, ignore_errors=True)
+    replaces = os.path.lexists(folder)
+    if replaces:
+        delete(aside)
         os.rename(folder, aside)
-    os.rename(temporary, folder)
-    _sync(folder.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        os.rename(temporary, folder)
+    except OSError:
+        if replaces:
+            os.rename(aside, folder)
+        raise
+    sync(folder.parent)
+    delete(aside)
 
 
 def _remove(folder: Path) -> None:
     """Remove a checkpoint so that no half of it is ever seen."""
-    doomed = folder.with_name(f"{_TEMPORARY}{folder.name}-{os.getpid()}")
-    os.rename(folder, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    doomed = folder.with_name(f"{TEMPORARY}{folder.name}-{os.getpid()}")
+    for path in (folder.with_name(ASIDE + folder.name), folder):
+        if os.path.lexists(path):
+            os.rename(path, doomed)
+            delete(doomed)
 
 
 def _clean(parent: Path) -> None:
-    """Remove what a killed writer left."""
-    for path in parent.glob(_TEMPORARY + "*"):
-        shutil.rmtree(path, ignore_errors=True)
+    """Remove what a killed writer left, except a checkpoint set aside whose successor never came."""
+    for path in parent.glob(TEMPORARY + "*"):
+        delete(path)
+    for path in parent.glob(ASIDE + "*"):
+        if path.with_name(path.name.removeprefix(ASIDE)).exists():
+            delete(path)
 
 
-def _write(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> Entry:
+    """Write a new file and return its size and hash as they were in memory."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("xb", buffering=0) as file:
+        for chunk in chunks:
+            digest.update(chunk)
+            size += len(chunk)
+            write_all(file, chunk)
+    return {"bytes": size, "sha256": digest.hexdigest()}
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:

@@ -7,26 +7,25 @@ read as tuples.
 from __future__ import annotations
 
 import json
-import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ludus.core.errors import UserError
+from ludus.track.files import replace
 
 Settings = dict[str, Any]  # "agent.learning_rate" → str, int, float, bool, None, or a tuple of these
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _NONE = "None"
+_LIMIT = 1 << 18  # bytes
 _COMMENT = "  # "
 
 
 def write_config(path: Path, settings: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     """Write ``settings``, each with its origin (``default`` where none is given) as a comment."""
-    temporary = path.with_name(".tmp-" + path.name)
-    temporary.write_text(render(settings, origins), encoding="utf-8")
-    os.replace(temporary, path)
+    replace(path, render(settings, origins).encode())
 
 
 def render(settings: Mapping[str, Any], origins: Mapping[str, str]) -> str:
@@ -46,7 +45,18 @@ def render(settings: Mapping[str, Any], origins: Mapping[str, str]) -> str:
 
 def read_config(path: Path) -> Settings:
     """Read a file of settings into dotted names; for a user's own file as well as for a run's."""
-    return dict(_flatten(_parse(path), (), path))
+    return {name: _plain(value, name, path) for name, value in _parse(path).items()}
+
+
+def flatten(nested: Mapping[str, Any]) -> Settings:
+    """Join the keys of nested tables by dots."""
+    flat: Settings = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{inner}": x for inner, x in flatten(value).items()}
+        else:
+            flat[key] = value
+    return flat
 
 
 def read_origins(path: Path) -> dict[str, str]:
@@ -60,28 +70,21 @@ def read_origins(path: Path) -> dict[str, str]:
         if comment:
             try:
                 parsed = tomllib.loads(f"{header}\n{setting}")
-            except tomllib.TOMLDecodeError:  # a comment inside of a string, or over several lines
+            except (ValueError, RecursionError):  # a comment inside of a string, or over several lines
                 continue
-            origins |= {name: origin for name, _ in _flatten(parsed, (), path)}
+            origins |= dict.fromkeys(flatten(parsed), origin)
     return origins
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def _parse(path: Path) -> Settings:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > _LIMIT:
+            raise UserError(f'The settings file "{path}" is larger than any such file: give another.')
+        return flatten(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f'The settings file "{path}" cannot be read ({error.strerror}): check its name.') from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f'The settings file "{path}" is not valid TOML: {error}; mend it there.') from error
-
-
-def _flatten(node: Mapping[str, Any], place: tuple[str, ...], path: Path) -> Iterable[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, (*place, key), path)
-        else:
-            name = ".".join((*place, key))
-            yield name, _plain(value, name, path)
 
 
 def _plain(value: Any, name: str, path: Path) -> Any:

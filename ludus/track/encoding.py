@@ -6,8 +6,9 @@ starts so itself gets one more. Tuples come back as lists, every kind of mapping
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -20,6 +21,11 @@ from ludus.core.types import Tensors
 _FLOAT, _TENSOR, _ARRAY = "$float", "$tensor", "$array"
 _SCALARS = (np.bool_, np.integer, np.float16, np.float32, np.float64, np.str_)
 _RESERVED = "__metadata__"  # safetensors keeps this name for itself
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.bool: "BOOL",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
+}  # fmt: skip
 
 
 def encode(value: Any, tensors: Tensors, place: str = "") -> Any:
@@ -58,10 +64,28 @@ def decode(node: Any, tensors: Tensors) -> Any:
     return {_unkey(key): decode(item, tensors) for key, item in node.items()}
 
 
+def serialize(tensors: Tensors) -> Iterator[memoryview]:
+    """The bytes of a ``.safetensors`` file, tensor by tensor, so that the whole is never in memory twice."""
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)  # then each lies at a multiple of its size
+    header: dict[str, Any] = {}
+    end = 0
+    for name, x in ordered:
+        start, end = end, end + x.numel() * x.itemsize
+        header[name] = {"dtype": _DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for _, x in ordered:
+        flat = x.contiguous().as_strided((x.numel(),), (1,))  # a lone element may have the stride 0
+        yield flat.view(torch.uint8).numpy().data
+
+
 def _put(value: Tensor | np.ndarray[Any, Any], tensors: Tensors, name: str) -> dict[str, str]:
     while name in tensors or name == _RESERVED:  # the keys 0 and "0" of one dict have the same path
         name += "~"
     if isinstance(value, Tensor):
+        if value.dtype not in _DTYPES or value.layout != torch.strided:
+            raise TypeError(f"a checkpoint cannot hold a tensor of {value.dtype}, {value.layout} (at {name})")
         tensors[name] = value.detach().cpu()
         return {_TENSOR: name}
     try:

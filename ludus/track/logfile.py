@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
+from ludus.track.files import append, open_append
+
 
 class LogFile:
-    """Appends entries to ``log.txt``; every entry is on disk when the call returns."""
+    """Appends entries to ``log.txt``; every entry is in the file when the call returns."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -24,5 +27,6 @@ class LogFile:
         head = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {kind:<7} "
         lines = text.splitlines() or [""]
         entry = head + ("\n" + " " * len(head)).join(lines) + "\n"
-        with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(entry)
+        with open_append(self.path) as file:
+            torn = file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
+            append(file, ("\n" * torn + entry).encode(errors="backslashreplace"))

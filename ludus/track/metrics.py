@@ -12,20 +12,24 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ludus.core.errors import UserError
 from ludus.core.types import State
+from ludus.track.events import EventFile
+from ludus.track.files import append, open_append, open_plain, unwritable, why
+
+_LONGEST = 1 << 20  # bytes of a line
+_LIMIT = 1 << 32  # bytes of a file
 
 
 class Metrics:
     """Appends one line per write to ``metrics.jsonl``, without a buffer, and renders to TensorBoard beside it."""
 
     def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
-        self._file = path.open("ab", buffering=0)
-        self._board = None if tensorboard is None else _Board(tensorboard)
+        self._file = open_append(path)
+        self._board = None if tensorboard is None else EventFile(tensorboard)
         self._step = 0
-        self._cut(self._file.tell())
+        self._cut(self._end())
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Append one line; numbers of any kind are taken, 0-dimensional tensors too."""
@@ -34,86 +38,80 @@ class Metrics:
         now = time.time()
         numbers = {name: float(value) for name, value in values.items()}
         line = {"step": step, "time": round(now, 3)} | {n: _strict(x) for n, x in numbers.items()}
-        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        append(self._file, json.dumps(line, allow_nan=False).encode() + b"\n")
         self._step = step
         if self._board is not None:
             self._board.write(step, now, numbers)
 
+    def sync(self) -> None:
+        """Wait until all lines are on disk."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise unwritable(self._file.name, error) from error
+
     def state_dict(self) -> State:
-        """Where the file ends, so that a resume can cut it there."""
-        return {"offset": self._file.tell(), "step": self._step}
+        """Where the file ends, so that a resume can cut it there; all up to there is on disk before a save names it."""
+        self.sync()
+        return {"offset": self._end(), "step": self._step}
 
     def load_state_dict(self, state: State) -> None:
         """Cut off what was written after the checkpoint, and let TensorBoard forget it too."""
-        self._cut(state["offset"])
-        self._step = state["step"]
+        offset, step = (state.get(name) for name in ("offset", "step"))
+        if type(offset) is not int or type(step) is not int or min(offset, step) < 0:
+            raise UserError(
+                f'The checkpoint does not say where "{self._file.name}" ended: take another checkpoint of this run.'
+            )
+        self._cut(offset)
+        self._step = step
         if self._board is not None:
             self._board.forget_after(self._step)
 
     def close(self) -> None:
-        """Write out what TensorBoard has not written yet; may be called twice."""
+        """Close the files; may be called twice."""
         self._file.close()
         if self._board is not None:
             self._board.close()
 
+    def _end(self) -> int:
+        return self._file.seek(0, os.SEEK_END)
+
     def _cut(self, offset: int) -> None:
         """Cut the file at ``offset``, or before it where a killed writer or an editor left no whole line there."""
-        with open(self._file.name, "rb") as file:
-            whole = file.read(offset).rfind(b"\n") + 1
-        self._file.truncate(whole)
-        self._file.seek(0, os.SEEK_END)
-
-
-class _Board:
-    """Writes scalars for TensorBoard; imports it at the first write, as that takes 0.2 s."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._writer: Any = None
-        self._forget: int | None = None
-
-    def write(self, step: int, now: float, numbers: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        scalars = [Summary.Value(tag=name, simple_value=x) for name, x in numbers.items()]
-        self._open(now).add_event(Event(wall_time=now, step=step, summary=Summary(value=scalars)))
-
-    def forget_after(self, step: int) -> None:
-        self._forget = step + 1
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-    def _open(self, now: float) -> Any:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        if self._writer is None:
-            self._writer = EventFileWriter(str(self._folder), max_queue_size=1000, flush_secs=10)
-        if self._forget is not None:
-            start = SessionLog(status=SessionLog.START)
-            self._writer.add_event(Event(wall_time=now, step=self._forget, session_log=start))
-            self._forget = None
-        return self._writer
+        stop = min(offset, self._end())
+        start = max(stop - _LONGEST, 0)
+        self._file.seek(start)
+        whole = start + self._file.read(stop - start).rfind(b"\n") + 1
+        if whole == start > 0:
+            raise UserError(f'"{self._file.name}" holds no lines of metrics where it should: move it away.')
+        if whole < self._end():
+            self._file.truncate(whole)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """All whole lines of a ``metrics.jsonl``; a last line that was cut short is left out."""
     try:
-        *lines, _ = path.read_bytes().split(b"\n")
+        with open_plain(path) as file:
+            if os.fstat(file.fileno()).st_size > _LIMIT:
+                raise UserError(f'The metrics "{path}" are larger than any run writes: move them away.')
+            *lines, _ = file.readall().split(b"\n")
     except OSError as error:
-        raise UserError(f'The metrics "{path}" cannot be read ({error.strerror}): is this a run folder?') from error
+        raise UserError(f'The metrics "{path}" cannot be read ({why(error)}): is this a run folder?') from error
     return [_parse(line, path, number) for number, line in enumerate(lines, 1)]
 
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, float]:
     try:
-        return {name: float(x) if isinstance(x, str) else x for name, x in json.loads(line).items()}
-    except (ValueError, AttributeError) as error:
+        values = {name: float(x) if isinstance(x, str) else x for name, x in json.loads(line.decode()).items()}
+        if type(values["step"]) is not int or not all(_is_number(x) for x in values.values()):
+            raise ValueError("not numbers")
+    except (ValueError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f'Line {number} of "{path}" is not a line of metrics: remove it.') from error
+    return values
+
+
+def _is_number(x: object) -> bool:
+    return type(x) is float or (type(x) is int and abs(x) < 2**63)
 
 
 def _strict(x: float) -> float | str:

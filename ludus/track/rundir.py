@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 from ludus.core.errors import UserError, nearest
+from ludus.track.files import open_append, sync
 
 LATEST = "latest"
 ASIDE = ".old-"  # a checkpoint that is being replaced waits under this prefix until the new one is in its place
 _STAMP = re.compile(r"\d{8}-\d{6}")
-_STEP = re.compile(r"step_(\d+)")
+_STEP = re.compile(rf"(?:{re.escape(ASIDE)})?step_(\d+)")
 
 
 class RunDirectory:
@@ -42,6 +47,7 @@ class RunDirectory:
                     path.mkdir()
                 except FileExistsError:  # another run of the same second
                     continue
+                sync(parent, parent.parent)
                 return cls(path)
         except OSError as error:
             raise UserError(
@@ -51,7 +57,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path, root: str | Path = "runs") -> Self:
-        """Open an existing run: a path, a path below ``root``, or ``latest``."""
+        """Open an existing run: a path, a path below ``root``, or ``latest``; a folder of runs means its latest."""
         runs = _runs(Path(root))
         if str(path) == LATEST:
             if not runs:
@@ -60,10 +66,33 @@ class RunDirectory:
         for candidate in (Path(path), Path(root) / path):
             if (candidate / "config.toml").is_file():
                 return cls(candidate)
+            if within := _runs(candidate, "*/config.toml") or _runs(candidate):
+                return cls(within[-1])
         hint = nearest(str(Path(path).absolute()), [str(run.absolute()) for run in reversed(runs)])
         fix = 'give "latest" or a folder made by `ludus train`' if runs else "make one with `ludus train CartPole-v1`"
         what = "has no config.toml, so it is not a run folder" if Path(path).exists() else "does not exist"
         raise UserError(f'The run "{path}" {what}: {fix}.{hint}')
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only process that writes this run; the system takes the lock from a process that dies."""
+        import fcntl  # not on every system, and only who writes needs it
+
+        with open_append(self.path / ".lock") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    file.seek(0)
+                    holder = file.read(20).decode("ascii", "replace").strip()
+                    raise UserError(
+                        f'The run "{self.path}" is being written by process {holder or "unknown"}: '
+                        "wait until it ends, or stop it first."
+                    ) from error
+                # else a file system without locks, where nothing can be known
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n".encode())
+            yield
 
     def latest_checkpoint(self) -> Path | None:
         """The checkpoint of the highest step."""
@@ -83,31 +112,37 @@ class RunDirectory:
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """The checkpoints ``step_<n>`` in ``folder``, by rising n."""
+    """The checkpoints ``step_<n>`` in ``folder``, by rising n; one that is set aside just now is among them."""
     if not folder.is_dir():
         return []
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _STEP.fullmatch(path.name))]
+    found = {
+        (int(match[1]), path.with_name(path.name.removeprefix(ASIDE)))
+        for path in folder.iterdir()
+        if (match := _STEP.fullmatch(path.name))
+    }
     return [path for _, path in sorted(found)]
 
 
 def settled(folder: Path) -> Path | None:
     """Where the checkpoint ``folder`` is just now: there, or set aside in the instant of its replacement."""
-    for path in (folder, folder.with_name(ASIDE + folder.name)):
-        if path.exists():
-            return path
+    for _ in range(3):  # it may come back to its place between the two looks
+        for path in (folder, folder.with_name(ASIDE + folder.name)):
+            if path.exists():
+                return path
     return None
 
 
-def _runs(root: Path) -> list[Path]:
-    """All runs below ``root``, the newest last: by the time in their name, and by the file's within one second."""
+def _runs(root: Path, pattern: str = "*/*/config.toml") -> list[Path]:
+    """The runs below ``root``, the newest last: by the time in their name, and by the file's within one second."""
 
     def age(config: Path) -> tuple[str, int]:
         stamp = _STAMP.match(config.parent.name)
         return (stamp[0] if stamp else "", config.stat().st_mtime_ns)
 
-    return [config.parent for config in sorted(root.glob("*/*/config.toml"), key=age)]
+    return [config.parent for config in sorted(root.glob(pattern), key=age)]
 
 
 def _safe(name: str) -> str:
     """A name that is one plain folder on every system: ``ALE/Pong-v5`` becomes ``ALE-Pong-v5``."""
-    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", name).strip("-.")[:100] or "unnamed"
+    spoken = re.sub(r"[.]<locals>|[<>]", "", name)  # of a lambda or a local class
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", spoken).strip("-.")[:100] or "unnamed"

@@ -6,9 +6,11 @@ import pytest
 import torch
 from agents_setup import make_worker
 
-from ludus.agents.ppo import KL_CAP, KL_FLOOR, adapt
-from ludus.containers.loop import begin, collect
+from ludus.agents.ppo import PPO
+from ludus.containers.loop import begin, collect, improve
 from ludus.core.errors import UserError
+from ludus.core.types import Batch, Tensors
+from ludus.ops.optimizers import KL_CAP, KL_FLOOR, adapt
 
 
 def test_the_step_size_follows_the_kl() -> None:
@@ -94,4 +96,41 @@ def test_rows_that_never_were_do_not_teach() -> None:
         sum(losses.values()).backward()  # type: ignore[union-attr]
         gradients.append(torch.cat([p.grad.flatten() for p in worker.agent.parameters() if p.grad is not None]).clone())
     torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
+    worker.close()
+
+
+@pytest.mark.parametrize(("minibatches", "entropy"), [(1, 0.0), (1, 0.02), (3, 0.02)])
+def test_losses_by_hand_teach_what_autograd_teaches(minibatches: int, entropy: float) -> None:
+    seen = []
+    for by_hand in (True, False):
+        worker = make_worker("CartPole-v1", agent__minibatches=minibatches, agent__entropy_coef=entropy)
+        assert worker.updater.by_hand
+        worker.updater.by_hand = by_hand
+        begin(worker, 0)
+        for _ in range(2):
+            collect(worker)
+            metrics = improve(worker)
+        seen.append((metrics, dict(worker.agent.named_parameters())))
+        worker.close()
+    torch.testing.assert_close(seen[0][0], seen[1][0], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(seen[0][1], seen[1][1], rtol=0, atol=2e-5)
+
+
+class Nosy(PPO):
+    """Notes what its loss is given."""
+
+    def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        losses, metrics = super().compute_loss(batch)
+        return losses | {"extra": losses["value"]}, metrics | {"extra": batch.experience["advantage"].sum()}
+
+
+@pytest.mark.parametrize("minibatches", [1, 4])
+def test_a_loss_of_a_subclass_counts_whatever_could_be_done_by_hand(minibatches: int) -> None:
+    worker = make_worker("CartPole-v1", f"{__name__}:Nosy", agent__minibatches=minibatches, agent__epochs=1)
+    begin(worker, 0)
+    collect(worker)
+    batch = worker.agent.prepare(worker.cache.read())
+    learned = worker.agent.learn(batch, worker.updater).metrics
+    assert learned["loss/extra"] == learned["loss/value"]
+    assert learned["extra"] * minibatches == pytest.approx(float(batch.experience["advantage"].sum()), abs=1e-3)
     worker.close()

@@ -80,7 +80,11 @@ def test_help_shows_the_defaults_of_preset_and_flags(capsys: pytest.CaptureFixtu
         (["train", "CartPole-v1", "--network", "modulr"], 'Did you mean "modular"?'),
         (["train", "CartPole-v1", "--preset", "cartpole"], 'Did you mean "cartpole/ppo"?'),
         (["train", "CartPole-v1", "--agent.lerning-rate", "1"], 'Did you mean "--agent.learning-rate"?'),
-        (["train", "CartPole-v1", "--lr", "1"], "--lr"),
+        (["train", "CartPole-v1", "--lr", "1"], 'Did you mean "--agent.learning-rate"?'),
+        (["train", "CartPole-v1", "--agent.lr", "1"], 'Did you mean "--agent.learning-rate"?'),
+        (["train", "CartPole-v1", "--agent.distribution", "beta"], "no continuous actions"),
+        (["train", "CartPole-v1", "--network.lstm-size", "32"], "no piece of the network is an lstm"),
+        (["train", "CartPole-v1", "--network.net3d", "identity3d"], "no image observation"),
         (["train", "CartPole-v1", "-x"], "-x"),
         (["train", "CartPole-v1", "--agent.gamma"], "--agent.gamma needs a value"),
         (["train", "CartPole-v1", "--agent.gamma", "--quiet"], "--agent.gamma needs a value"),
@@ -154,6 +158,19 @@ def test_check_says_what_is_wrong_and_what_to_type_next(tmp_path: Path, capsys: 
     assert '"CartPole-v1"' in capsys.readouterr().out
 
 
+def test_check_uses_the_backend_that_training_would(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("envpool")
+    assert main(["check", "Pong-v5"]) == 0  # its preset says envpool
+    assert "`ludus train Pong-v5`" in capsys.readouterr().out
+    assert main(["check", "Breakout-v5"]) == 2
+    assert "Add --env.backend envpool." in capsys.readouterr().out
+    assert main(["check", "Breakout-v5", "--env.backend", "envpool"]) == 0
+    assert main(["check", "Pong-v5", "--env.options", "no_such=1"]) == 2
+    out = capsys.readouterr().out
+    assert "no_such" in out
+    assert "Do what the message says" not in out
+
+
 def test_train_evaluate_and_play(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "CartPole-v1", "--nb-step", "64", *SHORT_RUN]) == 0
     assert "ludus play latest" in capsys.readouterr().out
@@ -171,6 +188,9 @@ def test_train_evaluate_and_play(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert str(video.relative_to(tmp_path)) in out or str(video) in out
     assert main(["play", "latest", "--out", "film.gif"]) == 0
     assert Path("film.gif").stat().st_size > 0
+    assert main(["evaluate", "runs/CartPole-v1", "--episodes", "1"]) == 0  # a folder of runs: its latest
+    assert str(config.parent.relative_to(tmp_path)) in capsys.readouterr().out
+    assert main(["train", "CartPole-v1", "--nb-step", "32", "--init-from", "runs/CartPole-v1", *SHORT_RUN]) == 0
     assert (
         main(["train", "--config", str(config), "--nb-step", "32", "--quiet"]) == 0
     )  # a run's file is a settings file

@@ -37,7 +37,7 @@ def make_worker(environment: str, agent: str = "ppo", on_update: OnUpdate | None
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
     manager.use(made.treatment)
     updater, evaluator = build_updater(settings, made), build_evaluator(settings, made)
-    return LocalWorker(settings, made, manager, updater, evaluator, None, on_update)
+    return LocalWorker(settings, made, manager, updater, evaluator, on_update)
 
 
 def train(

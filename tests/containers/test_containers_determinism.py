@@ -25,7 +25,10 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 
 def assert_same(a: Any, b: Any, place: str = "") -> None:
-    """Equal to the bit, through nested dicts."""
+    """Equal to the bit, through nested dicts and lists."""
+    if isinstance(a, list):
+        assert len(a) == len(b), place
+        a, b = dict(enumerate(a)), dict(enumerate(b))
     if isinstance(a, dict):
         assert a.keys() == b.keys(), place
         for key in a:

@@ -17,6 +17,7 @@ import ludus
 from ludus.containers.loop import begin, collect, improve
 from ludus.core.errors import UserError
 from ludus.environments.toy import CountingEnv
+from ludus.track import checkpoint as checkpoints
 from ludus.track.config_file import read_origins
 from ludus.track.metrics import read_metrics
 from ludus.track.rundir import RunDirectory, step_folders
@@ -219,9 +220,10 @@ def test_checkpoints_and_the_best_policy_are_kept(tmp_path: Path) -> None:
     kept = [int(folder.name.removeprefix("step_")) for folder in step_folders(RunDirectory(result.run).checkpoints)]
     assert kept == sorted({*first_past(steps, 70), result.steps})[-2:]
     assert saved(result.run)["counters"]["step"] == result.steps
-    best = saved(result.run, "best")["counters"]
+    best = checkpoints.read_meta(RunDirectory(result.run).best)
     assert best["step"] == first_past(steps, 100)[0]  # every evaluation gives 15: the first of equals is kept
-    assert best["best"] == 15
+    assert best["score"] == 15
+    assert saved(result.run)["counters"]["best"] == 15
 
 
 def test_the_log_and_the_settings_tell_what_was_run(tmp_path: Path) -> None:
@@ -234,11 +236,11 @@ def test_the_log_and_the_settings_tell_what_was_run(tmp_path: Path) -> None:
         [line for line in read_metrics(result.run / "metrics.jsonl") if "evaluation/mean" in line]
     )
     origins = read_origins(result.run / "config.toml")
-    assert (origins["agent.rollout"], origins["env.id"], origins["agent.clip"]) == ("flag", "flag", "default")
+    assert (origins["agent.rollout"], origins["env.id"], origins["agent.clip"]) == ("argument", "argument", "default")
     assert origins["threads"] == "chosen"
     presets = ludus.train("CartPole-v1", nb_step=32, settings={"runs": str(tmp_path), "quiet": True})
     origins = read_origins(presets.run / "config.toml")
-    assert (origins["agent.gae_lambda"], origins["nb_step"]) == ("preset cartpole/ppo", "flag")
+    assert (origins["agent.gae_lambda"], origins["nb_step"]) == ("preset cartpole/ppo", "argument")
 
 
 DIVERGING: dict[str, Any] = {"checkpoint_every": 32, "nb_step": 2_000, "keep": 100}

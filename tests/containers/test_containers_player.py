@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -339,22 +340,40 @@ def test_fine_tuning_learns(runs: dict[str, TrainResult], tmp_path: Path) -> Non
     assert not any(torch.equal(before[name], after[name]) for name in before if name.endswith("weight"))
 
 
-@pytest.mark.parametrize(
-    "changes", [{"network__hidden": (9,)}, {"network__hidden": (8, 8)}, LSTM, {"agent__normalize_observation": True}]
-)
-def test_another_network_is_refused_in_one_sentence(
-    runs: dict[str, TrainResult], changes: dict[str, Any], tmp_path: Path
+NETWORKS: dict[str, tuple[dict[str, Any], str]] = {
+    "one layer": ({"network__hidden": (9,)}, "network.hidden is 8 in that run and 9 here"),
+    "layers": ({"network__hidden": (8, 8)}, "network.hidden is 8 in that run and 8 8 here"),
+    "memory": (LSTM, "network.body is identity1d in that run and lstm here"),
+    "trunk": ({"network__shared": "yes"}, "network.shared is auto in that run and yes here"),
+    "normalizer": ({"agent__normalize_observation": True}, "agent.normalize_observation is False in that run and True"),
+    "environment": ({"environment": "Acrobot-v1"}, "env.id is CartPole-v1 in that run and Acrobot-v1 here"),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_another_network_is_refused_by_the_setting_that_differs(
+    runs: dict[str, TrainResult], name: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=r"^The checkpoint is of another network than init_from [^\n]*$") as caught:
-        train(tmp_path, "CartPole-v1", init_from=str(runs["plain"].run), **changes)
+    changes, said = NETWORKS[name]
+    source = str(runs["plain"].run)
+    with pytest.raises(UserError, match=r"^init_from is [^\n]*$") as caught:
+        train(tmp_path, **({"environment": "CartPole-v1"} | changes), init_from=source, agent__learning_rate=0.1)
+    assert said in str(caught.value)
     assert "has shape" in str(caught.value)
     assert not any(tmp_path.iterdir())
-    worker = make_worker("CartPole-v1", **changes)
+    worker = make_worker(**({"environment": "CartPole-v1"} | changes))
     weights = {name: x.clone() for name, x in worker.agent.state_dict().items()}
     with pytest.raises(UserError):
-        initialise_from(worker.agent, str(runs["plain"].run), str(tmp_path))
+        initialise_from(worker.agent, replace(worker.settings, init_from=source, runs=str(tmp_path)))
     assert all(torch.equal(x, weights[name]) for name, x in worker.agent.state_dict().items())  # all or nothing
     worker.close()
+
+
+def test_an_environment_without_a_name_is_asked_for(tmp_path: Path) -> None:
+    result = train(tmp_path, lambda: CountingEnv(3))
+    with pytest.raises(UserError, match="environment=make"):
+        ludus.load(result.run)
+    assert ludus.load(result.run, environment=lambda: CountingEnv(3)).act(np.zeros(2, np.float32)) in (0, 1)
 
 
 def test_a_run_that_is_not_there_is_refused(tmp_path: Path) -> None:

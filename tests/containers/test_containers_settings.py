@@ -131,6 +131,7 @@ def test_an_own_agent_brings_its_own_settings() -> None:
         (3, float, 3.0),
         ("true", bool, True),
         ("None", float | None, None),
+        ("none", float | None, None),
         (["1", 2], tuple[int, ...], (1, 2)),
         (7, tuple[int, ...], (7,)),
         ("-inf", float, float("-inf")),
@@ -216,3 +217,4 @@ def test_every_setting_has_a_dotted_key() -> None:
 def test_an_id_without_its_version_has_the_preset_too():
     assert find_preset("CartPole", "ppo") == find_preset("CartPole-v1", "ppo") == "cartpole/ppo"
     assert find_preset("Cart", "ppo") == "none"
+    assert find_preset("", "ppo") == "none"

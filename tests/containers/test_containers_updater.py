@@ -259,3 +259,9 @@ def test_a_loss_that_cannot_be_compiled_is_learned_eagerly() -> None:
     assert len(said) == 1
     assert "\n" not in said[0]
     assert torch.equal(compiled.flat.value, eager.flat.value)
+
+
+def test_a_loss_that_reaches_no_parameter_is_refused() -> None:
+    agent, (batch, _) = make_agent()
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        updater_of(agent).step(lambda _: ({"mine": torch.ones(())}, {}), batch)

@@ -61,7 +61,7 @@ def crossed():
 
 
 CASES = {
-    "old step": ({"step": (0, 0.0, False, {})}, "step returned 4 values", "five values"),
+    "old step": ({"step": lambda env: (env.observe(), 0.0, False, {})}, "step returned 4 values", "five values"),
     "old reset": ({"reset": lambda env: env.observe()}, "reset returned one ndarray", "observation, info"),
     "reset info": ({"reset": lambda env: (env.observe(), None)}, "info of type NoneType", "dict"),
     "step raises": ({"step": raising}, "step raised ValueError: broken inside", "Mend step"),
@@ -130,7 +130,7 @@ def test_chance_in_step_is_a_warning():
 def test_a_reset_without_seed_is_an_error():
     class Old(Good):
         def reset(self):
-            return np.zeros(2, np.float32), {}
+            return super().reset()
 
     problems = check(EnvConfig(), Old)
     assert len(problems) == 1
@@ -148,8 +148,10 @@ def test_what_cannot_be_made():
     def maker():
         raise RuntimeError("no licence")
 
-    assert "no licence" in check(EnvConfig(), maker)[0].what
-    assert 'Did you mean "CartPole-v1"' in check(EnvConfig(id="Cartpole-v1"))[0].what
+    (problem,) = check(EnvConfig(), maker)
+    assert "no licence" in problem.what
+    assert problem.fix == "Mend it there."
+    assert 'Did you mean "CartPole-v1"' in check(EnvConfig(id="Cartpole-v1"))[0].fix
     assert "env.num" in check(EnvConfig(num=0))[0].what
 
 
@@ -163,3 +165,94 @@ def test_empty_masks_are_fine_when_the_episode_is_over():
         return {"action_mask": np.zeros(3) if env.count > 9 else np.array([0, 1, 0])}
 
     assert found(info=info) == []
+
+
+def everything(**parts):
+    """What a check of an environment with these faults says, shortened."""
+    return {problem.what.split(" (for")[0]: problem.severity for problem in found(**parts)}
+
+
+def test_a_reset_of_nonsense_hides_nothing_else():
+    rest = {"reward": "1", "terminated": 0, "action_space": spaces.Box(-np.inf, np.inf, (2,))}
+    others = {
+        "The reward is of type str, which is not a number.": "error",
+        "terminated is of type int, not bool.": "error",
+        'The Box of action "action" has infinite bounds.': "warning",
+    }
+    for nonsense, said in {
+        None: "reset returned one NoneType",
+        7: "reset returned one int",
+        (1, 2, 3): "reset returned 3 values",
+    }.items():
+        said = f"{said}, not the two values observation and info."
+        observed = {
+            'Observation "observation" is int64 of shape (), but its space says float32 of shape (2,).': "error"
+        }
+        assert everything(reset=nonsense, **rest) == others | {said: "error"} | (observed if nonsense == 7 else {})
+
+
+def test_an_old_reset_and_an_old_step_are_looked_at_as_they_are():
+    wide = np.full(2, 5, np.float32)
+    said = everything(reset=lambda env: wide, step=lambda env: (np.zeros(3, np.float32), None, env.count > 9, {}))
+    assert said == {
+        "reset returned one ndarray, not the two values observation and info.": "error",
+        'Observation "observation" lies outside the bounds of its Box': "error",
+        "step returned 4 values, not five values.": "error",
+        "The reward is of type NoneType, which is not a number.": "error",
+        'Observation "observation" is float32 of shape (3,), but its space says float32 of shape (2,).': "error",
+    }
+
+
+def test_a_step_that_raises_does_not_hide_chance_in_reset():
+    said = everything(step=raising, observation=lambda env: np.random.uniform(-1, 1, 2).astype(np.float32))
+    assert said == {
+        "step raised ValueError: broken inside.": "error",
+        "reset ignores its seed: runs will not be repeatable.": "warning",
+    }
+
+
+def test_a_reset_without_seed_does_not_hide_the_rest():
+    class Old(Good):
+        def reset(self):
+            return super().reset()
+
+    said = [problem.what for problem in check(EnvConfig(), lambda: Old(reward="1"), steps=60)]
+    assert len(said) == 2
+    assert "reset raised TypeError" in said[0]
+    assert "reward is of type str" in said[1]
+
+
+class Drawn(Good):
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self, picture, render_mode=None):
+        super().__init__()
+        self.picture, self.render_mode = picture, render_mode
+
+    def render(self):
+        return self.picture()
+
+
+@pytest.mark.parametrize(
+    ("picture", "said"),
+    [
+        (lambda: np.zeros((8, 9, 3), np.uint8), None),
+        (lambda: np.zeros((8, 9)), r"render returned float64 of shape \(8, 9\)"),
+        (lambda: None, "render returned NoneType"),
+        (lambda: raising(None), "render raised ValueError: broken inside"),
+    ],
+)
+def test_what_render_gives_is_looked_at_too(picture, said):
+    problems = check(EnvConfig(), lambda render_mode=None: Drawn(picture, render_mode), steps=20)
+    assert [problem.severity for problem in problems] == ["warning"] * bool(said)
+    assert not said or re.search(said, problems[0].what)
+
+
+def test_an_environment_that_says_it_renders_must_take_a_render_mode():
+    (problem,) = check(EnvConfig(), lambda: Drawn(lambda: None), steps=20)
+    assert (problem.severity, "takes no render_mode" in problem.what) == ("warning", True)
+
+
+def test_values_that_are_no_numbers_repeat_themselves():
+    (problem,) = found(observation=np.full(2, np.nan, np.float32))
+    assert "NaN" in problem.what

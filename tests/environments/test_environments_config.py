@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ludus.core.errors import UserError
-from ludus.environments.config import EnvConfig, parse_options, validate
+from ludus.environments.config import EnvConfig, parse_options, parse_wrappers, validate
 
 
 def test_options_are_read_as_toml():
@@ -24,6 +24,25 @@ def test_options_are_read_as_toml():
         ({"options": ("a=False",)}, "lower case"),
         ({"options": ("a=1\nb=2",)}, "TOML"),
         ({"options": ("a=1", "a=2")}, "twice"),
+        ({"wrappers": ("FrameStack",)}, "not package.module:Wrapper"),
+        ({"wrappers": ("a.b:C(",)}, "not package.module:Wrapper"),
+        ({"wrappers": ("a.b:C(4)",)}, "arguments cannot be read as TOML"),
+        ({"wrappers": ("a.b:C(x=True)",)}, "arguments cannot be read as TOML"),
+        ({"wrappers": ("a.b:C(x=1, x=2)",)}, "arguments cannot be read as TOML"),
+        ({"wrappers": ("a.b:C(x=1}\ny={z=1)",)}, "arguments cannot be read as TOML"),
+        ({"wrappers": ("a.b:C",), "backend": "vector"}, "backend vector .* takes no wrapper"),
+        ({"wrappers": ("a.b:C",), "backend": "envpool"}, "backend envpool .* takes no wrapper"),
+        ({"workers": 2}, "env.workers is 2, but env.backend auto has no processes"),
+        ({"alternate": True, "backend": "simple"}, "env.alternate is True, but env.backend simple"),
+        ({"max_restarts": 3, "backend": "vector"}, "drop env.max_restarts"),
+        ({"timeout": 5.0}, "set env.backend to subproc"),
+        ({"start": "spawn", "backend": "envpool"}, "env.start is spawn"),
+        ({"start": "spwan", "backend": "subproc"}, 'Did you mean "spawn"'),
+        ({"workers": -1, "backend": "subproc"}, "env.workers is -1"),
+        ({"max_restarts": -1, "backend": "subproc"}, "env.max_restarts is -1"),
+        ({"timeout": 0.0, "backend": "subproc"}, "env.timeout is 0"),
+        ({"timeout": float("inf"), "backend": "subproc"}, "env.timeout is inf"),
+        ({"alternate": True, "num": 1, "backend": "subproc"}, "two halves"),
     ],
 )
 def test_bad_settings_are_refused(settings, says):
@@ -33,3 +52,13 @@ def test_bad_settings_are_refused(settings, says):
 
 def test_defaults_are_valid():
     validate(EnvConfig())
+    validate(EnvConfig(backend="subproc", workers=3, alternate=True, max_restarts=0, timeout=0.5, start="spawn"))
+
+
+def test_wrappers_are_read_as_toml():
+    texts = ("a.b:C", " a:D() ", 'a.b:E(shape=[84, [2]], name="x)", deep={y=1.5}, on=true)')
+    assert parse_wrappers(texts) == [
+        ("a.b:C", {}),
+        ("a:D", {}),
+        ("a.b:E", {"shape": (84, (2,)), "name": "x)", "deep": {"y": 1.5}, "on": True}),
+    ]

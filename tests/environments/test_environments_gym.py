@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ludus.core.errors import UserError
-from ludus.environments.gym import find, make
+from ludus.environments.config import EnvConfig
+from ludus.environments.gym import find, make, make_environment
 from ludus.environments.toy import CountingEnv
 
 
@@ -80,9 +81,69 @@ def test_rendering():
     env.close()
 
 
+def no_wrapper(env):
+    return "nothing"
+
+
+class Doubled(gymnasium.RewardWrapper):
+    def __init__(self, env, *, times):
+        super().__init__(env)
+        self.times = times
+
+    def reward(self, reward):
+        return reward * self.times
+
+
+class Broken(gymnasium.Wrapper):
+    def __init__(self, env):
+        raise ValueError("it does\nnot fit")
+
+
+def wrapped(*wrappers, **fields):
+    return make_environment(EnvConfig(wrappers=wrappers, **fields))
+
+
+def test_wrappers_are_put_around_in_order():
+    stack, flat = "gymnasium.wrappers:FrameStackObservation(stack_size=3)", "gymnasium.wrappers:FlattenObservation"
+    assert wrapped(stack).observation_space.shape == (3, 4)
+    assert wrapped(stack, flat).observation_space.shape == (12,)
+    assert wrapped(flat, stack).observation_space.shape == (3, 4)
+    env = wrapped(f"{__name__}:Doubled(times=2)", f"{__name__}:Doubled(times=5)", max_episode_steps=1)
+    env.reset(seed=0)
+    assert env.step(0)[1:4] == (10, False, True)
+    env = wrapped(f"{__name__}:Doubled(times=3)", id=f"{__name__}:Duck")
+    env.reset(seed=0)
+    assert env.step(0)[1] == 1.5
+    own = make_environment(EnvConfig(wrappers=(f"{__name__}:Doubled(times=3)",), options=("length=4",)), CountingEnv)
+    assert own.unwrapped.length == 4
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "says"),
+    [
+        ("gymnasium.wrappers:FrameStackObservation", "needs stack_size; write it like .*stack_size=VALUE"),
+        (
+            "gymnasium.wrappers:FrameStackObservation(stack_siez=4)",
+            'no argument "stack_siez". Did you mean "stack_size"',
+        ),
+        ("gymnasium.wrappers:FrameStackObservatio(stack_size=4)", 'Did you mean "FrameStackObservation"'),
+        ("no_such_module:Wrapper", "no module no_such_module"),
+        (f"{__name__}:Doubled", "needs times"),
+        (f"{__name__}:Broken", "raised ValueError: it does not fit; mend its arguments"),
+        (f"{__name__}:no_wrapper", "gave a str, not an environment"),
+        ("sys:path", "is a list, not a class"),
+    ],
+)
+def test_mistakes_in_wrappers_are_one_sentence(wrapper, says):
+    with pytest.raises(UserError, match=says) as caught:
+        wrapped(wrapper)
+    assert "\n" not in str(caught.value)
+
+
 def test_environment_side_needs_no_torch():
     code = (
-        "import sys, ludus.environments.check, ludus.environments.toy, ludus.preprocess.actions;"
+        "import sys, ludus.environments.check, ludus.environments.rows, ludus.environments.toy;"
+        "import ludus.preprocess.actions;"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=False).returncode == 0

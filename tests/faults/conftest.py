@@ -1,6 +1,9 @@
 """A finished run to damage, and the one way in which every mistake has to be told."""
 
+import os
 import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -74,3 +77,10 @@ def refused_by_train(here):
         assert adds or after == before
 
     return check
+
+
+@pytest.fixture
+def ground():
+    """A folder to work in; in memory where possible, as a disk takes long to sync and to delete."""
+    with TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+        yield Path(folder)

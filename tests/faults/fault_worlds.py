@@ -131,7 +131,7 @@ class OldStep(Sound):
 
 class OldReset(Sound):
     def reset(self, *, seed=None, options=None):
-        return np.zeros(2, np.float32)
+        return super().reset(seed=seed)[0]
 
 
 class ResetWithoutSeed(Sound):

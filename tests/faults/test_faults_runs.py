@@ -140,10 +140,10 @@ def test_fine_tuning_from_a_damaged_run(refused, run, damage):
 
 
 def test_fine_tuning_from_a_run_of_something_else(refused, run, refused_by_train):
-    refused(["train", "Acrobot-v1", *TRAIN, "--init-from", "latest"], "another network", "init_from")
-    refused(["train", "CartPole-v1", *TRAIN, "--init-from", "latest", "--network.hidden", "8"], "another network")
+    refused(["train", "Acrobot-v1", *TRAIN, "--init-from", "latest"], "env.id is CartPole-v1 in that run", "init_from")
+    refused(["train", "CartPole-v1", *TRAIN, "--init-from", "latest", "--network.hidden", "9"], "network.hidden is")
     refused(["train", "CartPole-v1", "--agent", "a2c", *flags(TINY), "--init-from", "nowhere"], "does not exist")
-    refused_by_train("Acrobot-v1", "another network", init_from=str(run))
+    refused_by_train("Acrobot-v1", "env.id is CartPole-v1 in that run", init_from=str(run))
 
 
 def test_a_damaged_best_leaves_the_latest_usable(run):

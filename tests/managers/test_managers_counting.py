@@ -94,37 +94,11 @@ def test_an_unknown_autoreset_mode_is_refused():
         VectorEnvManager(env, "counting")
 
 
-@pytest.mark.parametrize("make", [simple, vector])
-def test_state_goes_on_after_the_saved_episodes(make):
-    manager = make("termination")
-    manager.reset(3)
-    for _ in range(10):
-        manager.step(ACTION)
-    state = manager.state_dict()
-    assert state["restore"] == "episode boundary"
-    assert state["length"].tolist() == [10 % 2, 10 % 3, 10 % 6]
-    other = make("termination")
-    other.load_state_dict(state)
-    step = other.reset(3)
-    assert step.first.all()
-    assert (other.state_dict()["episode"] == state["episode"] + 1).all()
-    assert other.state_dict()["length"].tolist() == [0, 0, 0]
-    if make is simple:  # what begins now is what would have begun next
-        manager.episodes()
-        for _ in range(20):
-            manager.step(ACTION)
-        after = manager.episodes()  # of each row: first the episode that ran at the save, then the next
-        following = [[e.seed for e in after if e.row == row][1] for row in range(3)]
-        assert other.state_dict()["seeds"] == following
-    with pytest.raises(UserError, match=r"env\.num is 1"):
-        SimpleEnvManager(CountingEnv, 1, "counting").load_state_dict(state)
-
-
 def test_vector_and_simple_agree_on_cartpole():
     """Same actions and same first seeds: the first episode of every row is the same, step for step."""
     sync = VectorEnvManager(SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3), "sync")
     loop = SimpleEnvManager(lambda: gymnasium.make("CartPole-v1"), 3, "loop")
-    loop.seed_of = lambda row, episode: sync.seed_of(0) + row  # SyncVectorEnv gives row i the seed + i
+    loop._rows.seed_of = lambda row, episode: sync.seed_of(0) + row  # SyncVectorEnv gives row i the seed + i
     a, b = sync.reset(5), loop.reset(5)
     generator = torch.Generator().manual_seed(0)
     alive = torch.ones(3, dtype=torch.bool)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
@@ -24,6 +26,8 @@ from ludus.managers.vector import VectorEnvManager
         ({"id": "Pendulum-v1"}, {}, SimpleEnvManager),
         ({"id": "ludus.environments.toy:CountingEnv"}, {}, SimpleEnvManager),
         ({}, {"environment": CountingEnv}, SimpleEnvManager),
+        ({"wrappers": ("gymnasium.wrappers:FlattenObservation",)}, {}, SimpleEnvManager),
+        ({"backend": "subproc"}, {"render_mode": "rgb_array"}, SimpleEnvManager),
     ],
 )
 def test_auto_picks(settings, arguments, kind):
@@ -44,6 +48,10 @@ def test_auto_picks(settings, arguments, kind):
         ({"backend": "envpool", "options": ("sticky=1",)}, {}, "refused the options"),
         ({}, {"num": 0}, "at least 1"),
         ({"id": "CartPol-v1"}, {}, "Did you mean"),
+        ({"backend": "subproc"}, {"environment": lambda: CountingEnv()}, "cannot be imported by another process"),
+        ({"backend": "subproc"}, {"environment": partial(CountingEnv, 3)}, "cannot be imported by another process"),
+        ({"wrappers": ("gymnasium.wrappers:Flat",)}, {}, "Did you mean"),
+        ({"wrappers": ("gymnasium.wrappers:FlattenObservation",), "backend": "vector"}, {}, "takes no wrapper"),
     ],
 )
 def test_mistakes(settings, arguments, says):

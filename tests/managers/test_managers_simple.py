@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from ludus.core.errors import UserError
-from ludus.managers.infos import numeric, numeric_row
+from ludus.environments.infos import numeric, numeric_row
 from ludus.managers.simple import SimpleEnvManager
 
 

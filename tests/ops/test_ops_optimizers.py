@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
-from ludus.ops.optimizers import adam_, clip_norm_, rmsprop_tf_
+from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_tf_
 
 
 def gradients(steps: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -17,7 +19,8 @@ def gradients(steps: int, dtype: torch.dtype) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("eps", [1e-8, 1e-5])
-def test_adam_equals_torch(dtype: torch.dtype, tolerance: float, eps: float) -> None:
+@pytest.mark.parametrize("adam", [adam_, fused_adam_])
+def test_adam_equals_torch(dtype: torch.dtype, tolerance: float, eps: float, adam: Callable[..., None]) -> None:
     theirs = torch.nn.Parameter(torch.linspace(-1, 1, 40, dtype=dtype))
     ours = theirs.detach().clone().requires_grad_()
     mean, square = torch.zeros_like(ours), torch.zeros_like(ours)
@@ -29,7 +32,7 @@ def test_adam_equals_torch(dtype: torch.dtype, tolerance: float, eps: float) -> 
             optimizer.param_groups[0]["lr"] = 1e-4
         theirs.grad = gradient.clone()
         optimizer.step()
-        adam_(ours, gradient, mean, square, step, lr, 0.9, 0.999, eps)
+        adam(ours, gradient, mean, square, step, lr, 0.9, 0.999, eps)
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     assert step.item() == 200
 

@@ -1,11 +1,7 @@
-import contextlib
 import json
 import os
-import random
 import shutil
-import subprocess
-import sys
-import threading
+import tracemalloc
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludus.core.errors import UserError
-from ludus.track.checkpoint import CheckpointKeeper, load, load_latest, read_meta, save
+from ludus.track.checkpoint import CheckpointKeeper, load, load_newest, read_meta, save
 from ludus.track.rundir import RunDirectory
 
 DTYPES = [
@@ -109,6 +105,26 @@ def test_a_writer_killed_between_the_two_renames_loses_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
+def test_a_step_killed_between_the_two_renames_is_still_the_newest(tmp_path):
+    run = RunDirectory(tmp_path)
+    keeper = CheckpointKeeper(run, keep=1)
+    keeper.save(5, some_state(5))
+    os.rename(run.checkpoints / "step_5", run.checkpoints / ".old-step_5")
+    assert load_newest(run, print)[0]["step"] == 5
+    keeper.save(6, some_state(6))
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step_6"]
+
+
+def test_half_of_what_was_replaced_is_never_taken_for_a_checkpoint(tmp_path):
+    run = RunDirectory(tmp_path)
+    keeper = CheckpointKeeper(run, keep=1)
+    keeper.save(5, some_state(5))
+    (run.checkpoints / ".old-step_5").mkdir()  # killed while it was deleted
+    assert load_newest(run, print)[0]["step"] == 5
+    keeper.save(6, some_state(6))
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step_6"]
+
+
 def test_the_keeper_keeps_the_last_ones_and_drops_an_abandoned_future(tmp_path):
     run = RunDirectory(tmp_path)
     keeper = CheckpointKeeper(run, keep=2)
@@ -116,7 +132,7 @@ def test_the_keeper_keeps_the_last_ones_and_drops_an_abandoned_future(tmp_path):
     for step in (900, 1000, 10000):
         keeper.save(step, some_state(step))
     assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step_1000", "step_10000"]
-    assert load_latest(run)[1]["step"] == 10000
+    assert load_newest(run, print)[1:] == ({"step": 10000}, run.checkpoints / "step_10000")
     keeper.save(2000, some_state(2000))  # resumed from step 1000
     assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step_1000", "step_2000"]
     assert keeper.latest() == run.checkpoints / "step_2000"
@@ -133,7 +149,7 @@ def test_nothing_there(tmp_path):
     with pytest.raises(UserError, match="manifest"):
         load(tmp_path / "empty")
     with pytest.raises(UserError, match="no checkpoint yet"):
-        load_latest(RunDirectory(tmp_path))
+        load_newest(RunDirectory(tmp_path), print)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.json", "tensors.safetensors"])
@@ -213,93 +229,88 @@ def test_a_signed_state_that_is_none(tmp_path, text):
         load(tmp_path / "c")
 
 
-def test_random_edits_are_refused_or_harmless(tmp_path):
-    rng = random.Random(0)
-    whole = tmp_path / "whole"
-    save(whole, some_state(3), {"step": 3})
-    for trial in range(240):
-        folder = tmp_path / "c"
-        shutil.copytree(whole, folder)
-        path = folder / rng.choice(["manifest.json", "state.json", "tensors.safetensors"])
-        data = bytearray(path.read_bytes())
-        for _ in range(rng.randint(1, 3)):
-            start = rng.randrange(len(data) or 1)
-            data[start : start + rng.choice([0, 1, 1, 8, 300])] = rng.randbytes(rng.choice([0, 1, 1, 8]))
-        path.write_bytes(data)
-        signed = trial % 2 == 0 and path.name != "manifest.json"
-        if signed:
-            resign(folder)
-        with contextlib.suppress(UserError):  # and no other exception
-            state, meta = load(folder)
-            assert signed or (state["step"] == 3 and meta == {"step": 3} and state["agent"]["w"].sum() == 150)
-        shutil.rmtree(folder)
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_newest_one_falls_back_to_the_one_before(tmp_path):
+    run, warnings = RunDirectory(tmp_path), []
+    for step in (10, 20, 30, 40):
+        CheckpointKeeper(run, keep=4).save(step, some_state(step))
+    flip(run.checkpoints / "step_40" / "tensors.safetensors")
+    (run.checkpoints / "step_30" / "manifest.json").unlink()
+    state, meta, folder = load_newest(run, warnings.append)
+    assert (state["step"], meta["step"], folder.name) == (20, 20, "step_20")
+    assert [w.split(" is damaged")[0] for w in warnings] == ["Checkpoint step_40", "Checkpoint step_30"]
+    assert all("step_20 is taken" in w and "\n" not in w for w in warnings)
+    for step in (10, 20):
+        flip(run.checkpoints / f"step_{step}" / "state.json")
+    warnings.clear()
+    with pytest.raises(UserError, match=r"no whole checkpoint\. .*step_40/tensors.* was edited"):
+        load_newest(run, warnings.append)
+    assert warnings == []  # the error says it all
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "tensors.safetensors"])
+def test_a_disk_that_gives_back_something_else_costs_no_older_checkpoint(tmp_path, monkeypatch, name):
+    run = RunDirectory(tmp_path)
+    keeper = CheckpointKeeper(run, keep=1)
+    keeper.save(1, some_state(1))
+
+    def bad_disk(*paths: Path) -> None:
+        for path in paths:
+            if path.name == name:
+                flip(path)
+
+    monkeypatch.setattr("ludus.track.checkpoint.sync", bad_disk)
+    for step in (1, 2):
+        with pytest.raises(UserError, match=r"disk gives back something else"):
+            keeper.save(step, some_state(9))
+    assert load_newest(run, pytest.fail)[0]["step"] == 1
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step_1"]
+
+
+def test_all_is_on_disk_before_it_gets_its_name_and_that_before_the_old_goes(tmp_path, monkeypatch):
+    events = []
+    fsync, rename, rmtree = os.fsync, os.rename, shutil.rmtree
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (fsync(fd), events.append(("sync", os.readlink(f"/proc/self/fd/{fd}"))))
+    )
+    monkeypatch.setattr(os, "rename", lambda a, b: (rename(a, b), events.append(("rename", str(b)))))
+    monkeypatch.setattr(shutil, "rmtree", lambda p, **k: (rmtree(p, **k), events.append(("delete", str(p)))))
+    save(tmp_path / "best", some_state(1), {})
+    events.clear()
+    save(tmp_path / "best", some_state(2), {})
+    temporary, best, aside = (str(tmp_path / name) for name in (f".tmp-best-{os.getpid()}", "best", ".old-best"))
+    names = ("tensors.safetensors", "state.json", "manifest.json")
+    assert sorted(events[:4]) == sorted([("sync", temporary), *(("sync", f"{temporary}/{name}") for name in names)])
+    assert events[4:] == [("rename", aside), ("rename", best), ("sync", str(tmp_path)), ("delete", aside)]
+
+
+def test_a_state_is_never_in_memory_twice(tmp_path):
+    state = {"a": torch.zeros(1 << 22), "b": torch.ones(1 << 22)}  # 16 MB each
+    tracemalloc.start()
+    save(tmp_path / "c", state, {})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4e6
+    assert torch.equal(load(tmp_path / "c")[0]["b"], state["b"])
+
+
+def test_a_file_larger_than_memory_is_refused_unread(tmp_path):
+    save(tmp_path / "c", some_state(), {})
+    os.truncate(tmp_path / "c" / "tensors.safetensors", 1 << 40)  # a hole: it takes no place
+    body = json.loads((tmp_path / "c" / "manifest.json").read_text())
+    body.pop("sha256")
+    body["files"]["tensors.safetensors"]["bytes"] = 1 << 40
+    sign(tmp_path / "c", body)
+    with pytest.raises(UserError, match="more than this machine has memory"):
+        load(tmp_path / "c")
 
 
 def test_a_disk_that_refuses_is_the_users_to_mend(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         save(tmp_path / "file" / "c", some_state(), {})
-
-
-KILLS = """
-import os, random, signal, sys, time, torch
-from pathlib import Path
-from ludus.track.checkpoint import CheckpointKeeper, load, load_latest
-from ludus.track.rundir import RunDirectory
-
-def write_for_ever(run, step, pipe):
-    keeper = CheckpointKeeper(run, keep=2)
-    while True:
-        step += 1
-        state = {"step": step, "w": torch.full((20_000,), float(step))}
-        keeper.save(step, state)
-        keeper.save_best(step, state, float(step))
-        os.write(pipe, b"%d " % step)
-
-torch.set_num_threads(1)
-run, last, rng = RunDirectory(Path(sys.argv[1])), 0, random.Random(1)
-for _ in range(12):
-    reader, pipe = os.pipe()
-    child = os.fork()
-    if child == 0:
-        write_for_ever(run, last, pipe)
-    os.close(pipe)
-    said = os.read(reader, 1000)
-    time.sleep(rng.uniform(0, 0.03))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    said += os.read(reader, 100_000)
-    os.close(reader)
-    last = int(said.split()[-1])
-    for state, meta in (load_latest(run), load(run.best)):
-        assert last <= meta["step"] <= last + 1, (last, meta)
-        assert (state["w"] == meta["step"]).all()
-"""
-
-
-def test_kill_in_the_middle_of_saves_loses_at_most_the_one_being_written(tmp_path):
-    subprocess.run([sys.executable, "-c", KILLS, str(tmp_path)], check=True)
-    CheckpointKeeper(RunDirectory(tmp_path)).save_best(1, some_state(), 1.0)
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-def test_a_reader_beside_a_running_training_always_finds_a_whole_one(tmp_path):
-    stop = threading.Event()
-    save(tmp_path / "best", some_state(0), {"step": 0})
-
-    def write() -> None:
-        step = 0
-        while not stop.is_set():
-            step += 1
-            save(tmp_path / "best", some_state(step), {"step": step})
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        meta = {"step": 0}
-        while meta["step"] < 40:
-            state, meta = load(tmp_path / "best")
-            assert (state["agent"]["w"] == meta["step"]).all()
-    finally:
-        stop.set()
-        writer.join()

@@ -59,7 +59,19 @@ def test_numpy_generators_continue_exactly(bits):
 
 
 @pytest.mark.parametrize(
-    "value", [object(), {1, 2}, b"bytes", {True: 1}, {1.5: 1}, np.array(["a"]), 1j, np.longdouble(1)]
+    "value",
+    [
+        object(),
+        {1, 2},
+        b"bytes",
+        {True: 1},
+        {1.5: 1},
+        np.array(["a"]),
+        1j,
+        np.longdouble(1),
+        torch.zeros(1, dtype=torch.complex128),
+        torch.eye(2).to_sparse(),
+    ],
 )
 def test_what_cannot_be_held_is_named_with_its_place(value):
     with pytest.raises(TypeError, match="agent/x"):

@@ -1,3 +1,4 @@
+import errno
 import os
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def test_what_is_no_run_is_named_with_the_nearest(tmp_path):
     with pytest.raises(UserError, match=f'Did you mean "{run.path}"'):
         RunDirectory.open(str(run.path)[:-1], tmp_path)
     with pytest.raises(UserError, match=r"no config\.toml"):
-        RunDirectory.open(tmp_path, tmp_path)
+        RunDirectory.open(Path(__file__).parent, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be made"):
         RunDirectory.create(tmp_path / "file", "CartPole-v1", "ppo")
@@ -83,3 +84,55 @@ def test_the_log_has_a_time_on_every_entry(tmp_path):
     assert first.endswith(" note    started")
     assert second.strip() == "with two lines"
     assert " warning odd " in third
+
+
+def test_a_folder_of_runs_means_its_latest(tmp_path):
+    for env, name in (("A", "20250101-000000-ppo"), ("A", "20250103-000000-ppo"), ("B", "20250102-000000-ppo")):
+        (tmp_path / env / name).mkdir(parents=True)
+        (tmp_path / env / name / "config.toml").write_text("")
+    assert RunDirectory.open(tmp_path / "A").path.name == "20250103-000000-ppo"
+    assert RunDirectory.open("B", tmp_path).path.name == "20250102-000000-ppo"
+    assert RunDirectory.open(tmp_path).path == RunDirectory.open("latest", tmp_path).path
+
+
+@pytest.mark.parametrize(
+    ("env", "folder"),
+    [
+        ("my_module:<lambda>", "my_module-lambda"),
+        ("my_module:main.<locals>.<lambda>", "my_module-main.lambda"),
+        ("my_module:main.<locals>.Maze", "my_module-main.Maze"),
+        ("my_module:Maze.<partial>", "my_module-Maze.partial"),
+    ],
+)
+def test_what_has_no_name_of_its_own_still_makes_a_readable_folder(tmp_path, env, folder):
+    assert RunDirectory.create(tmp_path, env, "ppo").path.parent.name == folder
+
+
+def test_a_torn_last_line_of_the_log_is_ended_first_and_a_link_is_not_followed(tmp_path):
+    (tmp_path / "log.txt").write_text("torn by a kil")
+    LogFile(tmp_path / "log.txt").note("resumed")
+    torn, entry = (tmp_path / "log.txt").read_text().splitlines()
+    assert torn == "torn by a kil"
+    assert entry.endswith(" note    resumed")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match="it is a link"):
+        LogFile(tmp_path / "link").note("x")
+    assert not (tmp_path / "precious").exists()
+
+
+def test_writing_is_one_at_a_time_and_the_lock_is_no_run_and_no_checkpoint(tmp_path):
+    run = made(tmp_path)
+    with run.lock(), pytest.raises(UserError, match=f"process {os.getpid()}: wait"), run.lock():
+        pass
+    with run.lock():
+        assert RunDirectory.open("latest", tmp_path).path == run.path
+        assert run.best_checkpoint() is run.latest_checkpoint() is None
+
+
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with made(tmp_path).lock():
+        pass

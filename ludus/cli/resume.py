@@ -1,0 +1,37 @@
+"""``ludus resume RUN``: go on with a run that was stopped or killed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from ludus.cli import INTERRUPTED
+from ludus.cli.arguments import parse
+from ludus.cli.train import closing
+from ludus.track.rundir import RunDirectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Go on with a run that was stopped or killed, as if nothing had happened."""
+
+    # The folder of a run, or latest.
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    nb_step: int | None = None  # a new total of steps, for a run that has done all of its own
+    stop_at: float | None = None  # a new target of the evaluation, for a run that reached its own
+    runs: str = "runs"  # where latest is looked for
+
+
+def run(argv: list[str]) -> int:
+    """Resume, and say what to type next."""
+    given = parse(Arguments, argv, "resume")
+    folder = RunDirectory.open(given.run, given.runs).path  # a wrong name is told before torch is imported
+    from ludus.containers.train import resume
+
+    result = resume(folder, nb_step=given.nb_step, stop_at=given.stop_at, runs=given.runs)
+    stopped = result.reason.startswith("SIG")
+    print(closing(result.run, Path(given.runs), stopped))
+    return INTERRUPTED if stopped else 0

@@ -1,0 +1,50 @@
+"""Collecting with environments in groups: one group steps while the actions of another are computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ludus.core.types import HiddenState, Tensors
+
+if TYPE_CHECKING:
+    from ludus.containers.loop import Loop
+
+
+def alternate(loop: Loop) -> int:
+    """One group of rows steps while the actions of the others are computed; in a fixed order, whoever is faster."""
+    agent, manager, cache, clock = loop.agent, loop.manager, loop.cache, loop.clock
+    groups, decisions = manager.groups, 0
+    steps = [loop.env_step.rows(rows) for rows in groups]
+    states = [loop.hidden_state.rows(rows) for rows in groups]
+    numbers: Tensors = {}
+
+    def act(group: int) -> None:
+        rows = groups[group]
+        said = agent.act(steps[group], states[group], {name: x[rows] for name, x in numbers.items()})
+        cache.agent_write(said, rows.start)
+        manager.send(said.action, group)
+        states[group] = said.state
+        clock.lap("acting")
+
+    numbers = loop.noise.next()
+    for group in range(len(groups)):
+        act(group)
+    flying = list(range(len(groups)))
+    while flying:
+        drawn = False
+        for group in list(flying):
+            raw = manager.recv(group)
+            clock.lap("environment")
+            steps[group] = raw.to(loop.device)
+            cache.env_write(steps[group], states[group], groups[group].start)
+            decisions += len(raw.first) - int(np.count_nonzero(raw.first.numpy()))
+            if not cache.accepts(groups[group].start):
+                flying.remove(group)
+                continue
+            if not drawn:
+                numbers, drawn = loop.noise.next(), True
+            act(group)
+    loop.env_step, loop.hidden_state = manager.last().to(loop.device), HiddenState.join(states)
+    return decisions

@@ -1,0 +1,100 @@
+"""What a checkpoint holds of a worker, and the way back: after it, every number is what it would have been."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+from ludus.containers.evaluate import Evaluation
+from ludus.core.errors import UserError
+from ludus.core.types import HiddenState, State
+
+if TYPE_CHECKING:
+    from ludus.containers.local import LocalWorker
+
+INFOS = 1000  # episodes whose infos one line of metrics sums up, at most
+
+
+def worker_state(worker: LocalWorker) -> State:
+    """All that a resume needs, by part; in the midst of an update, without the rollout that it breaks off."""
+    generator = getattr(worker.agent, "generator", None)
+    whole, device = worker.began and worker.between, worker.device
+    return {
+        "agent": dict(worker.agent.state_dict()),
+        "updater": worker.updater.state_dict(),
+        "noise": worker.noise.state_dict(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "minibatches": None if generator is None else generator.get_state(),
+        "manager": worker.manager.state_dict() if whole else None,
+        "cache": worker.cache.state_dict() if whole else None,
+        "hidden_state": dict(worker.hidden_state),
+        "evaluator": worker.evaluator.state_dict(),
+        "counters": _counters(worker),
+    }
+
+
+def _counters(worker: LocalWorker) -> State:
+    last = worker.last_evaluation
+    return {
+        "step": worker.local_step_count,
+        "updates": worker.updates,
+        "best": worker.best,
+        "evaluated_at": worker.evaluated_at,
+        "evaluation": None if last is None else [list(last.returns), list(last.lengths)],
+        "owed": worker.owed,
+        "returns": list(worker.reward_buffer),
+        "lengths": list(worker.length_buffer),
+        "infos": {name: list(xs) for name, xs in worker.infos.items()},
+    }
+
+
+def restore_worker(worker: LocalWorker, state: State) -> str:
+    """Take over a run where ``worker_state`` saw it; return how the environments came back."""
+    try:
+        _take_learning(worker, state)
+        _take_counters(worker, state["counters"])
+        return _take_experience(worker, state)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"The checkpoint does not fit this run's settings and code ({type(error).__name__}: {reason}); bring back "
+            "the agent, network and environment that it was made with."
+        ) from error
+
+
+def _take_learning(worker: LocalWorker, state: State) -> None:
+    worker.agent.load_state_dict(state["agent"])
+    worker.updater.load_state_dict(state["updater"])
+    worker.noise.load_state_dict(state["noise"])
+    worker.evaluator.load_state_dict(state["evaluator"])
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and worker.device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], worker.device)
+    if state["minibatches"] is not None:
+        worker.agent.generator.set_state(state["minibatches"])  # type: ignore[operator, union-attr]
+
+
+def _take_counters(worker: LocalWorker, counters: State) -> None:
+    worker.local_step_count, worker.updates = counters["step"], counters["updates"]
+    worker.best, worker.evaluated_at, worker.owed = counters["best"], counters["evaluated_at"], counters["owed"]
+    last = counters["evaluation"]
+    worker.last_evaluation = None if last is None else Evaluation(*last)
+    worker.reward_buffer.extend(counters["returns"])
+    worker.length_buffer.extend(counters["lengths"])
+    worker.infos = {name: deque(xs, maxlen=INFOS) for name, xs in counters["infos"].items()}
+
+
+def _take_experience(worker: LocalWorker, state: State) -> str:
+    if state["manager"] is None:  # the run broke off in a rollout: go on with episodes that it has not seen
+        worker.env_seed = (worker.env_seed + 1 + worker.local_step_count) % (2**31 - 1)
+        return "restarted at an episode boundary: the run broke off in the midst of an update"
+    worker.manager.load_state_dict(state["manager"])
+    worker.cache.load_state_dict(state["cache"])
+    worker.env_step = worker.manager.last().to(worker.device)
+    worker.cache.amend(worker.env_step)
+    worker.hidden_state = HiddenState(state["hidden_state"]).map(lambda x: x.to(worker.device))
+    worker.began = True
+    return worker.manager.restored

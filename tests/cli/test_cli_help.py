@@ -1,0 +1,56 @@
+"""Help and lists read well: within the terminal's width, every setting in words, no placeholder shown as a value."""
+
+import re
+
+import pytest
+
+from ludus.agents import AGENTS
+from ludus.cli.main import COMMANDS, main
+
+ODD = ["(default: )", "''", "{None}", "``", "[STR", "ENV)"]
+PAGES = [
+    *([command, "--help"] for command in COMMANDS),
+    *(["train", "CartPole-v1", "--agent", agent, "--help"] for agent in AGENTS),
+    *(["list", what] for what in ("all", "agents", "networks", "presets", "environments")),
+]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("words", PAGES, ids=" ".join)
+def test_pages_fit_and_have_no_odd_values(
+    words: list[str], width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert not [odd for odd in ODD if odd in out]
+    if words[0] != "list" or "--help" in words:  # lines after a list are for a terminal to wrap
+        assert max(map(len, out.splitlines())) <= width
+    assert "…" not in out.replace("cuda:1, …", "").replace("NAME, …", "")  # nothing is cut off
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_every_setting_is_described(
+    agent: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    main(["train", "CartPole-v1", "--agent", agent, "--help"])
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    flags = [i for i, line in enumerate(lines) if line.startswith("--")]
+    assert len(flags) > 40
+    said = {}
+    for i in flags:
+        flag, _, text = re.sub(r"  +", "\t", lines[i]).partition("\t")
+        said[flag.split(" ")[0]] = text or lines[i + 1]
+    assert not [flag for flag, text in said.items() if not text or text.startswith("(default")]
+    texts = list(said.values())
+    assert len(texts) == len(set(texts))  # none has another's words
+
+
+def test_the_environment_has_no_default_until_one_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "--help"])
+    assert "(required)" in capsys.readouterr().out
+    main(["train", "CartPole-v1", "--help"])
+    out = capsys.readouterr().out
+    assert "(required)" not in out
+    assert "cartpole/ppo" in out

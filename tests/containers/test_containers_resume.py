@@ -1,0 +1,192 @@
+"""A run that is stopped, or killed, and resumed is the run that was never stopped: to the bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from containers_setup import COUNTING, SMALL, TOY, dotted, make_worker, saved, train
+from test_containers_determinism import assert_same
+
+import ludus
+from ludus.core.errors import UserError
+from ludus.core.types import State
+from ludus.track.rundir import RunDirectory, step_folders
+
+EVERYTHING: dict[str, Any] = {
+    "nb_step": 400,
+    "agent__normalize_observation": True,
+    "agent__normalize_reward": True,
+    "evaluation__every": 100,
+    "log_every": 50,
+    "checkpoint_every": 100,
+}
+NETWORKS: dict[str, dict[str, Any]] = {"mlp": {}, "lstm": {"network__body": "lstm"}}
+MANAGERS: dict[str, dict[str, Any]] = {
+    "simple": {"env__backend": "simple"},
+    "vector": {"env__backend": "vector"},
+    "subproc": {"env__backend": "subproc", "env__workers": 2},
+    "alternate": {"env__backend": "subproc", "env__workers": 2, "env__alternate": True},
+}
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """What was logged, without what depends on the clock."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: x for k, x in line.items() if k != "time" and not k.startswith("time/")} for line in lines]
+
+
+def all_but_offset(run: Path) -> State:
+    """The last checkpoint; lines of metrics hold times, so their bytes differ."""
+    return {key: x for key, x in saved(run).items() if key != "metrics"}
+
+
+def stop_at(update: int) -> Callable[[dict[str, float]], None]:
+    """A hook that asks this process to stop, as Ctrl-C does, in its n-th update."""
+
+    def hook(values: dict[str, float]) -> None:
+        if values["updates"] == update:
+            signal.raise_signal(signal.SIGTERM)
+
+    return hook
+
+
+def assert_same_run(straight: Path, resumed: Path) -> None:
+    assert_same(all_but_offset(straight), all_but_offset(resumed))
+    assert metrics(straight) == metrics(resumed)
+    assert_same(saved(straight, "best"), saved(resumed, "best"))
+
+
+@pytest.mark.parametrize("manager", MANAGERS)
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("agent", ["ppo", "a2c"])
+def test_a_stopped_and_resumed_run_is_the_run_that_was_never_stopped(
+    agent: str, network: str, manager: str, tmp_path: Path
+) -> None:
+    settings = EVERYTHING | NETWORKS[network] | MANAGERS[manager]
+    straight = train(tmp_path / "straight", "CartPole-v1", agent, **settings).run
+    stopped = train(tmp_path / "stopped", "CartPole-v1", agent, stop_at(4), **settings)
+    assert stopped.reason.startswith("SIG")
+    assert 0 < stopped.steps < 400
+    again = ludus.resume(stopped.run, on_update=stop_at(9))  # in an update after which an evaluation is due
+    resumed = ludus.resume(again.run)
+    assert resumed.run == stopped.run
+    assert_same_run(straight, resumed.run)
+    assert "came back exactly" in (resumed.run / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("environment", ["MaskedEnv", "MixedActionEnv", "MemoryEnv", "TargetEnv"])
+def test_every_kind_of_observation_and_action_comes_back(environment: str, tmp_path: Path) -> None:
+    straight = train(tmp_path / "straight", TOY + environment, **EVERYTHING).run
+    stopped = train(tmp_path / "stopped", TOY + environment, "ppo", stop_at(5), **EVERYTHING)
+    assert_same_run(straight, ludus.resume(stopped.run).run)
+
+
+def test_environments_that_do_not_come_back_begin_new_episodes_and_the_log_says_it(tmp_path: Path) -> None:
+    """This one counts its episodes, so that a new one, given an old seed, says another number."""
+    stopped = train(tmp_path, COUNTING, "ppo", stop_at(5), **EVERYTHING)
+    resumed = ludus.resume(stopped.run)
+    assert resumed.steps >= 400
+    assert "restarted at an episode boundary" in (resumed.run / "log.txt").read_text()
+
+
+def test_a_run_that_is_killed_loses_nothing_but_time(tmp_path: Path) -> None:
+    """What a SIGKILL leaves: a checkpoint, and metrics that went on after it."""
+    settings = EVERYTHING | {"keep": 10}
+    straight = train(tmp_path / "straight", "CartPole-v1", **settings).run
+    for kept in range(len(step_folders(straight / "checkpoints"))):
+        killed = tmp_path / f"killed{kept}"
+        shutil.copytree(straight, killed)
+        for folder in step_folders(killed / "checkpoints")[kept:]:
+            shutil.rmtree(folder)
+        assert_same_run(straight, ludus.resume(killed).run)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> None:
+    straight = train(tmp_path / "straight", "CartPole-v1", **EVERYTHING).run
+    damaged = tmp_path / "damaged"
+    shutil.copytree(straight, damaged)
+    newest = step_folders(damaged / "checkpoints")[-1]
+    tensors = newest / "tensors.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-9])
+    assert_same_run(straight, ludus.resume(damaged).run)
+    log = (damaged / "log.txt").read_text()
+    assert "warning" in log
+    assert newest.name in log
+
+
+def test_a_run_that_has_ended_is_refused_and_goes_on_with_a_new_end(tmp_path: Path) -> None:
+    run = train(tmp_path, COUNTING, nb_step=100).run
+    with pytest.raises(UserError, match="complete: all of its 100 steps are done"):
+        ludus.resume(run)
+    assert ludus.resume(run, nb_step=300).steps >= 300
+    assert ludus.load(run, "latest").settings.nb_step == 300
+    solved = train(tmp_path, COUNTING, nb_step=1000, evaluation__every=50, evaluation__stop_at=-1e9).run
+    with pytest.raises(UserError, match="complete: its evaluation reached"):
+        ludus.resume(solved)
+    assert ludus.resume(solved, stop_at=1e9).steps >= 1000
+
+
+def test_a_run_is_resumed_by_one_process_at_a_time(tmp_path: Path) -> None:
+    def resume_too(values: dict[str, float]) -> None:
+        with pytest.raises(UserError, match="is being written by process"):
+            ludus.resume(next(iter(tmp_path.glob("*/*"))))
+
+    train(tmp_path, COUNTING, "ppo", resume_too)
+
+
+def test_the_state_of_another_network_is_refused_with_a_sentence() -> None:
+    small, large = (make_worker(COUNTING, network__hidden=(n,)) for n in (8, 16))
+    small.run(40)
+    with pytest.raises(UserError, match="does not fit this run's settings and code"):
+        large.load_state_dict(small.state_dict())
+
+
+def test_a_run_that_broke_off_goes_on_with_other_episodes(tmp_path: Path) -> None:
+    class Broken(Exception):
+        pass
+
+    def fail(values: dict[str, float]) -> None:
+        if values["updates"] == 3:
+            raise Broken
+
+    settings = SMALL | {"runs": str(tmp_path), "quiet": True, "nb_step": 200} | dotted({})
+    with pytest.raises(Broken):
+        ludus.train(COUNTING, preset="none", settings=settings, on_update=fail)
+    run = RunDirectory.open("latest", tmp_path).path
+    result = ludus.resume(run)
+    assert result.steps >= 200
+
+
+def test_ctrl_c_then_resume_from_the_command_line(tmp_path: Path) -> None:
+    """A real terminal's way: SIGINT, the sentence that says how to go on, `ludus resume`."""
+    command = [sys.executable, "-m", "ludus.cli.main"]
+    flags = ["--runs", str(tmp_path), "--nb-step", "100000000", "--checkpoint-every", "0"]
+    child = subprocess.Popen([*command, "train", "CartPole-v1", *flags], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    lines = []
+    for line in child.stdout:
+        lines.append(line)
+        if line.startswith("evaluation"):
+            child.send_signal(signal.SIGINT)
+            break
+    rest, _ = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "Go on with it:" in rest
+    run = RunDirectory.open("latest", tmp_path).path
+    step = int(step_folders(run / "checkpoints")[-1].name.removeprefix("step_"))
+    done = subprocess.run(
+        [*command, "resume", "latest", "--runs", str(tmp_path), "--nb-step", str(step + 5000)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert f"Resumed at step {step:,}. Environments came back exactly." in done.stdout

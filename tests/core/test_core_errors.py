@@ -1,0 +1,34 @@
+import pytest
+
+from ludus.core.errors import nearest
+
+FLAGS = ["--agent", "--agent.clip", "--agent.learning-rate", "--agent.learning-rate-schedule", "--agent.gae-lambda"]
+FLAGS += ["--agent.normalize-observation", "--agent.entropy-coef", "--env.num", "--network.hidden", "--nb-step"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--agent.lr", "--agent.learning-rate"),
+        ("--lr", "--agent.learning-rate"),
+        ("--agent.lr-schedule", "--agent.learning-rate-schedule"),
+        ("--agent.norm-obs", "--agent.normalize-observation"),
+        ("--agent.ent-coef", "--agent.entropy-coef"),
+        ("--agent.gae", "--agent.gae-lambda"),
+        ("--num", "--env.num"),
+        ("--hidden", "--network.hidden"),
+        ("--nbstep", "--nb-step"),
+        ("--agent.lerning-rate", "--agent.learning-rate"),
+    ],
+)
+def test_short_forms_and_misspellings_lead_to_the_name(typed: str, meant: str) -> None:
+    assert nearest(typed, FLAGS) == f' Did you mean "{meant}"?'
+
+
+def test_of_several_versions_the_newest_is_meant() -> None:
+    assert nearest("cartpole", ["Acrobot-v1", "CartPole-v0", "CartPole-v1"]) == ' Did you mean "CartPole-v1"?'
+
+
+@pytest.mark.parametrize("typed", ["", "-", "x", "--", "zzzzzz", "..", "--agent.zq"[8:]])
+def test_nothing_near_is_nothing(typed: str) -> None:
+    assert nearest(typed, ["alpha", "beta"]) == ""

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ludus.core.spec import Spec
+from ludus.managers.history import SMALLEST, History
+
+SPECS = {"a": Spec((), "int64", "categorical", sizes=(1000,)), "b": Spec((2,), "float32")}
+
+
+def step(number, rows):
+    return {"a": np.full(rows, number) + np.arange(rows), "b": np.full((rows, 2), number, np.float32)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.integers(0, 600), st.floats(0, 0.2), st.integers(0, 2**32 - 1), st.booleans())
+def test_every_row_has_the_actions_since_its_begin(rows, steps, rate, seed, reloaded):
+    random = np.random.default_rng(seed)
+    history, since = History(SPECS, rows, longest=200), [0] * rows
+    for number in range(steps):
+        history.record(step(number, rows))
+        begun = random.random(rows) < rate
+        history.begin(begun)
+        since = [number + 1 if b else s for b, s in zip(begun, since, strict=True)]
+        if reloaded and number == steps // 2:
+            other = History(SPECS, rows, longest=200)
+            other.load([history.actions(row) for row in range(rows)])
+            history = other
+    for row in range(rows):
+        found = history.actions(row)
+        if steps - since[row] > 200:
+            assert found is None
+            continue
+        assert found["a"].tolist() == [number + row for number in range(since[row], steps)]
+        assert found["b"].tolist() == [[number] * 2 for number in range(since[row], steps)]
+
+
+@pytest.mark.parametrize("length", [1, 10, 100])
+def test_memory_follows_the_longest_running_episode(length):
+    history = History(SPECS, 2)
+    for number in range(5000):
+        history.record(step(number, 2))
+        if number % length == 0:
+            history.begin(slice(None))
+    assert history._room <= max(SMALLEST, 4 * length)
+
+
+def test_a_row_that_was_given_up_does_not_hold_memory_and_comes_back():
+    history = History(SPECS, 2, longest=100)
+    for number in range(3000):
+        history.record(step(number, 2))
+        if number % 10 == 0:
+            history.begin(np.array([False, True]))
+    assert history.actions(0) is None
+    assert len(history.actions(1)["a"]) == 9
+    assert history._room <= 512
+    history.begin(0)
+    history.record(step(7, 2))
+    assert history.actions(0)["a"].tolist() == [7]

@@ -1,0 +1,503 @@
+"""The workers' steps against SimpleEnvManager's, and workers that fail in every way."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ludus.core.errors import UserError
+from ludus.environments.config import EnvConfig
+from ludus.managers import crew
+from ludus.managers.crew import divide
+from ludus.managers.make import make_manager
+from ludus.managers.subproc import SubProcEnvManager
+from ludus.parallel.process import Launcher
+
+TOY = "ludus.environments.toy"
+WORLDS = "subproc_worlds"
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A fork server for all of these tests: starting one is most of the time that a manager takes to begin."""
+    launcher = Launcher("forkserver", crew.PRELOAD)
+    launcher._ensure_server()
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(server, monkeypatch):
+    """Every test leaves as many file descriptors and children as it found."""
+
+    class Shared(Launcher):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self._server, self._channel = server._server, server._channel
+
+        def close(self):
+            self._server = self._channel = None
+            super().close()
+
+    monkeypatch.setattr(crew, "Launcher", Shared)
+    before, running = open_fds(), children()
+    yield
+    if set(open_fds()) - set(before):
+        gc.collect()  # takes long
+    assert set(open_fds()) <= set(before)
+    assert children() == running
+
+
+def open_fds():
+    return sorted(int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}"))
+
+
+def children(pid=None):
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[1]) == (pid or os.getpid()):
+            found.append(int(entry.name))
+    return found
+
+
+def config(id, *options, num=5, **more):
+    return EnvConfig(id, num, "subproc", options, **{"workers": 2, "timeout": 20.0, **more})
+
+
+def draw(manager, generator):
+    """Random policy-space actions for all rows."""
+    actions = {}
+    for name, spec in manager.action.items():
+        shape = (manager.batch, *spec.shape)
+        if spec.kind == "continuous":
+            actions[name] = torch.randn(shape, generator=generator)
+        else:
+            sizes = torch.tensor(np.reshape(spec.sizes or 2, spec.shape if spec.sizes else ()))
+            actions[name] = (torch.rand(shape, generator=generator) * sizes).long()
+    return actions
+
+
+def advance(manager, actions):
+    """One step of every group; all groups fly at once."""
+    for group, rows in enumerate(manager.groups):
+        manager.send({name: x[rows] for name, x in actions.items()}, group)
+    for group, rows in enumerate(manager.groups):
+        step = manager.recv(group)
+        assert len(step.reward) == rows.stop - rows.start
+    return manager.last()
+
+
+def same(a, b):
+    assert list(a.observation) == list(b.observation)
+    for name, x in a.observation.items():
+        assert x.dtype == b.observation[name].dtype
+        assert torch.equal(x, b.observation[name]), name
+    for name in ("reward", "terminated", "truncated", "first"):
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
+
+
+def text(episodes):
+    """Comparable, NaN included."""
+    return sorted(map(str, episodes))
+
+
+CASES = [
+    config("CartPole-v1", workers=3),
+    config("CartPole-v1", alternate=True),
+    config(f"{WORLDS}:Walk"),
+    config(f"{WORLDS}:Walk", workers=3, alternate=True),
+    config(f"{TOY}:MaskedEnv", "length=4"),
+    config(f"{TOY}:MaskedEnv", "in_info=true", workers=1, alternate=True),
+    config(f"{TOY}:MixedActionEnv", "more=true", workers=5, alternate=True),
+    config(f"{TOY}:TargetEnv", wrappers=("gymnasium.wrappers:FrameStackObservation(stack_size=3)",)),
+    config(f"{TOY}:MemoryEnv", max_episode_steps=4),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.id.rpartition(':')[2]}-{1 + c.alternate}")
+def test_the_same_steps_as_in_one_process(case):
+    simple = make_manager(EnvConfig(case.id, case.num, "simple", case.options, case.max_episode_steps, case.mask,
+                                    case.wrappers))  # fmt: skip
+    ours = SubProcEnvManager(case, case.num)
+    treatment = {name: "clip" for name, spec in simple.action.items() if spec.kind == "continuous"}
+    for manager in (simple, ours):
+        manager.use(treatment)
+    generator = torch.Generator().manual_seed(3)
+    assert ours.observation == simple.observation
+    assert len(ours.groups) == 1 + case.alternate
+    for seed in (11, 12):
+        same(ours.reset(seed), simple.reset(seed))
+        for _ in range(40):
+            actions = draw(simple, generator)
+            same(advance(ours, actions), simple.step(actions))
+        found = ours.episodes()
+        assert text(found) == text(simple.episodes())
+        assert case.id == "CartPole-v1" or len(found) > 10
+    ours.close()
+    ours.close()
+    simple.close()
+
+
+def test_spawned_workers_do_the_same():
+    case = config(f"{WORLDS}:Walk", start="spawn", num=2)
+    simple, ours = make_manager(EnvConfig(case.id, 2, "simple")), SubProcEnvManager(case, 2)
+    same(ours.reset(5), simple.reset(5))
+    actions = {"action": torch.tensor([1, 2])}
+    same(advance(ours, actions), simple.step(actions))
+    ours.close()
+
+
+def test_workers_do_not_load_torch():
+    ours = SubProcEnvManager(config(f"{WORLDS}:Faulty", "length=1"), 4)
+    ours.reset(0)
+    advance(ours, {"action": torch.zeros(4, dtype=torch.int64)})
+    assert [episode.infos["torch"] for episode in ours.episodes()] == [0.0] * 4
+    ours.close()
+
+
+def test_infos_that_are_too_many_are_cut():
+    ours = SubProcEnvManager(config(f"{WORLDS}:Walk", "length=1", "many=1000"), 2)
+    ours.reset(0)
+    for _ in range(6):
+        advance(ours, {"action": torch.zeros(2, dtype=torch.int64)})
+    infos = ours.episodes()[0].infos
+    assert infos["deep/t"] >= 1
+    assert infos["number 99"] == 99 / 7
+    assert len(infos) < 1000
+    ours.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("groups", [[slice(0, 7)], [slice(0, 3), slice(3, 7)]])
+def test_rows_are_shared_evenly(groups, workers):
+    parts = divide(groups, workers)
+    assert [row for part in parts for row in range(part.start, part.start + part.count)] == list(range(7))
+    assert {part.worker for part in parts} == set(range(workers))
+    if workers > 1:
+        assert len(parts) == workers
+        sizes = [part.count for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def failing(tmp_path, how, times=1, call="step", **more):
+    left = tmp_path / "left"
+    left.mkdir()
+    options = [f'how="{how}"', f"left='{left}'", f'call="{call}"', "at=3"]
+    quick = {"timeout": 0.5} if how in ("hang", "stop", "busy") else {}
+    ours = SubProcEnvManager(config(f"{WORLDS}:Faulty", *options, num=4, **(quick | more)), 4)
+    fill(left, times)
+    reports = []
+    ours.on_report = reports.append
+    return ours, reports
+
+
+def fill(folder, times):
+    """Let so many failures happen."""
+    for token in range(times):
+        (folder / f"{token:03}").touch()
+
+
+SIGNS = {
+    "raise": "raised UserError: subproc_worlds:Faulty: step raised ValueError: a bad day (subproc_worlds.py, line",
+    "exit": "ended with exit code 7",
+    "kill": "was killed by SIGKILL",
+    "crash": "was killed by SIGSEGV",
+    "hang": "hung: it did not answer in 0.5 s",
+    "busy": "hung: it did not answer in 0.5 s",
+    "stop": "hung: it did not answer in 0.5 s",
+}
+ACTION = {"action": torch.tensor([0, 1, 2, 0])}
+
+
+@pytest.mark.parametrize("how", list(SIGNS))
+def test_a_failing_worker_is_reported_and_replaced(tmp_path, how):
+    ours, reports = failing(tmp_path, how)
+    before = ours.reset(7).observation["observation"].clone()
+    for _ in range(2):
+        advance(ours, ACTION)
+    step = advance(ours, ACTION)  # both workers would fail in it; one does
+    assert len(reports) == ours.restarts == 1
+    row = next(row for row in range(4) if f"environment {row}," in reports[0])
+    assert SIGNS[how] in reports[0]
+    assert f"episode seed {int(before[row, 0])}, last action {ACTION['action'][row]}" in reports[0]
+    assert "about to fail" in reports[0]
+    if how in ("raise", "hang", "busy", "crash"):
+        assert 'subproc_worlds.py", line' in reports[0]
+    lost = list(range(row, row + 2))
+    kept = [other for other in range(4) if other not in lost]
+    assert step.first.tolist() == [other in lost for other in range(4)]
+    assert step.reward.tolist() == [0.0 if other in lost else 3.0 for other in range(4)]
+    assert not (step.terminated | step.truncated).any()
+    seen = step.observation["observation"]
+    assert seen[kept, 0].tolist() == before[kept, 0].tolist()
+    assert seen[lost, 0].tolist() == [ours.seed_of(other, 1) for other in lost]  # the next episodes
+    assert set(seen[lost, 2].tolist()).isdisjoint(before[:, 2].tolist())  # in another process
+    ends = {}
+    for _ in range(8):
+        advance(ours, ACTION)
+        ends |= {episode.row: episode for episode in ours.episodes() if episode.row not in ends}
+    assert {other: (e.length, e.reward, e.seed) for other, e in ends.items()} == {
+        other: (6, 21.0, ours.seed_of(other, 1 if other in lost else 0)) for other in range(4)
+    }
+    assert ours.restarts == 1
+    ours.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_failures_with_two_groups(tmp_path, workers):
+    """With one worker the other group's episodes go too: at once if it flies, else when it is sent next."""
+    ours, reports = failing(tmp_path, "kill", alternate=True, workers=workers)
+    ours.reset(1)
+    half = {"action": torch.zeros(2, dtype=torch.int64)}
+    for _ in range(2):
+        advance(ours, ACTION)
+    ours.send(half, 0)
+    first = ours.recv(0)  # the other group does not fly
+    assert first.first.tolist() == [True, True]
+    assert len(reports) == 1
+    old = ours.last().observation["observation"][2:, 0].tolist()
+    ours.send(half, 1)
+    second = ours.recv(1)
+    alone = workers == 1
+    assert second.first.tolist() == [alone, alone]
+    expected = [ours.seed_of(row, 1) for row in (2, 3)] if alone else old
+    assert second.observation["observation"][:, 0].tolist() == expected
+    assert second.observation["observation"][:, 1].tolist() == ([0, 0] if alone else [3, 3])
+    for _ in range(8):
+        advance(ours, ACTION)
+    assert {e.length for e in ours.episodes()} == {6}
+    ours.close()
+
+
+def test_both_groups_fly_when_their_worker_dies(tmp_path):
+    ours, reports = failing(tmp_path, "exit", alternate=True, workers=1)
+    ours.reset(1)
+    for _ in range(2):
+        advance(ours, ACTION)
+    step = advance(ours, ACTION)
+    assert step.first.tolist() == [True] * 4
+    assert step.observation["observation"][:, 0].tolist() == [ours.seed_of(row, 1) for row in range(4)]
+    assert advance(ours, ACTION).observation["observation"][:, 1].tolist() == [1] * 4
+    assert len(reports) == 1
+    ours.close()
+
+
+def test_a_worker_killed_while_idle_and_one_in_reset(tmp_path):
+    ours, reports = failing(tmp_path, "raise", times=2, call="reset")
+    ours.reset(3)  # two failures: other episodes begin
+    assert len(reports) == 2
+    assert "step raised" not in reports[0]
+    assert "reset raised ValueError" in reports[0]
+    seeds = ours.last().observation["observation"][:, 0].tolist()
+    numbers = [next(n for n in range(4) if ours.seed_of(row, n) == seed) for row, seed in enumerate(seeds)]
+    assert sum(numbers) in (4, 2 + 2)  # two rows at each failure
+    advance(ours, ACTION)
+    kill(ours, 0)
+    step = advance(ours, ACTION)
+    assert step.first.tolist() == [True, True, False, False]
+    assert "was killed by SIGKILL" in reports[2]
+    after = step.observation["observation"][:, 0].tolist()
+    assert after == [ours.seed_of(row, numbers[row] + (row < 2)) for row in range(4)]
+    ours.close()
+
+
+def test_max_restarts_end_the_run_with_a_sentence(tmp_path):
+    ours, reports = failing(tmp_path, "raise", times=100, max_restarts=2)
+    ours.reset(0)
+    for _ in range(2):
+        advance(ours, ACTION)
+    ours.restarts = 1
+    with pytest.raises(UserError, match=r"more than 2 environment workers failed.*a bad day.*episode seed") as caught:
+        advance(ours, ACTION)
+    assert "\n" not in str(caught.value)
+    assert len(reports) == 2
+    ours.close()
+
+
+def test_a_constructor_that_fails_at_the_restart_counts_too(tmp_path):
+    ours, reports = failing(tmp_path, "raise", times=2, call="constructor")
+    ours.reset(0)
+    kill(ours, 1)
+    step = advance(ours, ACTION)
+    assert step.first.tolist() == [False, False, True, True]
+    assert len(reports) == 3
+    assert "its constructor raised ValueError: a bad day" in reports[1]
+    ours.close()
+
+
+def test_a_constructor_that_fails_at_the_start_is_a_mistake(tmp_path, monkeypatch):
+    left = tmp_path / "left"
+    left.mkdir()
+    fill(left, 100)
+    monkeypatch.setenv("SPARED", str(os.getpid()))  # it works in this process
+    for how, says in (("raise", "its constructor raised ValueError: a bad day"), ("exit", "exit code 7")):
+        options = [f'how="{how}"', f"left='{left}'", 'call="constructor"']
+        with pytest.raises(UserError, match=says) as caught:
+            SubProcEnvManager(config(f"{WORLDS}:Faulty", *options), 2)
+        assert "\n" not in str(caught.value)
+
+
+def test_mistakes_that_show_before_any_worker_starts():
+    with pytest.raises(UserError, match=r"env.alternate needs 2 environments"):
+        SubProcEnvManager(config("CartPole-v1", alternate=True), 1)
+    with pytest.raises(UserError, match="interactive session"):
+        SubProcEnvManager(config("CartPole-v1"), 2, "__main__:MyEnv")
+    with pytest.raises(UserError, match="no environment"):
+        SubProcEnvManager(config("CartPoleX-v1"), 2)
+
+
+@pytest.mark.parametrize(
+    ("id", "workers", "alternate", "back"),
+    [
+        ("CartPole-v1", 2, False, "subproc"),
+        (f"{WORLDS}:Walk", 1, True, "subproc"),
+        (f"{TOY}:MixedActionEnv", 2, True, "simple"),
+    ],
+)
+def test_a_state_brings_everything_back(id, workers, alternate, back):
+    case = config(id, workers=workers, alternate=alternate)
+    ours = SubProcEnvManager(case, 5)
+    generator = torch.Generator().manual_seed(0)
+    ours.reset(2)
+    for _ in range(23):
+        advance(ours, draw(ours, generator))
+    state = ours.state_dict()
+    actions = [draw(ours, generator) for _ in range(30)]
+    other = SubProcEnvManager(case, 5) if back == "subproc" else make_manager(EnvConfig(id, 5, "simple"))
+    other.load_state_dict(state)
+    assert other.restored == "exactly"
+    same(other.last(), ours.last())
+    for action in actions:
+        same(advance(other, action), advance(ours, action))
+    assert text(other.episodes()) == text(ours.episodes())
+    other.close()
+    ours.close()
+
+
+def test_rows_that_cannot_come_back_begin_the_next_episode():
+    case = config(f"{WORLDS}:Unsure", num=3)
+    ours = SubProcEnvManager(case, 3)
+    ours.reset(2)
+    for _ in range(2):
+        advance(ours, {"action": torch.zeros(3, dtype=torch.int64)})
+    state = ours.state_dict()
+    ours.load_state_dict(state)
+    assert "restarted at an episode boundary" in ours.restored
+    assert ours.last().first.tolist() == [True] * 3
+    assert ours.last().observation["observation"][:, 0].tolist() == [ours.seed_of(row, 1) for row in range(3)]
+    assert advance(ours, {"action": torch.zeros(3, dtype=torch.int64)}).first.tolist() == [False] * 3
+    ours.close()
+
+
+def test_a_worker_that_dies_in_a_save_or_in_a_load():
+    ours = SubProcEnvManager(config("CartPole-v1", num=4), 4)
+    reports = []
+    ours.on_report = reports.append
+    ours.reset(4)
+    action = {"action": torch.tensor([0, 1, 0, 1])}
+    advance(ours, action)
+    kill(ours, 0)
+    state = ours.state_dict()
+    assert len(reports) == ours.restarts == state["restarts"] == 1
+    saved = ours.last().observation["observation"].clone()
+    assert advance(ours, action).first.tolist() == [True, True, False, False]
+    kill(ours, 1)
+    ours.load_state_dict(state)
+    assert ours.restored.startswith("restarted at an episode boundary: environments 2, 3 of CartPole-v1: its worker")
+    assert ours.last().first.tolist() == [False, False, True, True]
+    assert torch.equal(ours.last().observation["observation"][:2], saved[:2])
+    assert advance(ours, action).first.tolist() == [False] * 4
+    ours.close()
+
+
+def kill(manager, worker):
+    process = manager._crew._processes[worker]
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait(10)
+
+
+def test_a_state_is_not_taken_in_flight():
+    ours = SubProcEnvManager(config("CartPole-v1"), 2)
+    ours.reset(0)
+    ours.send({"action": torch.zeros(2, dtype=torch.int64)})
+    with pytest.raises(RuntimeError, match="not yet received"):
+        ours.state_dict()
+    ours.reset(0)  # what flew is dropped
+    assert ours.last().first.all()
+    ours.close()
+
+
+def test_many_kills_leak_nothing(tmp_path):
+    ours, reports = failing(tmp_path, "exit", times=30, max_restarts=100)
+    ours.reset(0)
+    advance(ours, ACTION)
+    before, alive = open_fds(), children()
+    while len(reports) < 30:
+        advance(ours, ACTION)
+    assert open_fds() == before
+    assert children() == alive
+    assert len(children(alive[0])) == 2  # of the server, zombies included
+    ours.close()
+    assert children(alive[0]) == []
+
+
+def test_a_manager_of_its_own_leaves_no_server(monkeypatch):
+    monkeypatch.setattr(crew, "Launcher", Launcher)
+    before = open_fds(), children()
+    ours = SubProcEnvManager(config("CartPole-v1"), 2)
+    ours.reset(0)
+    assert len(children()) == len(before[1]) + 1
+    ours.close()
+    del ours
+    gc.collect()
+    assert (open_fds(), children()) == before
+
+
+KILLED = """
+import sys, time, torch
+sys.path.insert(0, {here!r})
+from ludus.environments.config import EnvConfig
+from ludus.managers.subproc import SubProcEnvManager
+if __name__ == "__main__":
+    manager = SubProcEnvManager(EnvConfig("CartPole-v1", 4, "subproc", workers=2), 4)
+    manager.reset(0)
+    print("ready", flush=True)
+    while True:
+        manager.step({{"action": torch.zeros(4, dtype=torch.int64)}})
+"""
+
+
+def test_workers_die_with_a_killed_parent():
+    here = str(Path(__file__).parent)
+    parent = subprocess.Popen([sys.executable, "-c", KILLED.format(here=here)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout.readline() == "ready\n"
+    server = children(parent.pid)
+    below = server + children(server[0])
+    assert len(below) == 3
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    until = time.monotonic() + 10
+    while time.monotonic() < until and any(running(pid) for pid in below):
+        time.sleep(0.01)
+    assert not any(running(pid) for pid in below)
+
+
+def running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,84 @@
+"""What the children of these tests do: functions that are called by import path in processes of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+
+from ludus.core.errors import UserError
+from ludus.parallel.memory import Block
+
+
+def tell(settings, fds):
+    """Write down what there is to see from inside."""
+    seen = {
+        "settings": settings,
+        "fds": sorted(fds),
+        "torch": "torch" in sys.modules,
+        "sigint": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+        "group": os.getpgrp() == os.getpid(),
+        "cwd": os.getcwd(),
+        "parent": os.getppid(),
+        "open": sorted(int(fd) for fd in os.listdir("/proc/self/fd")),
+    }
+    os.write(fds["out"], json.dumps(seen).encode())
+
+
+def fail(settings, fds):
+    print("a last word", file=sys.stderr)
+    raise ValueError("this is\nwrong")
+
+
+def mistake(settings, fds):
+    raise UserError("Set x to 1.")
+
+
+def leave(settings, fds):
+    if settings["how"] == "sys":
+        sys.exit(3)
+    os._exit(4)
+
+
+def crash(settings, fds):
+    ctypes.string_at(0)
+
+
+def write(settings, fds):
+    Block(settings["fields"], fds["block"])["x"][...] += 1
+
+
+def chatter(settings, fds):
+    for _ in range(40):
+        sys.stderr.write("x" * 65536)
+    sys.stderr.write("the end")
+    sys.stderr.flush()
+    os.write(fds["out"], b"done")
+    time.sleep(60)
+
+
+def obedient(settings, fds):
+    """End when told so over a pipe."""
+    os.write(fds["out"], b"here")
+    os.read(fds["go"], 1)
+
+
+def hang(settings, fds):
+    """Never end: asleep, in Python, in C with the interpreter's lock held, or deaf to what is polite."""
+    if settings["how"] == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.write(fds["out"], b"here")
+    if settings["how"] == "c":
+        ctypes.PyDLL(None).sleep(1000)  # PyDLL keeps the lock
+    while settings["how"] == "busy":
+        pass
+    time.sleep(1000)
+
+
+def draw(settings, fds):
+    import numpy as np
+
+    os.write(fds["out"], json.dumps(np.random.rand()).encode())

@@ -1,0 +1,42 @@
+"""Messages: what is put in comes out, and nothing else can."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+
+from ludus.parallel.message import pack, put_letter, take_letter, unpack
+
+TREE = {
+    "plain": [1, -2.5, "ü", None, True, {"deep": []}],
+    "arrays": [np.arange(6, dtype=np.int16).reshape(2, 3), {"x": np.zeros((0, 4)), "y": np.array(3.5)}],
+    "mask": np.array([True, False]),
+    "turned": np.arange(12.0).reshape(3, 4).T,
+    "number": np.float32(0.25),
+}
+
+
+def same(a, b):
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)
+    return a == b
+
+
+def test_what_is_packed_comes_out():
+    assert same(TREE, unpack(pack(TREE)))
+    assert math.isnan(unpack(pack([math.nan]))[0])
+    unpack(pack(TREE))["mask"][0] = False  # a copy of its own, to be written to
+
+
+def test_a_letter_replaces_the_one_before():
+    fd = os.memfd_create("letter")
+    for tree in (TREE, {"short": 1}, [np.zeros(1 << 20)]):
+        put_letter(fd, tree)
+        assert same(tree, take_letter(fd))
+    os.close(fd)
