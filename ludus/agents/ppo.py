@@ -110,7 +110,7 @@ class PPO(ActorCritic):
                 break
         self.observe(batch)
         rows = torch.stack([x for metrics in learned for x in metrics.values()]).view(len(learned), -1)
-        means = dict(zip(learned[0], rows.mean(0).unbind(), strict=True))
+        means = dict(zip(learned[0], rows.double().mean(0).float().unbind(), strict=True))
         return Learned(means | {"optimizer_steps": torch.tensor(float(len(learned)))} | self.fit(prepared))
 
     def _moved_too_far(self, learned: list[Tensors], updater: Updater) -> bool:

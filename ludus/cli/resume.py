@@ -20,9 +20,14 @@ class Arguments:
 
     # The folder of a run, or latest.
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    nb_step: int | None = None  # a new total of steps, for a run that has done all of its own
-    stop_at: float | None = None  # a new target of the evaluation, for a run that reached its own
-    runs: str = "runs"  # where latest is looked for
+    # A new total of steps, for a run that has done all of its own.
+    nb_step: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    # A new target of the evaluation, for a run that reached its own.
+    stop_at: Annotated[float | None, tyro.conf.arg(metavar="X")] = None
+    # Another device (cpu or cuda); the last digits may differ then.
+    device: Annotated[str | None, tyro.conf.arg(metavar="D")] = None
+    # Where latest is looked for.
+    runs: Annotated[str, tyro.conf.arg(metavar="R")] = "runs"
 
 
 def run(argv: list[str]) -> int:
@@ -31,7 +36,7 @@ def run(argv: list[str]) -> int:
     folder = RunDirectory.open(given.run, given.runs).path  # a wrong name is told before torch is imported
     from ludus.containers.train import resume
 
-    result = resume(folder, nb_step=given.nb_step, stop_at=given.stop_at, runs=given.runs)
+    result = resume(folder, nb_step=given.nb_step, stop_at=given.stop_at, device=given.device, runs=given.runs)
     stopped = result.reason.startswith("SIG")
     print(closing(result.run, Path(given.runs), stopped))
     return INTERRUPTED if stopped else 0

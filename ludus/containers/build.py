@@ -26,7 +26,9 @@ from ludus.parallel.devices import Device, assign, free_memory
 EVALUATION_ROWS = 100  # environments that an evaluation steps at once, at most
 GPU_SPEED = 20.0  # as many times faster than the CPU, by a rough guess
 SMALL = 2e7  # parameters × rows of an update below which a second thread costs more than it brings
-REPAID = 30_000  # optimizer steps that earn back a compilation: ten seconds or more, against half a millisecond each
+REPAID = (
+    50_000  # optimizer steps that earn back a compilation: ten seconds or more, against a fifth of a millisecond each
+)
 
 
 class Engines(NamedTuple):
@@ -151,6 +153,16 @@ def _compiles(settings: Settings[Any], agent: Agent) -> bool:
     return settings.compile == "auto" and not recurrent and steps >= REPAID and has_compiler
 
 
+def refuse_nameless(id: str, environment: Callable[..., Any] | None) -> None:
+    """Refuse to look for a lambda, a partial or a local class by its name."""
+    if environment is None and "<" in id:
+        raise UserError(
+            f'The environment "{id}" of this run has no name to import it by: load or resume it from Python with what '
+            "makes it, as in ludus.load(run, environment=make)."
+        )
+
+
 def build_manager(settings: Settings[Any], environment: Callable[..., Any] | None = None) -> EnvironmentManager:
     """The training environments."""
+    refuse_nameless(settings.env.id, environment)
     return make_manager(settings.env, environment=environment)

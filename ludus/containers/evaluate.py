@@ -44,7 +44,7 @@ class Evaluation(NamedTuple):
 class Evaluator:
     """Plays a set number of fresh episodes: each row plays its share, so that short episodes are not over-counted.
 
-    Its environments are made when they are first needed.
+    Its environments are made when they are needed, and anew for each evaluation unless a reset makes them forget all.
     """
 
     def __init__(self, make: Callable[[], EnvironmentManager], episodes: int, seed: int, greedy: bool = True) -> None:
@@ -71,12 +71,13 @@ class Evaluator:
         finally:
             for module, mode in modes:
                 module.training = mode
+            if self._manager is not None and not self._manager.forgets:
+                self.close()
 
     def _play(self, agent: Agent, device: torch.device, stop: Callable[[], object]) -> Evaluation | None:
         manager, rows = self.manager, self.manager.batch
         quota = [self.episodes // rows + (row < self.episodes % rows) for row in range(rows)]
         entropy = np.random.SeedSequence([self.seed, self.round]).generate_state(2)
-        self.round += 1
         generator = torch.Generator(device).manual_seed(int(entropy[1]))
         noise = None if self.greedy else agent.make_noise(rows, generator)
         step, state = manager.reset(int(entropy[0])).to(device), agent.initial_state(rows)
@@ -92,8 +93,7 @@ class Evaluator:
             if not any(quota):
                 return Evaluation(returns, lengths)
             if stop():
-                self.round -= 1  # the next one plays the same episodes
-                return None
+                return None  # the next one plays the same episodes
         raise UserError(
             f"An evaluation had unfinished episodes after {LONGEST:,} steps; set env.max_episode_steps to the "
             "length at which an episode may be cut."
@@ -103,6 +103,7 @@ class Evaluator:
         """Close the environments; may be called twice."""
         if self._manager is not None:
             self._manager.close()
+        self._manager = None
 
     def state_dict(self) -> State:
         """How many evaluations were done."""

@@ -133,12 +133,12 @@ class LocalWorker(Container):
         evaluation = self.evaluator.run(self.agent, self.device, lambda: self.stopping)
         if evaluation is None:
             return None
-        self.last_evaluation, self.evaluated_at, self.owed = evaluation, self.local_step_count, False
         better = self.best is None or evaluation.mean > self.best
-        if better:
-            self.best = evaluation.mean
         if self.reporter is not None:
             self.reporter.evaluated(self, evaluation, better)
+        self.evaluator.round += 1  # counted only once it is told: one that fails to be is played again
+        self.last_evaluation, self.evaluated_at, self.owed = evaluation, self.local_step_count, False
+        self.best = evaluation.mean if better else self.best
         target = self.settings.evaluation.stop_at
         if target is not None and evaluation.mean >= target:
             self.stopping = f"the evaluation reached {target:g}"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ludus.containers.build import build_agent, build_evaluator, choose_device
+from ludus.containers.build import build_agent, build_evaluator, choose_device, refuse_nameless
 from ludus.containers.coerce import typed
 from ludus.containers.evaluate import Evaluation
 from ludus.containers.settings import Settings, from_flat, to_flat
@@ -45,11 +45,7 @@ class Player:
         device: str = "auto",
         environment: Callable[..., Any] | None = None,
     ) -> None:
-        if environment is None and "<" in settings.env.id:  # a lambda, a partial, a local class
-            raise UserError(
-                f'The environment "{settings.env.id}" of this run has no name to import it by: load it from Python '
-                "with what makes it, as in ludus.load(run, environment=make)."
-            )
+        refuse_nameless(settings.env.id, environment)
         self.settings, self.meta, self._make = settings, meta, environment
         self.device = choose_device(device)
         self._world = make_manager(settings.env, 1, environment=environment)

@@ -148,6 +148,10 @@ class _Recorder(Updater):
         return getattr(self._inner, name)  # an agent of one's own may use more than an Updater promises
 
     @property
+    def by_hand(self) -> bool:  # type: ignore[override]
+        return self._inner.by_hand
+
+    @property
     def learning_rate(self) -> float:
         return self._inner.learning_rate
 
@@ -173,6 +177,8 @@ class _Recorder(Updater):
         inner.flat.gradient.zero_()
         with _anomalies(found):
             losses, _ = loss(batch)
+            if not any(x.requires_grad for x in losses.values()):  # a loss by hand has no graph to look at
+                losses, _ = agent.compute_loss(batch)
             inner.total(losses).backward()  # type: ignore[no-untyped-call]
         finite = {name: x.grad is None or bool(torch.isfinite(x.grad).all()) for name, x in agent.named_parameters()}
         found.gradients = [name for name, good in finite.items() if not good]

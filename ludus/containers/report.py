@@ -128,22 +128,23 @@ class Reporter:
     def evaluated(self, worker: LocalWorker, evaluation: Evaluation, better: bool) -> None:
         """Write an evaluation everywhere, and the policy to ``best/`` if it is the best so far."""
         step = worker.local_step_count
+        if better:
+            self.keeper.save_best(step, {"agent": dict(worker.agent.state_dict())}, evaluation.mean)
         values = {"mean": evaluation.mean, "std": evaluation.std, "length": evaluation.mean_length}
         self.metrics.write(step, {f"evaluation/{name}": x for name, x in values.items()})
         self._curve.append((step, evaluation.mean))
         self.log_file.note(f"evaluation at step {step}: {evaluation.mean:.6g} ± {evaluation.std:.4g}")
         if self.console is not None:
             self.console.evaluated(step, evaluation.mean, evaluation.std, len(evaluation.returns))
-        if better:
-            self.keeper.save_best(step, {"agent": dict(worker.agent.state_dict())}, evaluation.mean)
 
     def checkpoint(self, worker: LocalWorker) -> None:
         """Save all that a resume needs, the metrics up to here included."""
         self.keeper.save(worker.local_step_count, self._state(worker))
 
     def rescue(self, worker: LocalWorker) -> None:
-        """Save what an error would lose, unless the parameters themselves are spoilt."""
-        if worker.updates and all(bool(torch.isfinite(p).all()) for p in worker.agent.parameters()):
+        """Save what an error would lose, unless that is saved already or the parameters are spoilt."""
+        saved = not worker.between and self.keeper.has(worker.local_step_count)
+        if worker.updates and not saved and all(bool(torch.isfinite(p).all()) for p in worker.agent.parameters()):
             try:
                 self.checkpoint(worker)
                 self.note(f"An error ends the run; all up to step {worker.local_step_count:,} is saved.")

@@ -34,13 +34,17 @@ def new_run(settings: Settings[Any]) -> Iterator[RunDirectory]:
 
 
 @contextmanager
-def open_run(path: str | Path, runs: str, nb_step: int | None, stop_at: float | None) -> Iterator[SavedRun]:
+def open_run(
+    path: str | Path, runs: str, nb_step: int | None = None, stop_at: float | None = None, device: str | None = None
+) -> Iterator[SavedRun]:
     """Read settings and newest whole checkpoint of a run; refuse one that has reached its end."""
     run = RunDirectory.open(path, runs)
     with run.lock():
         settings, origins = from_flat(read_config(run.config)), read_origins(run.config)
         if nb_step is not None:
             settings, origins["nb_step"] = replace(settings, nb_step=nb_step), "flag of resume"
+        if device is not None:
+            settings, origins["device"] = replace(settings, device=device), "flag of resume"
         if stop_at is not None:
             evaluation = replace(settings.evaluation, stop_at=stop_at)
             settings, origins["evaluation.stop_at"] = replace(settings, evaluation=evaluation), "flag of resume"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ludus.containers.blackbox import generators
 from ludus.containers.evaluate import Evaluation
 from ludus.core.errors import UserError
 from ludus.core.types import HiddenState, State
@@ -19,7 +20,6 @@ INFOS = 1000  # episodes whose infos one line of metrics sums up, at most
 
 def worker_state(worker: LocalWorker) -> State:
     """All that a resume needs, by part; in the midst of an update, without the rollout that it breaks off."""
-    generator = getattr(worker.agent, "generator", None)
     whole, device = worker.began and worker.between, worker.device
     return {
         "agent": dict(worker.agent.state_dict()),
@@ -27,9 +27,10 @@ def worker_state(worker: LocalWorker) -> State:
         "noise": worker.noise.state_dict(),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        "minibatches": None if generator is None else generator.get_state(),
+        "generators": {name: generator.get_state() for name, generator in generators(worker.agent).items()},
         "manager": worker.manager.state_dict() if whole else None,
         "cache": worker.cache.state_dict() if whole else None,
+        "groups": [[rows.start, rows.stop] for rows in worker.manager.groups],
         "hidden_state": dict(worker.hidden_state),
         "evaluator": worker.evaluator.state_dict(),
         "counters": _counters(worker),
@@ -73,8 +74,8 @@ def _take_learning(worker: LocalWorker, state: State) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and worker.device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], worker.device)
-    if state["minibatches"] is not None:
-        worker.agent.generator.set_state(state["minibatches"])  # type: ignore[operator, union-attr]
+    for name, generator in generators(worker.agent).items():
+        generator.set_state(state["generators"][name])
 
 
 def _take_counters(worker: LocalWorker, counters: State) -> None:
@@ -90,11 +91,25 @@ def _take_counters(worker: LocalWorker, counters: State) -> None:
 def _take_experience(worker: LocalWorker, state: State) -> str:
     if state["manager"] is None:  # the run broke off in a rollout: go on with episodes that it has not seen
         worker.env_seed = (worker.env_seed + 1 + worker.local_step_count) % (2**31 - 1)
+        _forget(worker, torch.ones(worker.manager.batch, dtype=torch.bool))
         return "restarted at an episode boundary: the run broke off in the midst of an update"
+    if state["groups"] != [[rows.start, rows.stop] for rows in worker.manager.groups]:
+        raise UserError(
+            f"The checkpoint was made with {len(state['groups'])} groups of environments, and now there are "
+            f"{len(worker.manager.groups)}; set env.alternate and env.num back to what they were."
+        )
     worker.manager.load_state_dict(state["manager"])
     worker.cache.load_state_dict(state["cache"])
     worker.env_step = worker.manager.last().to(worker.device)
     worker.cache.amend(worker.env_step)
     worker.hidden_state = HiddenState(state["hidden_state"]).map(lambda x: x.to(worker.device))
     worker.began = True
+    _forget(worker, worker.env_step.first)
     return worker.manager.restored
+
+
+def _forget(worker: LocalWorker, first: torch.Tensor) -> None:
+    """Let the reward scaler drop the open returns of rows that begin an episode: those before may have been lost."""
+    scaler = getattr(worker.agent, "reward_scaler", None)
+    if scaler is not None:
+        scaler.carried[first] = 0

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -95,17 +95,18 @@ def resume(
     *,
     nb_step: int | None = None,
     stop_at: float | None = None,
+    device: str | None = None,
     runs: str = "runs",
     on_update: OnUpdate | None = None,
     environment: Callable[..., Any] | None = None,
 ) -> TrainResult:
     """Go on with a run that was stopped or killed, from its newest whole checkpoint, as if nothing had happened.
 
-    ``nb_step`` and ``stop_at`` give a run that has ended a new end. ``environment`` makes one environment, where the
-    run's own name for it cannot be imported.
+    ``nb_step`` and ``stop_at`` give a run that has ended a new end; ``device`` moves it, where the numbers may differ
+    in their last digits. ``environment`` makes one environment, where the run's own name for it cannot be imported.
     """
     with ExitStack() as stack:
-        saved = stack.enter_context(open_run(run, runs, nb_step, stop_at))
+        saved = stack.enter_context(open_run(run, runs, nb_step, stop_at, device))
         return _launch(saved.resolved, on_update, environment, saved)
 
 
@@ -143,14 +144,17 @@ def _build(
         refuse_unused(resolved, manager.observation, manager.action)
     agent = build_agent(settings, manager.observation, manager.action, settings.device)
     manager.use(agent.treatment)
-    if settings.init_from and saved is None:
+    if settings.init_from and (saved is None or saved.state is None):
         initialise_from(agent, settings)
     updater, engines = build_updater(settings, agent), choose_engines(settings, agent)
     evaluator = build_evaluator(settings, agent, environment)
-    decided = replace(settings, threads=engines.threads, compile="on" if engines.update == "compiled" else "off")
-    chosen = [key for key in ("threads", "compile") if getattr(decided, key) != getattr(settings, key)]
+    compiled: Literal["on", "off"] = "on" if engines.update == "compiled" else "off"
+    decided = replace(settings, threads=engines.threads, compile=compiled, device=str(engines.device))
+    chosen = [key for key in ("threads", "compile", "device") if getattr(decided, key) != getattr(settings, key)]
     origins = resolved.origins | dict.fromkeys(chosen, "chosen")
     worker = LocalWorker(settings, agent, manager, updater, evaluator, on_update)
+    early: list[str] = []  # what is to be told before there is somebody to tell it
+    manager.on_report = early.append
     restored = worker.load_state_dict(saved.state) if saved is not None and saved.state is not None else ""
     run = stack.enter_context(new_run(settings)) if saved is None else saved.run
     reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count)
@@ -159,6 +163,8 @@ def _build(
     if saved is not None:
         reporter.resumed(worker, saved, restored)
     manager.on_report = evaluator.on_report = reporter.warn
+    for report in early:
+        reporter.warn(report)
     if engines.update == "compiled":
         reporter.note("The update is being compiled, which takes about ten seconds the first time.")
         updater.compile(on_failure=reporter.note)

@@ -22,6 +22,7 @@ class EnvironmentManager(ABC):
     observation: Specs
     action: Specs
     on_report: Callable[[str], object] = staticmethod(warnings.warn)  # told of a worker that failed and was replaced
+    forgets: bool = False  # whether a reset makes environments forget all, as native ones do
     restored: str = ""  # after load_state_dict: "exactly", or why rows began new episodes
 
     @abstractmethod

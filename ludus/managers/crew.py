@@ -22,7 +22,7 @@ from ludus.environments.spaces import Arrays
 from ludus.environments.worker import ACTION, LETTER, QUIT, STEP, STEPS, fields
 from ludus.parallel.memory import Block
 from ludus.parallel.message import put_letter, take_letter
-from ludus.parallel.process import Launcher, Process, WorkerError
+from ludus.parallel.process import GRACE, Launcher, Process, WorkerError, end_all
 
 Failed = list[tuple[int, WorkerError]]  # workers and what became of them
 NONE: Failed = []
@@ -71,6 +71,7 @@ class Crew:
     def __init__(
         self, config: EnvConfig, name: str, parts: list[Part], batch: int, specs: tuple[Specs, Specs], branch: int
     ) -> None:
+        self._launcher = Launcher(config.start, PRELOAD)  # first: it refuses where there can be no workers
         self.parts, self._config, self._name, self._branch = parts, config, name, branch
         self.workers = max(part.worker for part in parts) + 1
         actions = {key: ((batch, *s.shape), s.dtype) for key, s in specs[1].items()}
@@ -91,8 +92,8 @@ class Crew:
         self._steps = [[(self._orders[p.number], self._go[p.worker]) for p in parts if p.group == g] for g in groups]
         self._letters = [os.memfd_create("ludus-letter", os.MFD_CLOEXEC) for _ in parts]
         self._processes: list[Process | None] = [None] * self.workers
+        self._failures: dict[int, WorkerError] = {}  # what became of the last process of a worker
         self._watches: list[list[Watch]] = []
-        self._launcher = Launcher(config.start, PRELOAD)
 
     def start(self, workers: Sequence[int]) -> Failed:
         """Start some workers and wait until they have made their environments; return those that failed.
@@ -167,6 +168,17 @@ class Crew:
         done = lambda worker: not any(p.worker == worker and self.busy(p) for p in awaited)  # noqa: E731
         return self._until(done, workers, seconds, until)
 
+    def settle(self, seconds: float) -> Failed:
+        """Wait for every order that is out; workers that are gone have none."""
+        parts = [part for part in self.parts if self.mans(part) and self.busy(part)]
+        for part in parts:
+            os.eventfd_write(self._go[part.worker], 1)  # an interrupt may have come before this was done
+        return self.wait_all(parts, seconds)
+
+    def mans(self, part: Part) -> bool:
+        """Whether there is a process for a part; there is none where one failed and was not replaced."""
+        return self._processes[part.worker] is not None
+
     def where(self, worker: int) -> int:
         """The row whose environment a worker called last."""
         return int(self._places[worker, 0])
@@ -183,9 +195,7 @@ class Crew:
             return
         for part in self.parts:
             self.order(part.number, QUIT)
-        for process in self._processes:
-            if process is not None:
-                process.end(ask=_nothing)
+        end_all([process for process in self._processes if process is not None], GRACE)
         self._launcher.close()
         for fd in (*self._go, *self._done, *self._letters):
             os.close(fd)
@@ -214,9 +224,11 @@ class Crew:
     def _until(
         self, ready: Callable[[int], bool], workers: Sequence[int], seconds: float, until: float = 0.0
     ) -> Failed:
-        """Wait for each worker's message, its death, or the deadline, whichever comes first."""
-        poll, missing, failed = select.poll(), set(workers), Failed()
-        owners = {fd: w for w in workers for fd in (self._done[w], self._processes[w].fileno())}  # type: ignore[union-attr]
+        """Wait for each worker's message, its death, or the deadline, whichever comes first; it may be gone already."""
+        alive = {worker: process for worker in workers if (process := self._processes[worker]) is not None}
+        failed = [(worker, self._failures[worker]) for worker in workers if worker not in alive]
+        poll, missing = select.poll(), set(alive)
+        owners = {fd: worker for worker, process in alive.items() for fd in (self._done[worker], process.fileno())}
         for fd in owners:
             poll.register(fd, select.POLLIN)
         until = until or time.monotonic() + seconds
@@ -258,11 +270,7 @@ class Crew:
         if hung:
             process.abort()
         process.wait(1.0)
-        failure = process.failure(hung)
-        process.end()
+        failure = self._failures[worker] = process.failure(hung)
         self._processes[worker] = None
+        process.end()
         return failure
-
-
-def _nothing() -> None:
-    """The order to quit is out already."""

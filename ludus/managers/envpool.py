@@ -25,6 +25,8 @@ class EnvPoolManager(BatchManager):
     generator.
     """
 
+    forgets = True
+
     def __init__(
         self,
         id: str,

@@ -53,7 +53,7 @@ class SubProcEnvManager(BatchManager):
             rows.close()
         groups = 2 if config.alternate else 1
         cuts = [slice(num * g // groups, num * (g + 1) // groups) for g in range(groups)]
-        parts = divide(cuts, min(config.workers or len(os.sched_getaffinity(0)), num))
+        parts = divide(cuts, min(config.workers or _cores(), num))
         self._crew = Crew(config, name, parts, num, (rows.observation, rows.action), branch)
         super().__init__(name, num, rows.reader, rows.layout, branch, self._crew.memory, groups, replays=True)
         self.on_report: Callable[[str], None] = _warn
@@ -101,6 +101,7 @@ class SubProcEnvManager(BatchManager):
     def state_dict(self) -> State:
         if any(self._flying):
             raise RuntimeError("state_dict: a group has been sent and not yet received")
+        self._settle()
         return {**super().state_dict(), "restarts": self.restarts}
 
     def load_state_dict(self, state: State) -> None:
@@ -136,14 +137,18 @@ class SubProcEnvManager(BatchManager):
         return infos
 
     def _snapshot(self) -> State:
-        """Each environment's own; of a worker that fails at it none, and its rows come back by seed and actions."""
+        """Each environment's own; none of a worker that fails at it or is gone, nor where one has just replaced it.
+
+        These rows come back by seed and actions, which are those of the episodes that were lost.
+        """
         crew, taken = self._crew, list[Any]()
-        for part in crew.parts:
+        asked = [part for part in crew.parts if crew.mans(part) and part.number not in self._lost]
+        for part in asked:
             crew.write(part, {"do": "snapshot", "branch": self._branch})
-        failed = crew.wait_all(crew.parts, self._config.timeout)
+        failed = crew.wait_all(asked, self._config.timeout)
         dead = {worker for worker, _ in failed}
         for part in crew.parts:
-            taken += [None] * part.count if part.worker in dead else crew.answer(part)
+            taken += crew.answer(part) if part in asked and part.worker not in dead else [None] * part.count
         self._mend(failed, go_on=False)
         return {"rows": taken}
 
@@ -173,12 +178,14 @@ class SubProcEnvManager(BatchManager):
         return int(account.episode[i]), bool(account.ended[i]), taken, self._actions(row) if taken is None else None
 
     def _land(self) -> None:
-        """Let what is under way come to its end, whatever it is."""
-        for group, parts in enumerate(self._parts):
-            if self._flying[group]:
-                self._wait(parts)
-                self._flying[group] = False
+        """Forget what is under way, and what was lost."""
+        self._settle()
+        self._flying = [False] * len(self.groups)
         self._lost, self._begun = {}, {}
+
+    def _settle(self) -> None:
+        """Let what is under way come to its end, whatever it is; an interrupt may have left more than steps."""
+        self._mend(self._crew.settle(self._config.timeout), go_on=False)
 
     def _wait(self, parts: Sequence[Part]) -> None:
         while failed := self._crew.wait_all(parts, self._config.timeout):
@@ -243,6 +250,10 @@ class SubProcEnvManager(BatchManager):
         """The rows of a part within its group."""
         start = part.start - self.groups[part.group].start
         return slice(start, start + part.count)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _warn(report: str) -> None:

@@ -21,6 +21,8 @@ class VectorEnvManager(BatchManager):
     Such environments have one generator for all rows, so an episode has no seed of its own.
     """
 
+    forgets = True
+
     def __init__(self, env: VectorEnv[Any, Any, Any], name: str, mask: str = "action_mask", branch: int = 0) -> None:
         _check_autoreset(env, name)
         self._env = env

@@ -42,7 +42,7 @@ class WorkerError(Exception):
     @property
     def signal(self) -> str:
         """The name of the signal that ended it, or nothing."""
-        return signal.Signals(-self.code).name if self.code is not None and self.code < 0 else ""
+        return _signal_name(-self.code) if self.code is not None and self.code < 0 else ""
 
     @property
     def details(self) -> str:
@@ -83,16 +83,9 @@ class Process:
             except ProcessLookupError:
                 return
 
-    def end(self, ask: Callable[[], None] | None = None, grace: float = GRACE) -> None:
-        """End it and release all that it holds: by asking, then by SIGTERM, then by SIGKILL; may be called twice."""
-        if ask is not None and not self.wait(0):
-            ask()
-            self.wait(grace)
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if not self.wait(0):
-                self.send(number)
-                self.wait(grace if number == signal.SIGTERM else 10 * GRACE)
-        self._release()
+    def end(self, grace: float = GRACE) -> None:
+        """End it by SIGTERM, then by SIGKILL, and release all that it holds; may be called twice."""
+        end_all([self], grace=grace)
 
     def abort(self) -> None:
         """End it where it hangs: SIGABRT, on which it writes down the Python lines that it is in, then SIGKILL."""
@@ -107,9 +100,9 @@ class Process:
         if hung:
             what = f"hung: it did not answer in {hung:g} s"
         elif told:
-            what = f"raised {told['kind']}: {' '.join(told['said'].split())}"
+            what = f"raised {told['kind']}: {' '.join(told['said'].split()).rstrip('.')}"
         elif self.code is not None and self.code < 0:
-            what = f"was killed by {signal.Signals(-self.code).name}"
+            what = f"was killed by {_signal_name(-self.code)}"
         else:
             what = f"ended with exit code {'unknown' if self.code is None else self.code}"
         return WorkerError(f"{self.name} (process {self.pid})", what, self.code, told, self.stderr())
@@ -134,12 +127,29 @@ class Process:
             told = {}
         return told
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Close what it was watched by."""
         kept, self._kept = self._kept, {}
         for fd in (self._pidfd, *kept.values()):
             if fd >= 0:
                 os.close(fd)
         self._pidfd = -1
+
+
+def end_all(processes: Sequence[Process], patience: float = 0.0, grace: float = GRACE) -> None:
+    """End processes together, and release all that they hold.
+
+    They have ``patience`` seconds to end of their own accord, ``grace`` more after SIGTERM; then comes SIGKILL.
+    """
+    for number, seconds in ((None, patience), (signal.SIGTERM, grace), (signal.SIGKILL, 10 * GRACE)):
+        left, until = [process for process in processes if not process.wait(0)], time.monotonic() + seconds
+        for process in left:
+            if number is not None:
+                process.send(number)
+        for process in left:
+            process.wait(max(0.0, until - time.monotonic()))
+    for process in processes:
+        process.release()
 
 
 class Launcher:
@@ -192,8 +202,7 @@ class Launcher:
     def close(self) -> None:
         """End every process that is left, and the server; may be called twice."""
         processes, self._processes = self._processes, []
-        for process in processes:
-            process.end()
+        end_all(processes)
         if self._channel is not None:
             self._channel.close()  # the server ends when it sees this
         if self._server is not None:
@@ -307,6 +316,13 @@ def _readable(fd: int, seconds: float) -> bool:
     poll.register(fd, select.POLLIN)
     until = time.monotonic() + seconds
     return bool(poll.poll(max(0.0, until - time.monotonic()) * 1000))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have none
+        return f"signal {number}"
 
 
 def _memory(name: str) -> int:

@@ -126,6 +126,10 @@ class CheckpointKeeper:
         save(self._run.best, state, {"step": step, "score": score, **(meta or {})})
         return self._run.best
 
+    def has(self, step: int) -> bool:
+        """Whether there is a checkpoint of this step."""
+        return settled(self._run.checkpoints / f"step_{step}") is not None
+
     def latest(self) -> Path | None:
         """The checkpoint of the highest step."""
         return self._run.latest_checkpoint()

@@ -15,7 +15,7 @@ from containers_setup import COUNTING, TOY, saved, train
 
 from ludus.core.types import State
 
-TRAINED = ("agent", "updater", "noise", "minibatches", "manager", "cache", "hidden_state")  # not counters and metrics
+TRAINED = ("agent", "updater", "noise", "generators", "manager", "cache", "hidden_state")  # not counters and metrics
 NETWORKS: dict[str, dict[str, Any]] = {
     "numpy": {},
     "torch": {"engine": "torch"},

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from containers_setup import COUNTING, SMALL, TOY, dotted, make_worker, saved, train
 from test_containers_determinism import assert_same
+from torch import nn
 
 import ludus
+from ludus.containers.blackbox import BlackBox
 from ludus.core.errors import UserError
 from ludus.core.types import State
+from ludus.managers.vector import VectorEnvManager
 from ludus.track.rundir import RunDirectory, step_folders
 
 EVERYTHING: dict[str, Any] = {
@@ -134,6 +138,44 @@ def test_a_run_that_has_ended_is_refused_and_goes_on_with_a_new_end(tmp_path: Pa
     assert ludus.resume(solved, stop_at=1e9).steps >= 1000
 
 
+class Noisy(nn.Module):
+    """A network with dropout and with random numbers of its own."""
+
+    def __init__(self, inputs: dict[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(*inputs["observation"], 8), nn.Tanh(), nn.Dropout(0.2))
+        self.noise = torch.Generator().manual_seed(1)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.body(observation)
+        return x + 0.01 * torch.randn(x.shape, generator=self.noise)
+
+
+def test_every_generator_comes_back(tmp_path: Path) -> None:
+    """The ratios of PPO are not 1 with such a network, but a run is a run."""
+    settings = EVERYTHING | {"network__name": f"{__name__}:Noisy"}
+    straight = train(tmp_path / "straight", "CartPole-v1", **settings).run
+    stopped = train(tmp_path / "stopped", "CartPole-v1", "ppo", stop_at(5), **settings)
+    assert_same_run(straight, ludus.resume(stopped.run).run)
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew_from_where_it_began(tmp_path: Path) -> None:
+    other = train(tmp_path, "CartPole-v1", seed=7, **EVERYTHING).run
+    straight = train(tmp_path / "straight", "CartPole-v1", **EVERYTHING | {"init_from": str(other)}).run
+    killed = tmp_path / "killed"
+    shutil.copytree(straight, killed)
+    shutil.rmtree(killed / "checkpoints")
+    assert_same_run(straight, ludus.resume(killed).run)
+
+
+def test_another_schedule_of_the_environments_is_refused(tmp_path: Path) -> None:
+    stopped = train(tmp_path, "CartPole-v1", "ppo", stop_at(3), **MANAGERS["subproc"])
+    config = stopped.run / "config.toml"
+    config.write_text(config.read_text().replace("alternate = false", "alternate = true"))
+    with pytest.raises(UserError, match=r"made with 1 groups of environments, and now there are 2; set env\.alternate"):
+        ludus.resume(stopped.run)
+
+
 def test_a_run_is_resumed_by_one_process_at_a_time(tmp_path: Path) -> None:
     def resume_too(values: dict[str, float]) -> None:
         with pytest.raises(UserError, match="is being written by process"):
@@ -190,3 +232,40 @@ def test_ctrl_c_then_resume_from_the_command_line(tmp_path: Path) -> None:
         check=True,
     )
     assert f"Resumed at step {step:,}. Environments came back exactly." in done.stdout
+
+
+def test_a_second_ctrl_c_in_an_evaluation_plays_it_again_after_the_resume(tmp_path: Path) -> None:
+    """The evaluation is broken off by an exception; its episodes are played again, and no others."""
+    straight = train(tmp_path / "straight", "CartPole-v1", **EVERYTHING).run
+    step, steps = VectorEnvManager._advance, iter(range(10**6))
+
+    def broken(self: VectorEnvManager, group: int) -> None:
+        if self._branch and next(steps) == 25:
+            raise KeyboardInterrupt
+        step(self, group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VectorEnvManager, "_advance", broken)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "broken", "CartPole-v1", **EVERYTHING)
+    assert_same_run(straight, ludus.resume(RunDirectory.open("latest", tmp_path / "broken").path).run)
+
+
+def test_an_error_in_a_rollout_leaves_the_exact_checkpoint_of_its_beginning(tmp_path: Path) -> None:
+    straight = train(tmp_path / "straight", "CartPole-v1", **EVERYTHING | {"checkpoint_every": 1}).run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BlackBox, "before", _interrupt_at(6, BlackBox.before))
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "broken", "CartPole-v1", **EVERYTHING | {"checkpoint_every": 1})
+    assert_same_run(straight, ludus.resume(RunDirectory.open("latest", tmp_path / "broken").path).run)
+
+
+def _interrupt_at(call: int, function: Callable[..., None]) -> Callable[..., None]:
+    calls = iter(range(1, 1000))
+
+    def interrupting(*given: Any) -> None:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        function(*given)
+
+    return interrupting

@@ -47,6 +47,18 @@ class Walk(gymnasium.Env):
         return {"walk": self.x.copy(), "more": (choice, mask[:2])}, info
 
 
+class Kept(Walk):
+    """A walk that gives a snapshot of itself at any time, before its first reset too."""
+
+    x, t = np.zeros(2), 0
+
+    def snapshot(self):
+        return {"x": self.x, "t": self.t}
+
+    def restore(self, snapshot):
+        self.x, self.t = snapshot["x"], snapshot["t"]
+
+
 class Faulty(gymnasium.Env):
     """Fails as ``how`` says at step ``at`` of an episode, as often as the folder ``left`` has files.
 

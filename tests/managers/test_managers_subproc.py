@@ -423,6 +423,140 @@ def test_a_worker_that_dies_in_a_save_or_in_a_load():
     ours.close()
 
 
+def goes_on_as(state, simple, case, actions):
+    """A state, loaded, is at the step of a manager that nothing happened to, and goes on as it does."""
+    other = SubProcEnvManager(case, case.num)
+    other.load_state_dict(state)
+    assert other.restored == "exactly"
+    same(other.last(), simple.last())
+    same(advance(other, actions), simple.step(actions))
+    other.close()
+
+
+KEPT = f"{WORLDS}:Kept"
+SWING = {"action": torch.tensor([0, 1, 2, 3])}
+
+
+def test_a_second_save_after_a_loss_holds_the_lost_episodes_too():
+    """The worker that took over has environments that have not begun yet: none of them is what was saved."""
+    case = config(KEPT, num=4)
+    ours, simple = SubProcEnvManager(case, 4), make_manager(EnvConfig(KEPT, 4, "simple"))
+    ours.on_report = [].append
+    for manager in (ours, simple):
+        manager.reset(4)
+        for _ in range(3):
+            advance(manager, SWING)
+    kill(ours, 0)
+    first, second = ours.state_dict(), ours.state_dict()
+    assert ours.restarts == 1
+    step = advance(ours, SWING)
+    assert step.first.tolist() == [True, True, False, False]
+    assert [x is None for x in ours.state_dict()["snapshot"]["rows"]] == [False] * 4  # they have begun
+    for state in (first, second):
+        assert [x is None for x in state["snapshot"]["rows"]] == [True, True, False, False]
+        before = simple.state_dict()
+        goes_on_as(state, simple, case, SWING)
+        simple.load_state_dict(before)
+    ours.close()
+
+
+def test_a_save_while_an_idle_group_has_lost_its_worker():
+    case = config(KEPT, num=4, workers=1, alternate=True)
+    ours, simple = SubProcEnvManager(case, 4), make_manager(EnvConfig(KEPT, 4, "simple"))
+    ours.on_report = [].append
+    for manager in (ours, simple):
+        manager.reset(4)
+        for _ in range(3):
+            advance(manager, SWING)
+    kill(ours, 0)
+    ours.send({"action": SWING["action"][2:]}, 1)
+    assert ours.recv(1).first.tolist() == [True, True]  # these begin at once, the others when they are sent
+    state = ours.state_dict()
+    assert [x is None for x in state["snapshot"]["rows"]] == [True, True, False, False]
+    other = SubProcEnvManager(case, 4)
+    other.load_state_dict(state)
+    assert other.restored == "exactly"
+    same(other.last(), ours.last())
+    expected = simple.step(SWING)
+    for manager in (other, ours):
+        manager.send({"action": SWING["action"][:2]}, 0)
+    found = other.recv(0)
+    for name, x in expected.observation.items():
+        assert torch.equal(found.observation[name], x[:2])
+    assert torch.equal(found.reward, expected.reward[:2])
+    assert found.first.tolist() == [False, False]
+    assert ours.recv(0).first.tolist() == [True, True]
+    other.close()
+    ours.close()
+
+
+@pytest.mark.parametrize("alternate", [False, True])
+def test_one_failure_too_many_in_a_save_leaves_a_state_to_save(alternate):
+    case = config(KEPT, num=4, max_restarts=0, alternate=alternate, workers=1 if alternate else 2)
+    ours, simple = SubProcEnvManager(case, 4), make_manager(EnvConfig(KEPT, 4, "simple"))
+    ours.on_report = [].append
+    for manager in (ours, simple):
+        manager.reset(4)
+        advance(manager, SWING)
+    kill(ours, 0)
+    with pytest.raises(UserError, match="more than 0 environment workers failed"):
+        ours.state_dict()
+    state = ours.state_dict()
+    assert [x is None for x in state["snapshot"]["rows"]] == [True, True, alternate, alternate]
+    for again in (lambda: ours.reset(0), lambda: advance(ours, SWING)):
+        with pytest.raises(UserError, match=r"more than 0 environment workers failed.*SIGKILL"):
+            again()
+    goes_on_as(state, simple, case, SWING)
+    ours.close()
+
+
+def test_an_interrupt_in_a_save_leaves_no_order_out(monkeypatch):
+    case = config(KEPT, num=4)
+    ours, simple = SubProcEnvManager(case, 4), make_manager(EnvConfig(KEPT, 4, "simple"))
+    for manager in (ours, simple):
+        manager.reset(4)
+        advance(manager, SWING)
+
+    def interrupt(parts, *args):
+        if parts:
+            raise KeyboardInterrupt
+        return []
+
+    pid = ours._crew._processes[0].pid
+    os.kill(pid, signal.SIGSTOP)  # its order is still out when the next save begins
+    with monkeypatch.context() as patch:
+        patch.setattr(ours._crew, "wait_all", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ours.state_dict()
+    assert ours._crew.busy(ours._crew.parts[0])
+    waited, letters = ours._crew.wait_all, []
+
+    def wait_all(parts, *args):
+        letters.append([part.number for part in parts])
+        os.kill(pid, signal.SIGCONT)
+        return waited(parts, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ours._crew, "wait_all", wait_all)
+        state = ours.state_dict()
+    assert [0 in numbers for numbers in letters] == [True, True]  # first for the old order, then for the new one
+    assert ours.restarts == 0
+    goes_on_as(state, simple, case, SWING)
+    ours.close()
+
+
+def test_busy_workers_are_ended_together(monkeypatch):
+    """One wait for all of them, one SIGTERM to all of them: what is left to do does not grow with their number."""
+    ours = SubProcEnvManager(config("CartPole-v1", workers=4), 4)
+    ours.reset(0)
+    sent = []
+    for worker, process in enumerate(ours._crew._processes):
+        os.kill(process.pid, signal.SIGSTOP)  # deaf to all but SIGKILL
+        monkeypatch.setattr(process, "send", lambda n, w=worker, send=process.send: (sent.append((n, w)), send(n)))
+    ours.close()
+    assert sent == [(number, worker) for number in (signal.SIGTERM, signal.SIGKILL) for worker in range(4)]
+
+
 def kill(manager, worker):
     process = manager._crew._processes[worker]
     os.kill(process.pid, signal.SIGKILL)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ludus.core.errors import UserError
-from ludus.parallel.process import GRACE, KEPT, Launcher, WorkerError
+from ludus.parallel.process import GRACE, KEPT, Launcher, WorkerError, end_all
 
 HERE = Path(__file__).parent
 JOBS = "parallel_jobs"
@@ -169,6 +169,15 @@ def test_kill_9(launcher, out):
     assert ended(process).signal == "SIGKILL"
 
 
+def test_a_signal_without_a_name(launcher, out):
+    process = launcher.start(f"{JOBS}:hang", {"how": "asleep"}, {"out": out[1]}, "job")
+    hear(out[0])
+    os.kill(process.pid, signal.SIGRTMIN + 1)
+    failure = ended(process)
+    assert failure.signal == f"signal {signal.SIGRTMIN + 1}"
+    assert f"was killed by signal {signal.SIGRTMIN + 1}" in str(failure)
+
+
 @pytest.mark.parametrize("how", ["asleep", "busy", "c", "deaf"])
 def test_hangs_are_ended_and_show_where(launcher, out, how):
     process = launcher.start(f"{JOBS}:hang", {"how": how}, {"out": out[1]}, "job")
@@ -190,14 +199,15 @@ def test_a_stopped_process_is_ended(launcher, out):
 
 
 def test_endings_escalate(launcher, out):
-    """By asking; by SIGTERM; by SIGKILL."""
+    """By what they were asked; by SIGTERM; by SIGKILL."""
     go = os.pipe()
     polite = launcher.start(f"{JOBS}:obedient", {}, {"out": out[1], "go": go[0]}, "polite")
     hear(out[0])
-    polite.end(lambda: os.close(go[1]), grace=10)
+    os.close(go[1])
+    end_all([polite], 10)
     asleep = launcher.start(f"{JOBS}:hang", {"how": "asleep"}, {"out": out[1]}, "asleep")
     hear(out[0])
-    asleep.end(lambda: None, grace=0.05)
+    end_all([asleep], 0.05, grace=10)
     deaf = launcher.start(f"{JOBS}:hang", {"how": "deaf"}, {"out": out[1]}, "deaf")
     hear(out[0])
     deaf.end(grace=0.05)
