@@ -122,7 +122,7 @@ class Progress:
 
 
 def table(name: str, part: Part, seconds: float) -> str:
-    lines = [f"## {PARTS[name].title} (`python -m benchmarks.soak {name}`, {seconds:.0f} s)", "", "| | |", "|---|---|"]
+    lines = [f"### {PARTS[name].title} (`python -m benchmarks.soak {name}`, {seconds:.0f} s)", "", "| | |", "|---|---|"]
     for what, x in part.figures.items():
         lines.append(f"| {what} | {f'{x:,}' if isinstance(x, int) else x} |")
     lines += ["", "**Broken**: " + "; ".join(part.broken) if part.broken else "All promises kept.", ""]

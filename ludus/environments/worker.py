@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import ExitStack
 from typing import Any
 
@@ -43,10 +44,11 @@ def work(settings: dict[str, Any], fds: dict[str, int]) -> None:
     place = block["places"][settings["worker"]]
     parts = [Part(block, config, place, fds, **part) for part in settings["parts"]]
     place[1] = 1
-    go, done = fds["go"], fds["done"]
+    go, done, spin = fds["go"], fds["done"], settings["spin"]
     os.eventfd_write(done, 1)
     while True:
-        os.eventfd_read(go)
+        if not (spin and _comes(parts, spin)):
+            os.eventfd_read(go)
         for part in parts:
             order = part.order[0]
             if order == part.answer[0]:
@@ -61,6 +63,16 @@ def work(settings: dict[str, Any], fds: dict[str, int]) -> None:
                 return
             part.answer[0] = order
             os.eventfd_write(done, 1)
+
+
+def _comes(parts: list[Part], spin: int) -> bool:
+    """Look for an order for a moment; return whether there is one."""
+    limit = time.perf_counter_ns() + spin
+    while time.perf_counter_ns() < limit:
+        for part in parts:
+            if part.order[0] != part.answer[0]:
+                return True
+    return False
 
 
 class Part:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import select
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ Failed = list[tuple[int, WorkerError]]  # workers and what became of them
 NONE: Failed = []
 Watch = tuple[memoryview, memoryview, int, Callable[[float], list[tuple[int, int]]]]  # order, answer, fd, poll
 STARTING = 60.0  # seconds that making the environments may take at least
+SPIN = 100_000  # nanoseconds to look for an order or an answer before sleeping: to wake up takes a good part of that
 PRELOAD = ("numpy", "gymnasium", "ludus.environments.worker")
 
 
@@ -61,6 +63,11 @@ def divide(groups: Sequence[slice], workers: int) -> list[Part]:
     return parts
 
 
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Crew:
     """W processes over one block of shared memory: orders, answers and deaths; of episodes it knows nothing.
 
@@ -74,6 +81,8 @@ class Crew:
         self._launcher = Launcher(config.start, PRELOAD)  # first: it refuses where there can be no workers
         self.parts, self._config, self._name, self._branch = parts, config, name, branch
         self.workers = max(part.worker for part in parts) + 1
+        ordered = platform.machine() in ("x86_64", "AMD64")  # where one process sees writes in the order of the other
+        self._spin = SPIN if self.workers < cores() and ordered else 0
         actions = {key: ((batch, *s.shape), s.dtype) for key, s in specs[1].items()}
         self._fields = fields(StepArrays.fields(specs[0], batch), actions, len(parts), self.workers)
         self._block = Block(self._fields)
@@ -150,10 +159,15 @@ class Crew:
     def wait(self, group: int, seconds: float) -> Failed:
         """Wait for all parts of a group; the way of every step, so it does no more than it must.
 
-        It sleeps until the first part is done, then looks at the next: what is done by then wakes nobody.
+        It looks for a moment, where there is a core for that. Then it sleeps until the first part is done, and looks at
+        the next: what is done by then wakes nobody.
         """
         until = time.monotonic() + seconds
         for order, answer, done, poll in self._watches[group]:
+            if self._spin:
+                limit = time.perf_counter_ns() + self._spin
+                while order[0] != answer[0] and time.perf_counter_ns() < limit:
+                    pass
             while order[0] != answer[0]:
                 found = poll(max(0.0, until - time.monotonic()) * 1000)
                 if len(found) != 1 or found[0][0] != done:  # a death, or nothing in time
@@ -212,6 +226,7 @@ class Crew:
             "fields": self._fields,
             "config": asdict(self._config),
             "worker": worker,
+            "spin": self._spin,
             "parts": [{"number": p.number, "start": p.start, "count": p.count, **place} for p in parts],
         }
         letters = {f"letter {part.number}": self._letters[part.number] for part in parts}

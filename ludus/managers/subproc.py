@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from ludus.environments.spaces import Arrays
 from ludus.environments.worker import STEP
 from ludus.managers.account import Account
 from ludus.managers.base import BatchManager
-from ludus.managers.crew import Crew, Failed, Part, divide
+from ludus.managers.crew import Crew, Failed, Part, cores, divide
 from ludus.parallel.process import WorkerError
 
 LONG = 200  # characters of an action that are shown
@@ -53,7 +52,7 @@ class SubProcEnvManager(BatchManager):
             rows.close()
         groups = 2 if config.alternate else 1
         cuts = [slice(num * g // groups, num * (g + 1) // groups) for g in range(groups)]
-        parts = divide(cuts, min(config.workers or _cores(), num))
+        parts = divide(cuts, min(config.workers or cores(), num))
         self._crew = Crew(config, name, parts, num, (rows.observation, rows.action), branch)
         super().__init__(name, num, rows.reader, rows.layout, branch, self._crew.memory, groups, replays=True)
         self.on_report: Callable[[str], None] = _warn
@@ -250,10 +249,6 @@ class SubProcEnvManager(BatchManager):
         """The rows of a part within its group."""
         start = part.start - self.groups[part.group].start
         return slice(start, start + part.count)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _warn(report: str) -> None:
