@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -209,7 +210,10 @@ def test_ctrl_c_saves_and_exits_with_130(tmp_path: Path) -> None:
         "off",
         *SHORT_RUN,
     ]
-    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+    process = subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True, preexec_fn=heed
+    )
     try:
         deadline = time.monotonic() + 60
         while (

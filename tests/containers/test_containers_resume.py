@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,9 @@ def test_ctrl_c_then_resume_from_the_command_line(tmp_path: Path) -> None:
     """A real terminal's way: SIGINT, the sentence that says how to go on, `ludus resume`."""
     command = [sys.executable, "-m", "ludus.cli.main"]
     flags = ["--runs", str(tmp_path), "--nb-step", "100000000", "--checkpoint-every", "0"]
-    child = subprocess.Popen([*command, "train", "CartPole-v1", *flags], stdout=subprocess.PIPE, text=True)
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+    train_it = [*command, "train", "CartPole-v1", *flags]
+    child = subprocess.Popen(train_it, stdout=subprocess.PIPE, text=True, preexec_fn=heed)
     assert child.stdout is not None
     lines = []
     for line in child.stdout:
