@@ -177,7 +177,8 @@ class Reporter:
     def _hints(self, worker: LocalWorker) -> list[str]:
         """What would likely have helped."""
         hints, explained = [], self._losses.get("explained_variance", 1.0)
-        if explained < POOR and not getattr(self.settings.agent, "normalize_reward", True):
+        solved = worker.stopping and not worker.stopping.startswith("SIG")
+        if explained < POOR and not solved and not getattr(self.settings.agent, "normalize_reward", True):
             hints.append(
                 f"The value function explains {max(explained, 0.0):.0%} of the returns. If the policy is stuck, "
                 "--agent.normalize-reward or a higher --agent.learning-rate often helps."
