@@ -18,7 +18,7 @@ from ludus.cli.arguments import known_flags, needs_word, only_word, read_words, 
 from ludus.cli.help import show_help
 from ludus.containers.coerce import coerce
 from ludus.containers.settings import DEFAULT_AGENT, NO_PRESET, find_preset, load_preset
-from ludus.core.errors import UserError
+from ludus.core.errors import UserError, nearest
 from ludus.environments.config import EnvConfig
 from ludus.environments.findings import Problem, from_error
 
@@ -80,7 +80,10 @@ def find_problems(config: EnvConfig) -> list[Problem]:
     from ludus.environments.check import check
 
     if config.backend == "auto" and _is_in_pool_alone(config.id):
-        return [Problem(f'Gymnasium has no environment "{config.id}", but EnvPool has.', "Add --env.backend envpool.")]
+        import gymnasium
+
+        fix = f"Add --env.backend envpool.{nearest(config.id, gymnasium.registry)}"
+        return [Problem(f'Gymnasium has no environment "{config.id}", but EnvPool has.', fix)]
     return check(config)
 
 

@@ -21,7 +21,7 @@ from ludus.core.names import resolve
 from ludus.core.spec import Specs
 from ludus.managers.make import make_manager
 from ludus.networks.build import build_network
-from ludus.parallel.devices import Device, assign, free_memory
+from ludus.parallel.devices import Device, assign, cores, free_memory
 
 EVALUATION_ROWS = 100  # environments that an evaluation steps at once, at most
 GPU_SPEED = 20.0  # as many times faster than the CPU, by a rough guess
@@ -134,8 +134,7 @@ def _choose_threads(settings: Settings[Any], agent: Agent) -> int:
     rows = settings.env.num / getattr(config, "minibatches", 1)  # of one time step, which is what a memory runs on
     if not getattr(agent, "recurrent", False):
         rows *= getattr(config, "rollout", 1)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 if size * rows < SMALL else cores
+    return 1 if size * rows < SMALL else cores()
 
 
 def _compiles(settings: Settings[Any], agent: Agent) -> bool:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from ludus.track import checkpoint as checkpoints
 from ludus.track.config_file import read_config
 from ludus.track.rundir import RunDirectory
 
-Which = Literal["best", "latest"]
 OPTIONAL = "reward_scaler."  # acting needs none
 SHAPING = (  # settings that decide the shapes of an agent's tensors, the likeliest cause of a difference first
     *(f"network.{name}" for name in ("name", "net1d", "net2d", "net3d", "net4d", "body", "head", "hidden")),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from ludus.containers.settings import Settings, to_flat
 from ludus.core.agent import Agent
 from ludus.core.errors import UserError
 from ludus.core.types import State
+from ludus.parallel.devices import cores
 from ludus.track.checkpoint import CheckpointKeeper
 from ludus.track.clock import Rate
 from ludus.track.config_file import write_config
@@ -183,13 +183,19 @@ class Reporter:
                 f"The value function explains {max(explained, 0.0):.0%} of the returns. If the policy is stuck, "
                 "--agent.normalize-reward or a higher --agent.learning-rate often helps."
             )
-        share, cores = worker.clock.shares()["environment"], os.cpu_count() or 1
-        if share > SLOW and cores > 1 and type(worker.manager).__name__ == "SimpleEnvManager" and worker.updates > 10:
+        share = worker.clock.shares()["environment"]
+        if share > SLOW and cores() > 1 and worker.updates > 10 and self._steps_here(worker):
             hints.append(
-                f"Stepping the environments took {share:.0%} of the time: --env.backend subproc does it in {cores} "
+                f"Stepping the environments took {share:.0%} of the time: --env.backend subproc does it in {cores()} "
                 "processes."
             )
         return hints
+
+    @staticmethod
+    def _steps_here(worker: LocalWorker) -> bool:
+        from ludus.managers.simple import SimpleEnvManager  # most runs do without it
+
+        return isinstance(worker.manager, SimpleEnvManager)
 
     def close(self) -> None:
         """Give the terminal back and close the files; may be called twice."""

@@ -21,6 +21,7 @@ from ludus.environments.config import EnvConfig
 from ludus.environments.rows import StepArrays
 from ludus.environments.spaces import Arrays
 from ludus.environments.worker import ACTION, LETTER, QUIT, STEP, STEPS, fields
+from ludus.parallel.devices import cores
 from ludus.parallel.memory import Block
 from ludus.parallel.message import put_letter, take_letter
 from ludus.parallel.process import GRACE, Launcher, Process, WorkerError, end_all
@@ -61,11 +62,6 @@ def divide(groups: Sequence[slice], workers: int) -> list[Part]:
             for i, (start, stop) in enumerate(pairwise(cuts))
         ]
     return parts
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Crew:

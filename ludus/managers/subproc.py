@@ -17,7 +17,8 @@ from ludus.environments.spaces import Arrays
 from ludus.environments.worker import STEP
 from ludus.managers.account import Account
 from ludus.managers.base import BatchManager
-from ludus.managers.crew import Crew, Failed, Part, cores, divide
+from ludus.managers.crew import Crew, Failed, Part, divide
+from ludus.parallel.devices import cores
 from ludus.parallel.process import WorkerError
 
 LONG = 200  # characters of an action that are shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,11 @@ def assign_workers(number: int, devices: Sequence[Device]) -> list[str]:
         counts[turn] += 1
         chosen.append(devices[turn].name)
     return chosen
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory() -> int:

@@ -130,10 +130,6 @@ class CheckpointKeeper:
         """Whether there is a checkpoint of this step."""
         return settled(self._run.checkpoints / f"step_{step}") is not None
 
-    def latest(self) -> Path | None:
-        """The checkpoint of the highest step."""
-        return self._run.latest_checkpoint()
-
 
 def _settle(folder: Path, read: Callable[[Path], T]) -> T:
     """Read again where what failed is that a running training replaced the checkpoint meanwhile."""

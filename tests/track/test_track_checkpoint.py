@@ -128,14 +128,14 @@ def test_half_of_what_was_replaced_is_never_taken_for_a_checkpoint(tmp_path):
 def test_the_keeper_keeps_the_last_ones_and_drops_an_abandoned_future(tmp_path):
     run = RunDirectory(tmp_path)
     keeper = CheckpointKeeper(run, keep=2)
-    assert keeper.latest() is None
+    assert run.latest_checkpoint() is None
     for step in (900, 1000, 10000):
         keeper.save(step, some_state(step))
     assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step_1000", "step_10000"]
     assert load_newest(run, print)[1:] == ({"step": 10000}, run.checkpoints / "step_10000")
     keeper.save(2000, some_state(2000))  # resumed from step 1000
     assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step_1000", "step_2000"]
-    assert keeper.latest() == run.checkpoints / "step_2000"
+    assert run.latest_checkpoint() == run.checkpoints / "step_2000"
     keeper.save_best(2000, some_state(2000), float("inf"))
     assert read_meta(run.best) == {"step": 2000, "score": float("inf")}
     with pytest.raises(UserError, match="0"):
