@@ -1,6 +1,38 @@
-"""One file per algorithm. The table below is what ``--agent NAME`` looks up."""
+"""One file per algorithm. The tables below are what ``--agent NAME`` looks up."""
 
+DQN = "ludus.agents.dqn:DQN"
+DDPG = "ludus.agents.ddpg:DDPG"
+ACER = "ludus.agents.acer:ACER"
 AGENTS = {
     "a2c": "ludus.agents.actor_critic:ActorCritic",
     "ppo": "ludus.agents.ppo:PPO",
+    "dqn": DQN,
+    "double_dqn": DQN,
+    "dueling_dqn": DQN,
+    "c51": DQN,
+    "qr_dqn": DQN,
+    "iqn": DQN,
+    "munchausen_dqn": DQN,
+    "rainbow": DQN,
+    "r2d2": DQN,
+    "ddpg": DDPG,
+    "hddpg": DDPG,
+    "td3": DDPG,
+    "sac": "ludus.agents.sac:SAC",
+    "discrete_sac": "ludus.agents.sac_discrete:DiscreteSAC",
+    "acer": ACER,
+    "acer_vtrace": ACER,
+}
+CONFIGS = {  # known combinations of an agent's settings: other defaults
+    "double_dqn": "ludus.agents.dqn_family:DoubleDQNConfig",
+    "dueling_dqn": "ludus.agents.dqn_family:DuelingDQNConfig",
+    "c51": "ludus.agents.dqn_family:C51Config",
+    "qr_dqn": "ludus.agents.dqn_family:QRDQNConfig",
+    "iqn": "ludus.agents.dqn_family:IQNConfig",
+    "munchausen_dqn": "ludus.agents.dqn_family:MunchausenDQNConfig",
+    "rainbow": "ludus.agents.dqn_family:RainbowConfig",
+    "r2d2": "ludus.agents.dqn_family:R2D2Config",
+    "hddpg": "ludus.agents.ddpg:HDDPGConfig",
+    "td3": "ludus.agents.ddpg:TD3Config",
+    "acer_vtrace": "ludus.agents.acer:ACERVTraceConfig",
 }

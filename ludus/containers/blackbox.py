@@ -36,7 +36,8 @@ class BlackBox:
         self._flat = getattr(updater, "flat", None)  # all trainable parameters in one block, where there is one
         flat = set() if self._flat is None else {place[0] for place in self._flat.places}
         self._loose = {name: p for name, p in agent.named_parameters() if name not in flat}
-        self._watched = [*self._loose.values()] if self._flat is None else [*self._loose.values(), self._flat.value]
+        learning = [p for p in self._loose.values() if p.requires_grad]  # what is frozen only follows
+        self._watched = learning if self._flat is None else [*learning, self._flat.value]
         self._buffers = buffer_places(agent)
         self._extra = extra_states(agent)
         self._generators = generators(agent)

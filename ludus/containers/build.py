@@ -18,6 +18,7 @@ from ludus.core.agent import Agent
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.names import resolve
+from ludus.core.network import Need
 from ludus.core.spec import Specs
 from ludus.managers.make import make_manager
 from ludus.networks.build import build_network
@@ -50,7 +51,7 @@ def build_agent(settings: Settings[Any], observation: Specs, action: Specs, devi
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         needs = kind.requirements(observation, action, settings.agent, _shares(settings, observation))
-        networks = {name: build_network(settings.network, *shapes) for name, shapes in needs.items()}
+        networks = {name: build_network(settings.network, Need(*need)) for name, need in needs.items()}
         agent: Agent = kind(observation, action, settings.agent, networks, settings.env.num)
     if isinstance(device, str):
         device = choose_device(device, memory_needed(settings, agent, observation))
@@ -86,6 +87,7 @@ def build_updater(settings: Settings[Any], agent: Agent) -> LocalUpdater:
         config.learning_rate,
         getattr(config, "optimizer_eps", 1e-5),
         getattr(config, "max_grad_norm", 0.0),
+        {group: rate for group in agent.parameter_groups() if (rate := getattr(config, f"{group}_learning_rate", 0.0))},
     )
 
 
@@ -109,7 +111,7 @@ def _devices() -> list[Device]:
 
 
 def memory_needed(settings: Settings[Any], agent: Agent, observation: Specs) -> int:
-    """Bytes that learning takes: parameters, gradients and two moments, and the observations of a rollout."""
+    """Bytes that learning takes: parameters, gradients and two moments, and the experience that is kept."""
     parameters = sum(p.numel() * p.element_size() for p in agent.parameters())
     row = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in observation.values())
     return 4 * parameters + row * settings.env.num * (getattr(settings.agent, "rollout", 0) + 1)
@@ -131,9 +133,12 @@ def choose_engines(settings: Settings[Any], agent: Agent) -> Engines:
 def _choose_threads(settings: Settings[Any], agent: Agent) -> int:
     """All cores where an update is work enough to share, else one: between small operations, threads only wait."""
     size, config = sum(p.numel() for p in agent.parameters()), settings.agent
-    rows = settings.env.num / getattr(config, "minibatches", 1)  # of one time step, which is what a memory runs on
-    if not getattr(agent, "recurrent", False):
-        rows *= getattr(config, "rollout", 1)
+    if hasattr(config, "batch_size"):
+        rows = float(config.batch_size)
+    else:
+        rows = settings.env.num / getattr(config, "minibatches", 1)  # of one time step, which is what a memory runs on
+        if not getattr(agent, "recurrent", False):
+            rows *= getattr(config, "rollout", 1)
     return 1 if size * rows < SMALL else cores()
 
 
@@ -145,11 +150,17 @@ def _compiles(settings: Settings[Any], agent: Agent) -> bool:
                 "compile is on, but a recurrent network has shapes that change; set compile to auto or off."
             )
         return True
-    config = settings.agent
-    per_rollout = getattr(config, "epochs", 1) * getattr(config, "minibatches", 1)
-    steps = settings.nb_step / (settings.env.num * getattr(config, "rollout", 1)) * per_rollout
     has_compiler = bool(shutil.which(os.environ.get("CXX", "g++")))
-    return settings.compile == "auto" and not recurrent and steps >= REPAID and has_compiler
+    return settings.compile == "auto" and not recurrent and _optimizer_steps(settings) >= REPAID and has_compiler
+
+
+def _optimizer_steps(settings: Settings[Any]) -> float:
+    """How many there will be, roughly."""
+    config, rows = settings.agent, settings.env.num
+    if hasattr(config, "updates_per_step"):
+        return float(settings.nb_step * config.updates_per_step)
+    per_rollout = getattr(config, "epochs", 1) * getattr(config, "minibatches", 1)
+    return float(settings.nb_step / (rows * getattr(config, "rollout", 1)) * per_rollout)
 
 
 def refuse_nameless(id: str, environment: Callable[..., Any] | None) -> None:

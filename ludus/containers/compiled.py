@@ -20,25 +20,29 @@ from ludus.core.agent import LossFunction
 from ludus.core.types import Batch, HiddenState, Tensors
 
 if TYPE_CHECKING:
-    from ludus.containers.updater import LocalUpdater
+    from ludus.containers.updater import LocalUpdater, Part
 
 Graph = Callable[..., Any]
 UNUSED = ("last_state", "index")  # what no loss reads
 
 
 class CompiledStep:
-    """The compiled steps of one loss, one per shape of batch."""
+    """The compiled steps of one group of parameters on one loss, one per shape of batch."""
 
-    def __init__(self, updater: LocalUpdater, loss: LossFunction) -> None:
-        self._updater, self._module = updater, _Loss(updater.agent, loss)
+    def __init__(self, updater: LocalUpdater, loss: LossFunction, part: Part) -> None:
+        self._updater, self._module, self._part = updater, _Loss(updater.agent, loss), part
         self._graphs: dict[Any, Graph] = {}
-        self._fixed = dict(self._module.named_buffers())
+        own = {f"agent.{place[0]}" for place in part.places}
+        others = {name: p.detach() for name, p in self._module.named_parameters() if name not in own}
+        self._fixed = (
+            dict(self._module.named_buffers()) | others
+        )  # what the loss may read, and the step leaves as it is
         self._names: list[str] = []
 
     def prepare(self, batch: Batch) -> tuple[Graph, list[Any]]:
         """The graph for a batch of this shape, compiled if it is new, and what to call it with."""
         given = _flatten(batch)
-        inputs: list[Any] = [*self._updater.moving.values(), *self._fixed.values(), *given.values()]
+        inputs: list[Any] = [*self._updater.moving(self._part).values(), *self._fixed.values(), *given.values()]
         key = (tuple(given), tuple((x.shape, x.stride()) for x in given.values()))
         if key not in self._graphs:
             with torch.no_grad():
@@ -49,29 +53,35 @@ class CompiledStep:
     def run(self, graph: Graph, inputs: list[Tensor]) -> Tensors:
         """Take the step."""
         with torch.no_grad():
-            return dict(zip(self._names, graph(*inputs).unbind(), strict=True))
+            scalars, *rows = graph(*inputs)
+            return dict(zip(self._names, (*scalars.unbind(), *rows), strict=True))
 
-    def _step(self, names: list[str]) -> Callable[..., Tensor]:
+    def _step(self, names: list[str]) -> Callable[..., tuple[Tensor, ...]]:
         """The step as a function of ``moving``, the buffers and the batch's tensors called ``names``."""
-        updater, flat = self._updater, self._updater.flat
+        updater, flat, part = self._updater, self._updater.flat, self._part
 
         def total(parameters: Tensors, buffers: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensors, Tensors]]:
             losses, metrics = torch.func.functional_call(self._module, parameters | buffers, (batch,))
             return updater.total(losses), (losses, metrics)
 
-        def step(*inputs: Tensor) -> Tensor:
+        def step(*inputs: Tensor) -> tuple[Tensor, ...]:
             rest = iter(inputs)
-            at = dict(zip(updater.moving, rest, strict=False))
+            at = dict(zip(updater.moving(part), rest, strict=False))
             buffers = dict(zip(self._fixed, rest, strict=False))
             batch = _unflatten(dict(zip(names, rest, strict=True)))
-            views = {f"agent.{place[0]}": x for place, x in zip(flat.places, flat.views(at["value"]), strict=True)}
+            parameters = flat.views(at["value"], part.places)
+            views = {f"agent.{place[0]}": x for place, x in zip(part.places, parameters, strict=True)}
             gradients, (losses, metrics) = torch.func.grad(total, has_aux=True)(views, buffers, batch)
-            block = torch.zeros_like(at["value"])
-            for part, gradient in zip(flat.views(block), gradients.values(), strict=True):
-                part.copy_(gradient)
-            report = updater.report(losses, metrics, updater.move(block, at))
-            self._names = list(report)
-            return torch.stack(list(report.values()))
+            block = torch.zeros_like(part.of(at["value"]))
+            for target, gradient in zip(
+                flat.views(block, part.places, part.rows.start), gradients.values(), strict=True
+            ):
+                target.copy_(gradient)
+            report = updater.report(losses, metrics, updater.move(block, at, part))
+            scalars = {name: x for name, x in report.items() if not x.dim()}
+            rows = {name: x for name, x in report.items() if x.dim()}  # priorities
+            self._names = [*scalars, *rows]
+            return torch.stack(list(scalars.values())), *rows.values()
 
         return step
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from ludus.core.agent import Agent
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.types import State
+
+if TYPE_CHECKING:
+    from ludus.containers.local import LocalWorker
 
 LONGEST = 50_000  # steps of one row: an environment whose episodes never end must not hang a run
 
@@ -112,3 +115,21 @@ class Evaluator:
     def load_state_dict(self, state: State) -> None:
         """Continue the count."""
         self.round = state["round"]
+
+
+def evaluate_worker(worker: LocalWorker) -> Evaluation | None:
+    """Let a worker's evaluator play, tell what came of it, and stop where the target is reached; None if cut short."""
+    evaluation = worker.evaluator.run(worker.agent, worker.device, lambda: worker.stopping)
+    if evaluation is None:
+        return None
+    better = worker.best is None or evaluation.mean > worker.best
+    if worker.reporter is not None:
+        worker.reporter.evaluated(worker, evaluation, better)
+    worker.evaluator.round += 1  # counted only once it is told: one that fails to be is played again
+    worker.last_evaluation, worker.evaluated_at, worker.owed = evaluation, worker.local_step_count, False
+    worker.best = evaluation.mean if better else worker.best
+    target = worker.settings.evaluation.stop_at
+    if target is not None and evaluation.mean >= target:
+        worker.stopping = f"the evaluation reached {target:g}"
+    worker.clock.lap("other")
+    return evaluation

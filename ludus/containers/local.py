@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
 
 from ludus.containers.blackbox import BlackBox
-from ludus.containers.evaluate import Evaluation, Evaluator
+from ludus.containers.episodes import RecentEpisodes
+from ludus.containers.evaluate import Evaluation, Evaluator, evaluate_worker
 from ludus.containers.loop import begin, collect, improve
 from ludus.containers.report import Reporter
 from ludus.containers.settings import Settings
-from ludus.containers.state import INFOS, restore_worker, worker_state
+from ludus.containers.state import restore_worker, worker_state
 from ludus.core.agent import Agent, Container, ExperienceCache, Updater
 from ludus.core.environment import EnvironmentManager
 from ludus.core.types import EnvStep, HiddenState, State, Tensors
 from ludus.track.clock import Clock
 
 OnUpdate = Callable[[dict[str, float]], Any]
-RECENT = 100  # episodes whose mean is shown
 
 
 class LocalWorker(Container):
@@ -42,27 +41,28 @@ class LocalWorker(Container):
         self.reporter: Reporter | None = None  # without one it trains in silence
         self.device = next(agent.parameters()).device
         seeds = torch.Generator().manual_seed(settings.seed)
-        env_seed, noise_seed, batch_seed = torch.randint(2**31 - 1, (3,), generator=seeds).tolist()
+        env_seed, noise_seed, *own_seeds = torch.randint(2**31 - 1, (4,), generator=seeds).tolist()
         self.env_seed = env_seed
         self.noise = agent.make_noise(manager.batch, torch.Generator(self.device).manual_seed(noise_seed))
-        if (shuffle := getattr(agent, "generator", None)) is not None:
-            shuffle.manual_seed(batch_seed)
+        if getattr(agent.config, "hindsight", 0):  # no sooner: an environment that is wrong here may serve others
+            agent.goal_reward = manager.goal_reward()
         self.cache: ExperienceCache = agent.make_cache(manager.batch)
+        for part, own_seed in zip((agent, self.cache), own_seeds, strict=True):
+            if (generator := getattr(part, "generator", None)) is not None:
+                generator.manual_seed(own_seed)
         self.clock = Clock()
         self.black_box = BlackBox(agent, updater, manager)
+        self.scheduled: Mapping[str, float] = {}  # what follows the progress of the run, to log
         self.env_step: EnvStep
         self.hidden_state = HiddenState()
         self.local_step_count, self.updates = 0, 0
-        self.reward_buffer: deque[float] = deque(maxlen=RECENT)
-        self.length_buffer: deque[float] = deque(maxlen=RECENT)
-        self.infos: dict[str, deque[float]] = {}  # of the episodes since the last log
+        self.episodes = RecentEpisodes()
         self.best: float | None = None
         self.last_evaluation: Evaluation | None = None
         self.evaluated_at = -1
         self.stopping = ""  # why the run ends before nb_step: set by a signal or a reached target
         self.began, self._target = False, settings.nb_step
-        self.between = True  # updates: what is saved then continues exactly
-        self.owed = False  # an evaluation that a signal kept from its end
+        self.between, self.owed = True, False  # between updates; an evaluation that a signal kept from its end
 
     def run(self, nb_step: int, initial_step: int = 0) -> Self:
         """Collect and improve until ``nb_step`` real decisions are done, or something asks to stop."""
@@ -73,20 +73,25 @@ class LocalWorker(Container):
         if self.owed:
             self.evaluate()
         while self.local_step_count < nb_step and not self.stopping:
-            scheduled = dict(self.agent.schedule(self.local_step_count / self.settings.nb_step))
-            self.updater.learning_rate = scheduled.get("learning_rate", self.updater.learning_rate)
+            progress = self.local_step_count / self.settings.nb_step
+            self.scheduled = self.agent.schedule(progress)
+            self.cache.schedule(progress)
+            self.updater.learning_rate = self.scheduled.get("learning_rate", self.updater.learning_rate)
             before, self.between = self.local_step_count, False
             decisions = collect(self)
             self.black_box.step = before + decisions
-            metrics = improve(self)
+            metrics, updates = improve(self)
             self.local_step_count += decisions
-            self.updates += 1
+            self.updates += updates
             self.between = True
             self._after_update(before, metrics)
         return self
 
     def _after_update(self, before: int, metrics: Tensors) -> None:
-        self._note_episodes()
+        episodes = self.manager.episodes()
+        if episodes and (warning := self.agent.notice(episodes)) and self.reporter is not None:
+            self.reporter.warn(warning)
+        self.episodes.add(episodes)
         settings = self.settings
         ends = self.local_step_count >= self._target
         log_due = bool(settings.log_every) and (ends or self._passed(before, settings.log_every))
@@ -95,8 +100,7 @@ class LocalWorker(Container):
         if log_due or evaluation_due or save_due or self.on_update is not None:
             values = {name: float(x) for name, x in metrics.items()} | self.progress()
             if log_due:
-                infos, self.infos = self.infos, {}
-                values |= {name: sum(xs) / len(xs) for name, xs in infos.items()}
+                values |= self.episodes.take_infos()
                 if self.reporter is not None:
                     self.reporter.log(self.local_step_count, values)
             if self.on_update is not None:
@@ -113,37 +117,14 @@ class LocalWorker(Container):
     def _passed(self, before: int, every: int) -> bool:
         return bool(every) and self.local_step_count // every > before // every
 
-    def _note_episodes(self) -> None:
-        for episode in self.manager.episodes():
-            self.reward_buffer.append(episode.reward)
-            self.length_buffer.append(episode.length)
-            for name, x in episode.infos.items():
-                self.infos.setdefault(f"episode/{name}", deque(maxlen=INFOS)).append(x)
-
     def progress(self) -> dict[str, float]:
         """The numbers of the loop itself."""
-        values = {"learning_rate": self.updater.learning_rate, "updates": float(self.updates)}
-        if self.reward_buffer:
-            values["return"] = sum(self.reward_buffer) / len(self.reward_buffer)
-            values["length"] = sum(self.length_buffer) / len(self.length_buffer)
-        return values
+        own = {"learning_rate": self.updater.learning_rate, "updates": float(self.updates)}
+        return {**self.scheduled, **own, **self.cache.report(), **self.episodes.means()}
 
     def evaluate(self) -> Evaluation | None:
         """Play fresh episodes, keep the best policy, and stop where the target is reached; None if told to stop."""
-        evaluation = self.evaluator.run(self.agent, self.device, lambda: self.stopping)
-        if evaluation is None:
-            return None
-        better = self.best is None or evaluation.mean > self.best
-        if self.reporter is not None:
-            self.reporter.evaluated(self, evaluation, better)
-        self.evaluator.round += 1  # counted only once it is told: one that fails to be is played again
-        self.last_evaluation, self.evaluated_at, self.owed = evaluation, self.local_step_count, False
-        self.best = evaluation.mean if better else self.best
-        target = self.settings.evaluation.stop_at
-        if target is not None and evaluation.mean >= target:
-            self.stopping = f"the evaluation reached {target:g}"
-        self.clock.lap("other")
-        return evaluation
+        return evaluate_worker(self)
 
     def state_dict(self) -> State:
         """All that a resume needs."""

@@ -40,7 +40,7 @@ def begin(loop: Loop, seed: int) -> None:
 
 
 def collect(loop: Loop) -> int:
-    """Act and step until the cache is ready; return the number of real decisions (a reset row's is none)."""
+    """Act and step while the cache takes more; return the number of real decisions (a reset row's is none)."""
     decisions = _together(loop) if len(loop.manager.groups) == 1 else alternate(loop)
     loop.clock.lap("other")
     return decisions
@@ -50,7 +50,7 @@ def _together(loop: Loop) -> int:
     """All rows step at once."""
     agent, manager, cache, noise, clock = loop.agent, loop.manager, loop.cache, loop.noise, loop.clock
     step, state, decisions = loop.env_step, loop.hidden_state, 0
-    while not cache.ready():
+    while True:
         said = agent.act(step, state, noise.next())
         cache.agent_write(said)
         clock.lap("acting")
@@ -59,13 +59,16 @@ def _together(loop: Loop) -> int:
         step, state = raw.to(loop.device), said.state
         cache.env_write(step, state)
         decisions += manager.batch - int(np.count_nonzero(raw.first.numpy()))
+        if not cache.accepts(0):
+            break
     loop.env_step, loop.hidden_state = step, state
     return decisions
 
 
-def improve(loop: Loop) -> Tensors:
-    """Learn while the cache is ready; return the metrics of the last learning."""
+def improve(loop: Loop) -> tuple[Tensors, int]:
+    """Learn while the cache is ready; return the metrics of the last learning, and how many there were."""
     metrics: Tensors = {}
+    count = 0
     while loop.cache.ready():
         batch = loop.cache.read()
         loop.black_box.before(batch)
@@ -73,6 +76,6 @@ def improve(loop: Loop) -> Tensors:
         loop.black_box.after(learned.metrics)
         if learned.priority is not None and batch.index is not None:
             loop.cache.feedback(batch.index, learned.priority)
-        metrics = learned.metrics
+        metrics, count = learned.metrics, count + 1
     loop.clock.lap("learning")
-    return metrics
+    return metrics, count

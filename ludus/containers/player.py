@@ -160,7 +160,8 @@ def initialise_from(agent: Agent, settings: Settings[Any]) -> None:
     theirs, state, _ = read_run(settings.init_from, "best", settings.runs)
     if tensor := mismatch(agent, state["agent"]):
         raise UserError(f'init_from is "{settings.init_from}", but {_difference(theirs, settings)} ({tensor}).')
-    _load(agent, state["agent"])
+    counts = [name for name in state["agent"] if name.endswith("_extra_state")]  # those of a run that ended
+    _load(agent, {name: x for name, x in state["agent"].items() if name not in counts})
 
 
 def load_agent(agent: Agent, saved: Mapping[str, Any]) -> None:
@@ -177,7 +178,7 @@ def mismatch(agent: Agent, saved: Mapping[str, Any]) -> str:
     """The first tensor that a checkpoint has in another shape than the agent, and both shapes; nothing if all fit."""
     own = agent.state_dict()
     for name in sorted(name for name in own.keys() | saved.keys() if not name.startswith(OPTIONAL)):
-        here, there = (tuple(x[name].shape) if name in x else "nothing" for x in (own, saved))
+        here, there = (tuple(getattr(x[name], "shape", ())) if name in x else "nothing" for x in (own, saved))
         if here != there:
             return f"{name} has shape {there} in the checkpoint and {here} here"
     return ""

@@ -159,11 +159,11 @@ class _Recorder(Updater):
     def learning_rate(self, rate: float) -> None:
         self._inner.learning_rate = rate
 
-    def step(self, loss: LossFunction, batch: Batch) -> Tensors:
+    def step(self, loss: LossFunction, batch: Batch, group: str = "all") -> Tensors:
         if self._at is not None and len(self.steps) == self._at:
             self._look(loss, batch)
         rate = self._inner.learning_rate
-        metrics = self._inner.step(loss, batch)
+        metrics = self._inner.step(loss, batch, group)
         spoilt = float(len(spoilt_parameters(self._inner.agent)))
         self.steps.append(
             {name: float(x) for name, x in metrics.items()} | {"learning_rate": rate, "spoilt parameters": spoilt}

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_ty
 
 import tyro
 
-from ludus.agents import AGENTS
+from ludus.agents import AGENTS, CONFIGS
 from ludus.containers.coerce import coerce
 from ludus.core.errors import UserError, nearest
 from ludus.core.names import resolve
@@ -164,7 +164,8 @@ def setting_types(config: type[Any]) -> dict[str, Any]:
 
 def agent_config(name: str) -> type[Any]:
     """The Config class of the agent called ``name``."""
-    config = getattr(resolve(coerce("agent.name", name, str, "file"), AGENTS, "agent"), "Config", None)
+    kind = resolve(coerce("agent.name", name, str, "file"), AGENTS, "agent")
+    config = resolve(name, CONFIGS, "agent") if name in CONFIGS else getattr(kind, "Config", None)
     if not (isinstance(config, type) and is_dataclass(config)):
         raise UserError(
             f'agent "{name}" has no dataclass called Config that holds its settings; see examples/my_agent.py.'

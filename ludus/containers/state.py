@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,8 +13,6 @@ from ludus.core.types import HiddenState, State
 
 if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker
-
-INFOS = 1000  # episodes whose infos one line of metrics sums up, at most
 
 
 def worker_state(worker: LocalWorker) -> State:
@@ -46,10 +43,7 @@ def _counters(worker: LocalWorker) -> State:
         "evaluated_at": worker.evaluated_at,
         "evaluation": None if last is None else [list(last.returns), list(last.lengths)],
         "owed": worker.owed,
-        "returns": list(worker.reward_buffer),
-        "lengths": list(worker.length_buffer),
-        "infos": {name: list(xs) for name, xs in worker.infos.items()},
-    }
+    } | worker.episodes.state_dict()
 
 
 def restore_worker(worker: LocalWorker, state: State) -> str:
@@ -83,9 +77,7 @@ def _take_counters(worker: LocalWorker, counters: State) -> None:
     worker.best, worker.evaluated_at, worker.owed = counters["best"], counters["evaluated_at"], counters["owed"]
     last = counters["evaluation"]
     worker.last_evaluation = None if last is None else Evaluation(*last)
-    worker.reward_buffer.extend(counters["returns"])
-    worker.length_buffer.extend(counters["lengths"])
-    worker.infos = {name: deque(xs, maxlen=INFOS) for name, xs in counters["infos"].items()}
+    worker.episodes.load_state_dict(counters)
 
 
 def _take_experience(worker: LocalWorker, state: State) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from ludus.containers.coerce import typed
 from ludus.containers.settings import Resolved, Settings, to_flat
 from ludus.core.errors import UserError
-from ludus.core.spec import Specs
+from ludus.core.spec import Specs, network_inputs
 from ludus.networks.config import NetworkConfig
 from ludus.preprocess.observation import ObsPreprocessor
 
@@ -55,7 +55,8 @@ def _of_network(config: NetworkConfig, observation: Specs) -> Iterator[tuple[str
         for name in (field.name for field in fields(config) if field.name not in ("name", "shared")):
             yield f"network.{name}", f"the network {config.name} does not read it"
         return
-    ranks = {len(shape) for shape in ObsPreprocessor(observation).shapes.values()}
+    shapes = ObsPreprocessor(network_inputs(observation)).shapes
+    ranks, config = {len(shape) for shape in shapes.values()}, config.settled(len(shapes))
     sources = {rank: getattr(config, f"net{rank}d") for rank in KINDS}
     for rank in KINDS.keys() - ranks:
         yield f"network.net{rank}d", f"the environment has no {KINDS[rank]} observation"

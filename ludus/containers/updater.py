@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_tf_
 
 ALIGN = 16  # parameters start at multiples of 64 bytes, as vector instructions like it
 BETA1, BETA2, RMSPROP_ALPHA = 0.9, 0.999, 0.99
+Place = tuple[str, int, torch.Size, tuple[int, ...]]  # name, start in the block, shape and stride
 
 
 class FlatParameters:
@@ -26,7 +27,7 @@ class FlatParameters:
 
     def __init__(self, parameters: list[tuple[str, nn.Parameter]]) -> None:
         device, dtype = parameters[0][1].device, parameters[0][1].dtype
-        self.places: list[tuple[str, int, torch.Size, tuple[int, ...]]] = []
+        self.places: list[Place] = []
         size = 0
         for name, p in parameters:
             self.places.append((name, size, p.shape, p.stride()))
@@ -40,13 +41,32 @@ class FlatParameters:
                 value.copy_(p)
                 p.data, p.grad = value, gradient  # strides are kept, so channels_last weights stay so
 
-    def views(self, block: Tensor) -> list[Tensor]:
-        """``block`` seen as the parameters."""
-        return [torch.as_strided(block, shape, stride, at) for _, at, shape, stride in self.places]
+    def views(self, block: Tensor, places: list[Place] | None = None, start: int = 0) -> list[Tensor]:
+        """``block`` seen as the parameters, or as those at some places; ``start``: where it begins."""
+        return [torch.as_strided(block, shape, stride, at - start) for _, at, shape, stride in places or self.places]
+
+
+class Part(NamedTuple):
+    """The parameters of one group: a range of the block, with a step count and a step size of its own."""
+
+    rows: slice
+    whole: bool  # it is all there is
+    places: list[Place]
+    parameters: list[nn.Parameter]
+    steps: Tensor
+    lr: Tensor
+    rate: float  # the step size at first
+
+    def of(self, block: Tensor) -> Tensor:
+        """Its own range of a block."""
+        return block if self.whole else block[self.rows]
 
 
 class LocalUpdater(Updater):
-    """One process: backward, clip and optimizer step on the flat blocks; ``mean`` is the identity."""
+    """One process: backward, clip and optimizer step on the flat blocks; ``mean`` is the identity.
+
+    ``rates`` are the learning rates of groups that have one of their own.
+    """
 
     def __init__(
         self,
@@ -55,34 +75,38 @@ class LocalUpdater(Updater):
         learning_rate: float,
         eps: float,
         max_grad_norm: float,
+        rates: Mapping[str, float] | None = None,
     ) -> None:
         self.agent, self.optimizer, self.eps, self.max_grad_norm = agent, optimizer, eps, max_grad_norm
-        self.flat = FlatParameters([(n, p) for n, p in agent.named_parameters() if p.requires_grad])
+        groups = {name: list(own) for name, own in agent.parameter_groups().items()}
+        names = {p: name for name, p in agent.named_parameters()}
+        self.flat = FlatParameters([(names[p], p) for own in groups.values() for p in own])
         value = self.flat.value
-        self._rate, self._lr = learning_rate, torch.tensor(learning_rate, device=value.device)
+        self._rate = self._first_rate = learning_rate
         self._moments = {"square": torch.ones_like(value)} if optimizer == "rmsprop" else {}
         if optimizer == "adam":
             self._moments = {k: torch.zeros_like(value) for k in ("mean", "square")}
-        self._steps = torch.zeros((), device=value.device)
+        self.parts = _parts(self.flat, groups, {name: (rates or {}).get(name, learning_rate) for name in groups})
         self._coefficients = dict(agent.loss_coefficients())
         self._tape = Tape(agent)
         self.by_hand = self._tape.complete  # until all is compiled
-        self._step: Callable[[LossFunction, Batch], Tensors] = self._eager
+        self._step: Callable[[LossFunction, Batch, Part], Tensors] = self._eager
 
     @property
     def learning_rate(self) -> float:
-        """The step size; a tensor behind it, so that a change never recompiles."""
+        """The step size; tensors behind it, so that a change never recompiles. Groups keep their proportions."""
         return self._rate
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
         if rate != self._rate:
             self._rate = rate
-            self._lr.fill_(rate)
+            for part in self.parts.values():
+                part.lr.fill_(rate if part.rate == self._first_rate else part.rate * rate / self._first_rate)
 
-    def step(self, loss: LossFunction, batch: Batch) -> Tensors:
+    def step(self, loss: LossFunction, batch: Batch, group: str = "all") -> Tensors:
         """Take one step and return losses, metrics and the gradient's norm as 0-dimensional tensors."""
-        return self._step(loss, batch)
+        return self._step(loss, batch, self.parts[group])
 
     def mean(self, x: Tensor) -> Tensor:
         """One rank: ``x`` itself."""
@@ -97,10 +121,10 @@ class LocalUpdater(Updater):
 
         compiled: dict[Any, CompiledStep] = {}
 
-        def run(loss: LossFunction, batch: Batch) -> Tensors:
-            key = getattr(loss, "__func__", loss)
+        def run(loss: LossFunction, batch: Batch, part: Part) -> Tensors:
+            key = getattr(loss, "__func__", loss), part.rows.start
             if key not in compiled:
-                compiled[key] = CompiledStep(self, loss)
+                compiled[key] = CompiledStep(self, loss, part)
             step = compiled[key]
             try:
                 graph, inputs = step.prepare(batch)
@@ -108,20 +132,22 @@ class LocalUpdater(Updater):
                 reason = " ".join(str(error).split())[:200]
                 on_failure(f"The update cannot be compiled ({type(error).__name__}: {reason}); it runs eagerly.")
                 self._step, self.by_hand = self._eager, self._tape.complete
-                return self._eager(loss, batch)
+                return self._eager(loss, batch, part)
             return step.run(graph, inputs)
 
         self._step, self.by_hand = run, False
 
-    def _eager(self, loss: LossFunction, batch: Batch) -> Tensors:
-        self.flat.gradient.zero_()
+    def _eager(self, loss: LossFunction, batch: Batch, part: Part) -> Tensors:
+        gradient = part.of(self.flat.gradient).zero_()
         with self._tape:
             losses, metrics = loss(batch)
         if not self._tape.fed or any(x.requires_grad for x in losses.values()):
-            self.total(losses).backward()  # type: ignore[no-untyped-call]
+            # no gradient is taken of what another group holds, though the loss depends on it
+            inputs = None if part.whole else [*part.parameters, *self._tape.leaves()]
+            self.total(losses).backward(inputs=inputs)  # type: ignore[no-untyped-call]
         self._tape.backward()
         with torch.no_grad():
-            return self.report(losses, metrics, self.move(self.flat.gradient, self.moving, fused_adam_))
+            return self.report(losses, metrics, self.move(gradient, self.moving(part), part, fused_adam_))
 
     def total(self, losses: Tensors) -> Tensor:
         """The sum of the losses, each weighted by its coefficient; those of weight 0 are left out."""
@@ -136,18 +162,18 @@ class LocalUpdater(Updater):
             raise UserError("All losses have the weight 0, so there is nothing to learn from; raise a coefficient.")
         return total
 
-    @property
-    def moving(self) -> Tensors:
+    def moving(self, part: Part) -> Tensors:
         """All that a step changes or depends on beside the gradient: parameters, moments, step count and step size."""
-        return {"value": self.flat.value, "steps": self._steps, "lr": self._lr} | self._moments
+        return {"value": self.flat.value, "steps": part.steps, "lr": part.lr} | self._moments
 
-    def move(self, gradient: Tensor, at: Tensors, adam: Callable[..., None] = adam_) -> Tensor:
+    def move(self, gradient: Tensor, at: Tensors, part: Part, adam: Callable[..., None] = adam_) -> Tensor:
         """Clip the gradient and step what ``moving`` names, in place; return the norm that it had."""
         norm = clip_norm_(gradient, self.max_grad_norm)
+        value, square = part.of(at["value"]), part.of(at["square"])
         if self.optimizer == "adam":
-            adam(at["value"], gradient, at["mean"], at["square"], at["steps"], at["lr"], BETA1, BETA2, self.eps)
+            adam(value, gradient, part.of(at["mean"]), square, at["steps"], at["lr"], BETA1, BETA2, self.eps)
         else:
-            rmsprop_tf_(at["value"], gradient, at["square"], at["lr"], RMSPROP_ALPHA, self.eps)
+            rmsprop_tf_(value, gradient, square, at["lr"], RMSPROP_ALPHA, self.eps)
         return norm
 
     @staticmethod
@@ -156,13 +182,29 @@ class LocalUpdater(Updater):
         return {f"loss/{name}": x.detach() for name, x in losses.items()} | metrics | {"gradient_norm": norm}
 
     def state_dict(self) -> State:
-        """The optimizer's moments, its step count and the learning rate."""
-        return {"moments": dict(self._moments), "steps": self._steps, "learning_rate": self._rate}
+        """The optimizer's moments, its step counts and the learning rate."""
+        steps = torch.stack([part.steps for part in self.parts.values()])
+        return {"moments": dict(self._moments), "steps": steps, "learning_rate": self._rate}
 
     def load_state_dict(self, state: State) -> None:
         """Take them over, in place."""
         with torch.no_grad():
             for name, x in self._moments.items():
                 x.copy_(state["moments"][name])
-            self._steps.copy_(state["steps"])
+            for part, steps in zip(self.parts.values(), state["steps"], strict=True):
+                part.steps.copy_(steps)
         self.learning_rate = state["learning_rate"]
+
+
+def _parts(
+    flat: FlatParameters, groups: Mapping[str, list[nn.Parameter]], rates: Mapping[str, float]
+) -> dict[str, Part]:
+    """The range of each group in the block, in their order."""
+    parts: dict[str, Part] = {}
+    device, places = flat.value.device, list(flat.places)
+    for name, own in groups.items():
+        mine, places = places[: len(own)], places[len(own) :]
+        rows = slice(mine[0][1], places[0][1] if places else len(flat.value))
+        counters = torch.zeros((), device=device), torch.tensor(rates[name], device=device)
+        parts[name] = Part(rows, len(groups) == 1, mine, own, *counters, rates[name])
+    return parts

@@ -9,10 +9,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ludus.core.network import Shapes
+from ludus.core.environment import GoalReward
+from ludus.core.network import Need, Shapes
 from ludus.core.noise import Noise
 from ludus.core.spec import Specs
-from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, State, Tensors
+from ludus.core.types import AgentStep, Batch, EnvStep, Episode, HiddenState, Learned, State, Tensors
 
 LossFunction = Callable[[Batch], tuple[Tensors, Tensors]]
 
@@ -48,6 +49,14 @@ class ExperienceCache(ABC):
         """Take new priorities for what was read; a cache without priorities ignores them."""
         return
 
+    def schedule(self, progress: float) -> None:
+        """Set what follows the share of the run that is done (0 to 1)."""
+        return
+
+    def report(self) -> dict[str, float]:
+        """Numbers for the log."""
+        return {}
+
     @abstractmethod
     def state_dict(self) -> State: ...
 
@@ -62,8 +71,8 @@ class Updater(ABC):
     by_hand = False  # whether a loss may leave gradients at the networks' outputs instead of a graph
 
     @abstractmethod
-    def step(self, loss: LossFunction, batch: Batch) -> Tensors:
-        """Take one step on the losses, each weighted by the agent's coefficient for its name; return the metrics."""
+    def step(self, loss: LossFunction, batch: Batch, group: str = "all") -> Tensors:
+        """Step the parameters of ``group`` on the losses, each weighted by the agent's coefficient; return metrics."""
 
     @abstractmethod
     def mean(self, x: Tensor) -> Tensor:
@@ -85,13 +94,14 @@ class Agent(nn.Module, ABC):
 
     Config: type[Any]  # a frozen dataclass: the settings, with a comment per field
     config: Any
+    goal_reward: GoalReward | None = None  # set before make_cache if config.hindsight: the environments' own
 
     @classmethod
     @abstractmethod
     def requirements(
         cls, observation: Specs, action: Specs, config: Any, shared: bool
-    ) -> dict[str, tuple[Shapes, Shapes]]:
-        """What to build: network name → (input shapes, output shapes); ``shared``: one trunk for actor and critic."""
+    ) -> Mapping[str, Need | tuple[Shapes, Shapes]]:
+        """What to build: network name → input shapes, output shapes, and more; ``shared``: one trunk for all."""
 
     @property
     @abstractmethod
@@ -123,6 +133,10 @@ class Agent(nn.Module, ABC):
         fields = vars(self.config) if hasattr(self.config, "__dict__") else {}
         return {name.removesuffix("_coef"): value for name, value in fields.items() if name.endswith("_coef")}
 
+    def parameter_groups(self) -> Mapping[str, list[nn.Parameter]]:
+        """The parameters that learn, by the group in which they are stepped together."""
+        return {"all": [p for p in self.parameters() if p.requires_grad]}
+
     def use_numpy(self) -> bool:
         """Switch acting to numpy, where the agent can do that and it pays; return whether it did."""
         return False
@@ -130,6 +144,10 @@ class Agent(nn.Module, ABC):
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Learn from a batch; by default one step on the whole of it."""
         return Learned(updater.step(self.compute_loss, batch))
+
+    def notice(self, episodes: list[Episode]) -> str:
+        """Look at episodes that ended; return a warning for the user if there is cause for one, else nothing."""
+        return ""
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Set what follows the share of the run that is done (0 to 1); return the values to log."""

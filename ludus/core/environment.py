@@ -5,9 +5,14 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
 
 from ludus.core.spec import Specs
 from ludus.core.types import EnvStep, Episode, State, Tensors
+
+GoalReward = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]  # of goals reached and wanted [n, …]: rewards [n]
 
 
 class EnvironmentManager(ABC):
@@ -53,6 +58,10 @@ class EnvironmentManager(ABC):
     @abstractmethod
     def episodes(self) -> list[Episode]:
         """The episodes that ended since the last call."""
+
+    def goal_reward(self) -> GoalReward | None:
+        """What tells the rewards of goals that were not set, for hindsight; None where nothing does."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -11,6 +11,17 @@ from ludus.core.types import HiddenState, Tensors
 
 Shape = tuple[int, ...]
 Shapes = dict[str, Shape]
+
+
+class Need(NamedTuple):
+    """A network that an agent asks for."""
+
+    inputs: Shapes
+    outputs: Shapes
+    joined: bool = False  # all inputs meet before the first layer, as a critic's observation and action must
+    members: int = 1  # of an ensemble; where there are several, the outputs are [T, B, members, …]
+    streams: bool = False  # each output has a hidden layer of its own
+    noisy: bool = False  # layers after the trunk explore by themselves (NoisyNet)
 
 
 class Network(nn.Module, ABC):

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
-State = dict[
-    str, Any
-]  # nested dicts of tensors and plain values (numbers, strings, lists, None): all that a checkpoint holds
+State = dict[str, Any]  # nested dicts of tensors and plain values (numbers, strings, lists, None), as in a checkpoint
 
 
 @runtime_checkable
@@ -133,8 +131,9 @@ class Batch:
         It stops at terminated, truncated or ``first[t+1]``, and before a transition that never was: where an episode
         was lost without an ending, V(s_{t+1}) is the last thing known of it.
         """
-        passes = self.weight * (~(self.terminated | self.truncated)).to(self.weight.dtype)
-        passes[:-1] *= self.weight[1:]
+        real = self.weight > 0
+        passes = (real & ~(self.terminated | self.truncated)).to(self.weight.dtype)
+        passes[:-1] *= real[1:]
         return passes
 
     def minibatches(
@@ -169,6 +168,11 @@ class Batch:
             first=self.first[:time],
             last_state=HiddenState(),
         )
+
+    def since(self, time: int) -> Batch:
+        """The same without its first steps; the hidden state that it starts from is no longer known."""
+        later = self._map(lambda x: x[time:])
+        return replace(later, last_state=self.last_state, index=self.index)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Apply ``function`` to every ``[T, B, …]`` tensor."""

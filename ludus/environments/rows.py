@@ -144,6 +144,11 @@ class EnvRows:
         self._settle()
         return infos
 
+    @property
+    def env(self) -> Environment:
+        """The first of its environments."""
+        return self._envs[0]
+
     def snapshot(self, row: int) -> dict[str, Any] | None:
         """All of a row's environment, where it can give that."""
         try:

@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ludus.core.environment import EnvironmentManager
+from ludus.core.environment import EnvironmentManager, GoalReward
 from ludus.core.errors import UserError
 from ludus.core.types import EnvStep, Episode, State, Tensors
+from ludus.environments.gym import Environment
 from ludus.environments.infos import numeric_row
 from ludus.environments.masks import ObservationReader
 from ludus.environments.rows import StepArrays, episode_seed
@@ -33,6 +34,8 @@ class BatchManager(EnvironmentManager):
     ``_memory``, and ``_restore``. ``memory`` is given where others write it too; ``replays``: an episode can be brought
     back by its seed and actions, so these are kept.
     """
+
+    _goal_env: Environment | None = None  # asked for the rewards of goals, where there is one in this process
 
     def __init__(
         self,
@@ -134,6 +137,13 @@ class BatchManager(EnvironmentManager):
         """Policy-space actions ``[B, …]`` as the environment takes them: a batch, or the only row."""
         arrays = self._treat({name: _numpy(x) for name, x in actions.items()})
         return self._layout.unflatten(arrays) if batched else self._layout.unflatten_row(arrays, 0)
+
+    def goal_reward(self) -> GoalReward | None:
+        if self._goal_env is None:
+            return None
+        from ludus.environments.goals import goal_reward  # what most runs do without is loaded where it is needed
+
+        return goal_reward(self._goal_env, self.name)
 
     def episodes(self) -> list[Episode]:
         finished, self._finished = self._finished, []

@@ -20,6 +20,7 @@ class SimpleEnvManager(BatchManager):
         self._rows = EnvRows(make, 0, num, name, mask, branch)
         super().__init__(name, num, self._rows.reader, self._rows.layout, branch, replays=True)
         self._rows.attach(self._memory)
+        self._goal_env = self._rows.env
 
     def render(self, row: int = 0) -> Any:
         """The picture of one environment, as its render mode gives it."""

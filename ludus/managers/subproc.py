@@ -11,6 +11,7 @@ from typing import Any
 from ludus.core.errors import UserError
 from ludus.core.types import EnvStep, Episode, State, Tensors
 from ludus.environments.config import EnvConfig
+from ludus.environments.goals import has_goals
 from ludus.environments.gym import make_environment
 from ludus.environments.rows import EnvRows, StepArrays
 from ludus.environments.spaces import Arrays
@@ -49,6 +50,8 @@ class SubProcEnvManager(BatchManager):
         rows = EnvRows(lambda: make_environment(config), 0, 1, name, config.mask, branch)
         try:  # one environment here, to know the spaces and to refuse what a first reset shows to be wrong
             rows.attach(StepArrays.make(rows.observation, 1))
+            # closed below and yet asked for rewards: compute_reward must be a pure function of its arguments
+            self._goal_env = rows.env if has_goals(rows.env) else None
         finally:
             rows.close()
         groups = 2 if config.alternate else 1

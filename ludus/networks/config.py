@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ludus.core.errors import UserError
@@ -19,13 +19,18 @@ class NetworkConfig:
     net2d: str = "identity2d"  # what each sequence observation [F, S] goes through first
     net3d: str = "nature_cnn"  # what each image observation [F, H, W] goes through first
     net4d: str = "identity4d"  # what each volume or clip observation [F, D, H, W] goes through first
-    body: str = "identity1d"  # what all observations go through together, joined on features; lstm gives a memory
+    # what all observations go through together; lstm gives a memory; auto: an mlp, where there are several of them
+    body: str = "auto"
     head: str = "identity1d"  # what lies between the body and the outputs of the same rank as this piece
     hidden: tuple[int, ...] = (64, 64)  # the layers of an mlp; wider fits more and is slower: 256 256 suits robots
     activation: Activation = "tanh"  # after each layer of an mlp; tanh is steady for PPO and A2C, relu quick off-policy
     lstm_size: int = 64  # how much an lstm remembers; its cost grows with the square
     shared: Literal["auto", "yes", "no"] = "auto"  # one trunk for policy and value: less work; auto: yes for images
     orthogonal: bool = True  # orthogonal first weights and a nearly uniform first policy; off: PyTorch's own
+
+    def settled(self, inputs: int) -> NetworkConfig:
+        """The same with ``auto`` decided: of several observations each alone would only be added to the others."""
+        return replace(self, body="mlp" if inputs > 1 else "identity1d") if self.body == "auto" else self
 
     def validate(self) -> None:
         """Refuse sizes that no layer can have."""

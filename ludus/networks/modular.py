@@ -36,11 +36,15 @@ class ModularNetwork(Network):
     """Each observation through the source of its rank, all joined through the body, one head per output rank.
 
     ``pieces`` holds those that do something by their place: ``source/<observation>``, ``body``, ``head<rank>d``; the
-    hidden state of a recurrent piece carries the name of its place. ``projections`` has the last layer of each output.
+    hidden state of a recurrent piece carries the name of its place. ``projections`` has the last layer of each output,
+    or its last two with ``streams``.
     """
 
-    def __init__(self, inputs: Shapes, outputs: Shapes, config: NetworkConfig) -> None:
+    def __init__(
+        self, inputs: Shapes, outputs: Shapes, config: NetworkConfig, streams: bool = False, noisy: bool = False
+    ) -> None:
         super().__init__()
+        config = config.settled(len(inputs))
         self.inputs, self.outputs = inputs, outputs
         self.pieces = nn.ModuleDict()
         joined = self._add_sources(config)
@@ -48,7 +52,8 @@ class ModularNetwork(Network):
         heads = {rank: self._add_head(rank, config) for rank in sorted({max(1, len(s)) for s in outputs.values()})}
         self.projections = nn.ModuleDict()
         for name, shape in outputs.items():
-            self.projections[module_key(name)] = _projection(name, shape, heads[max(1, len(shape))], config)
+            wanted = name, shape, heads[max(1, len(shape))], config
+            self.projections[module_key(name)] = _projection(*wanted, streams, noisy)
         self.recurrent = any(piece.recurrent for piece in self._submodules().values())
         # what forward walks: plain tuples, because looking a module up by name costs as much as a small operation
         self._sources = [(name, self._at(source_place(name))) for name in inputs]
@@ -128,8 +133,8 @@ class ModularNetwork(Network):
         """The trunk's layers, each with its activation, if it is nothing but an MLP on one observation; else None."""
         pieces = self._submodules()
         piece = next(iter(pieces.values()), None)
-        vectors = all(len(shape) <= 1 for shape in self.outputs.values())
-        if len(self.inputs) != 1 or len(pieces) != 1 or not vectors or type(piece) is not MLP or "body" in pieces:
+        linear = all(type(layer) is nn.Linear for layer in self.projections.values())
+        if len(self.inputs) != 1 or len(pieces) != 1 or not linear or type(piece) is not MLP or "body" in pieces:
             return None
         return [(layer, piece.activation) for layer in piece.layers if isinstance(layer, nn.Linear)]
 
@@ -201,8 +206,13 @@ def join_shapes(shapes: Shapes, body: str) -> Shape:
     return (sum(shape[0] for shape in shapes.values()), *space)
 
 
-def _projection(name: str, shape: Shape, head: Shape, config: NetworkConfig) -> nn.Module:
+def _projection(name: str, shape: Shape, head: Shape, config: NetworkConfig, streams: bool, noisy: bool) -> nn.Module:
     """The last layer of one output: linear, or a convolution of size 1 where the output has space."""
+    gain = GAINS.get(name.split("/")[0], 1.0)
+    if streams or noisy:
+        from ludus.networks.streams import make_last_layers  # only agents that ask for these load them
+
+        return make_last_layers(name, shape, head, config, gain, streams, noisy)
     features = shape[0] if shape else 1
     if shape[1:] != head[1:]:
         raise UserError(
@@ -212,5 +222,5 @@ def _projection(name: str, shape: Shape, head: Shape, config: NetworkConfig) -> 
     layers = {1: nn.Linear, 2: nn.Conv1d, 3: nn.Conv2d, 4: nn.Conv3d}
     arguments = (head[0], features) if len(head) == 1 else (head[0], features, 1)
     layer: Any = layers[len(head)](*arguments)
-    made: nn.Module = initialize(layer, GAINS.get(name.split("/")[0], 1.0), config.orthogonal)
+    made: nn.Module = initialize(layer, gain, config.orthogonal)
     return made

@@ -35,8 +35,8 @@ class NumpyActor:
         (self.action_name, self.spec), *_ = policy.action.items()
         self.normalizer = normalizer
         head = module_key(f"policy/{self.action_name}")
-        self.actor = next(_Mlp(net, head) for net in networks if head in net.projections)
-        self.critic = next(_Mlp(net, "value") for net in networks if "value" in net.projections)
+        self.actor = next(NumpyMlp(net, head) for net in networks if head in net.projections)
+        self.critic = next(NumpyMlp(net, "value") for net in networks if "value" in net.projections)
         self.shared = len(networks) == 1
         self.log_std = None if self.spec.kind == "categorical" else _view(policy.log_std[self.action_name])
         self._rows = np.arange(0)
@@ -51,13 +51,7 @@ class NumpyActor:
             (specs[0].kind == "categorical" and specs[0].shape == ())
             or (specs[0].kind == "continuous" and policy.distribution_name == "gaussian" and len(specs[0].shape) == 1)
         )
-        inputs = list(preprocess.specs.values())
-        plain_input = len(inputs) == 1 and inputs[0].kind == "continuous" and inputs[0].dtype == "float32"
-        plain_input = plain_input and len(inputs[0].shape) == 1
-        on_cpu = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in networks.parameters())
-        layers = [net.plain_layers() if isinstance(net, ModularNetwork) else None for net in networks.values()]
-        plain_network = all(x is not None and all(a in ACTIVATIONS for _, a in x) for x in layers)
-        if not (plain_action and plain_input and on_cpu and plain_network):
+        if not (plain_action and plain_input(preprocess) and all(map(plain_network, networks.values()))):
             return None
         return cls([net for net in networks.values() if isinstance(net, ModularNetwork)], policy, normalizer)
 
@@ -90,7 +84,21 @@ class NumpyActor:
         return action.astype(np.float32, copy=False), log_prob.astype(np.float32, copy=False)
 
 
-class _Mlp:
+def plain_input(preprocess: ObsPreprocessor) -> bool:
+    """Whether the only observation is a vector that needs no preparation."""
+    inputs = list(preprocess.specs.values())
+    plain = len(inputs) == 1 and inputs[0].kind == "continuous" and inputs[0].dtype == "float32"
+    return plain and len(inputs[0].shape) == 1
+
+
+def plain_network(network: nn.Module) -> bool:
+    """Whether a network is nothing but an MLP on the CPU."""
+    layers = network.plain_layers() if isinstance(network, ModularNetwork) else None
+    on_cpu = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in network.parameters())
+    return layers is not None and all(activation in ACTIVATIONS for _, activation in layers) and on_cpu
+
+
+class NumpyMlp:
     """A trunk and one projection as arrays that share memory with the parameters."""
 
     def __init__(self, network: ModularNetwork, output: str) -> None:
@@ -98,6 +106,9 @@ class _Mlp:
         self.layers = [(_view(layer.weight).T, _view(layer.bias), ACTIVATIONS[name]) for layer, name in layers]
         last: Any = network.projections[output]
         self.weight, self.bias = _view(last.weight).T, _view(last.bias)
+
+    def __call__(self, x: Array) -> Array:
+        return self.project(self.trunk(x))
 
     def trunk(self, x: Array) -> Array:
         for weight, bias, activation in self.layers:

@@ -115,7 +115,11 @@ class Tape:
     @property
     def fed(self) -> bool:
         """Whether some output has a gradient: autograd, or a loss that does without it, has come to it."""
-        return any(x.grad is not None for call in self.calls for x in call.outputs.values())
+        return any(x.grad is not None for x in self.leaves())
+
+    def leaves(self) -> list[Tensor]:
+        """The outputs that autograd ends at."""
+        return [x for call in self.calls for x in call.outputs.values()]
 
     def backward(self) -> None:
         """Take the backward pass of all calls, the last first, once their outputs have gradients."""

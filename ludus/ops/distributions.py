@@ -176,6 +176,17 @@ def tanh_gaussian_log_prob(mean: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
     return gaussian_log_prob(mean, log_std, u) - _log_slope(u).sum(-1)
 
 
+def tanh_gaussian_draw(mean: Tensor, log_std: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a sample u and the log-density of tanh(u), with half the work: (u − μ)/σ is the noise ε itself.
+
+    Gradients are those of the two functions above, where what flows through (u − μ)/σ cancels out.
+    """
+    u = gaussian_sample(mean, log_std, normal)
+    inside = torch.add(log_std, normal.square(), alpha=0.5)
+    slope = torch.add(inside, u + F.softplus(-2 * u), alpha=-2)  # as in _log_slope, but for its constant
+    return u, -mean.shape[-1] * (HALF_LOG_2PI + 2 * math.log(2)) - slope.sum(-1)
+
+
 def tanh_gaussian_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
     """Return H(N) + Σ E[log(1 − tanh²u)], the expectation by Gauss–Hermite quadrature with 16 nodes.
 

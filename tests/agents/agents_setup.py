@@ -10,7 +10,7 @@ from ludus.containers.build import build_agent, build_evaluator, build_manager, 
 from ludus.containers.local import LocalWorker
 from ludus.containers.settings import resolve_settings
 
-SMALL: dict[str, Any] = {"network.hidden": (16,), "network.lstm_size": 8, "env.num": 4, "agent.rollout": 16}
+SMALL: dict[str, Any] = {"network.hidden": (16,), "network.lstm_size": 8, "env.num": 4}
 
 
 def make_worker(environment: str, agent: str = "ppo", **changes: Any) -> LocalWorker:
@@ -18,7 +18,8 @@ def make_worker(environment: str, agent: str = "ppo", **changes: Any) -> LocalWo
     torch.set_num_threads(1)
     dotted = {key.replace("__", "."): value for key, value in changes.items()}
     quiet = {"evaluation.every": 0, "evaluation.episodes": 4, "nb_step": 1_000}
-    settings = resolve_settings(environment, agent, "none", None, SMALL | quiet | dotted).settings
+    rollout = {"agent.rollout": 16} if agent in ("ppo", "a2c") else {}
+    settings = resolve_settings(environment, agent, "none", None, SMALL | quiet | rollout | dotted).settings
     manager = build_manager(settings)
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
     manager.use(made.treatment)

@@ -265,3 +265,86 @@ def test_a_loss_that_reaches_no_parameter_is_refused() -> None:
     agent, (batch, _) = make_agent()
     with pytest.raises(RuntimeError, match="does not require grad"):
         updater_of(agent).step(lambda _: ({"mine": torch.ones(())}, {}), batch)
+
+
+class TwoParts(nn.Module):
+    """An actor whose loss goes through a critic, as in DDPG, and a frozen target."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor, self.critic, self.target = (nn.Linear(3, 3) for _ in range(3))
+        self.target.requires_grad_(False)
+        self.register_buffer("shift", torch.ones(3))
+
+    def loss_coefficients(self) -> dict[str, float]:
+        return {"actor": 0.5}
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"critic": list(self.critic.parameters()), "actor": list(self.actor.parameters())}
+
+    def critic_loss(self, batch: Batch) -> Any:
+        with torch.no_grad():
+            aim = self.target(batch.reward) + self.shift
+        return {"critic": (self.critic(batch.reward) - aim).square().mean()}, {"priority": aim.mean(-1)}
+
+    def actor_loss(self, batch: Batch) -> Any:
+        return {"actor": -self.critic(torch.tanh(self.actor(batch.reward))).mean()}, {}
+
+
+def two_parts_batch() -> Batch:
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+    return Batch({}, x, {}, x, x, x, x, x, {})
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_group_moves_alone_at_its_own_rate_as_torchs_adam_would(compiled: bool) -> None:
+    torch.manual_seed(0)
+    agent: Any = TwoParts()
+    reference = copy.deepcopy(agent)
+    updater = LocalUpdater(agent, "adam", 1e-2, 1e-8, 0.0, {"actor": 3e-2})
+    if compiled:
+        updater.compile(on_failure=pytest.fail)
+    adams = {name: torch.optim.Adam(own) for name, own in reference.parameter_groups().items()}
+    batch = two_parts_batch()
+    for at in range(4):
+        rate = 1e-2 / (at + 1)
+        updater.learning_rate = rate
+        for name in ("critic", "actor") if at % 2 else ("critic",):
+            for own in adams[name].param_groups:
+                own["lr"] = rate * (3 if name == "actor" else 1)
+            metrics = updater.step(getattr(agent, f"{name}_loss"), batch, name)
+            losses, more = getattr(reference, f"{name}_loss")(batch)
+            loss = losses[name] * reference.loss_coefficients().get(name, 1.0)
+            adams[name].zero_grad()
+            loss.backward()
+            adams[name].step()
+            assert metrics[f"loss/{name}"] == pytest.approx(float(losses[name].detach()), abs=1e-6)
+            for key, x in more.items():
+                torch.testing.assert_close(metrics[key], x)
+            assert_parameters(agent, reference, 1e-6)
+    assert {name: int(part.steps) for name, part in updater.parts.items()} == {"critic": 4, "actor": 2}
+    agent.target.weight.data.add_(1)  # what is frozen may move between the steps, as a target does
+    reference.target.weight.data.add_(1)
+    updater.step(agent.critic_loss, batch, "critic")
+    adams["critic"].zero_grad()
+    reference.critic_loss(batch)[0]["critic"].backward()
+    adams["critic"].step()
+    assert_parameters(agent, reference, 1e-6)
+
+
+def test_no_gradient_is_taken_of_another_group() -> None:
+    agent: Any = TwoParts()
+    updater = LocalUpdater(agent, "adam", 1e-2, 1e-8, 0.0)
+    updater.step(agent.actor_loss, two_parts_batch(), "actor")
+    critic, actor = (updater.parts[name].of(updater.flat.gradient) for name in ("critic", "actor"))
+    assert not critic.any()
+    assert actor.any()
+
+
+def test_counts_of_all_groups_are_saved() -> None:
+    agent: Any = TwoParts()
+    updater = LocalUpdater(agent, "adam", 1e-2, 1e-8, 0.0)
+    updater.step(agent.actor_loss, two_parts_batch(), "actor")
+    again = LocalUpdater(agent, "adam", 1e-2, 1e-8, 0.0)
+    again.load_state_dict(updater.state_dict())
+    assert [float(part.steps) for part in again.parts.values()] == [0, 1]

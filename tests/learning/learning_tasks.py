@@ -130,4 +130,15 @@ def toys(agent: str) -> tuple[Task, ...]:
 
 
 TOYS = tuple(task for agent in AGENTS for task in toys(agent))
-TASKS = {task.name: task for task in (*CLASSIC, *TOYS)}
+VALUES = ("dqn", "double_dqn", "dueling_dqn", "c51", "qr_dqn", "iqn", "munchausen_dqn", "rainbow")
+REPLAYED = {"agent.warmup": 200, "agent.batch_size": 64, "agent.updates_per_step": 0.5, "agent.target_every": 50}
+QUICK |= dict.fromkeys(VALUES, {"agent.gamma": 0.9, "network.hidden": (32, 32), "agent.learning_rate": 2e-3} | REPLAYED)
+QUICK["r2d2"] = (
+    SMALL | REPLAYED | {"agent.batch_size": 16, "agent.updates_per_step": 0.125, "agent.learning_rate": 2e-3}
+)
+ACTORS = ("ddpg", "hddpg", "td3", "sac")
+OFF_POLICY_TOYS = (
+    *(toy("masked", "MaskedEnv", agent, 7.8, 6_000) for agent in VALUES),
+    toy("memory", "MemoryEnv", "r2d2", 0.95, 10_000, settings=LSTM),
+)
+TASKS = {task.name: task for task in (*CLASSIC, *TOYS, *OFF_POLICY_TOYS)}

@@ -196,6 +196,23 @@ def test_tanh_gaussian_against_torch() -> None:
     close(other, (0.5 * (-2 * log_std).exp()).sum(-1))
 
 
+def test_a_tanh_gaussian_draw_is_sample_and_log_prob_with_their_gradients() -> None:
+    parameters = [x.requires_grad_() for x in (randn(4, 3), 0.3 * randn(4, 3, seed=1))]
+    normal, weight = randn(4, 3, seed=2), randn(4, seed=3)
+    u = ops.tanh_gaussian_sample(*parameters, normal)
+    apart = u, ops.tanh_gaussian_log_prob(*parameters, u)
+    for ours, expected in zip(ops.tanh_gaussian_draw(*parameters, normal), apart, strict=True):
+        close(ours, expected)
+        by = weight if ours.dim() == 1 else normal
+        gradients = [torch.autograd.grad((x * by).sum(), parameters, retain_graph=True) for x in (ours, expected)]
+        for one, other in zip(*gradients, strict=True):
+            close(one, other)
+    far = ops.tanh_gaussian_draw(torch.tensor([-30.0, 30.0]), torch.zeros(2), torch.zeros(2))[1]
+    close(
+        far, ops.tanh_gaussian_log_prob(torch.tensor([-30.0, 30.0]), torch.zeros(2), torch.tensor([-30.0, 30.0])), 1e-6
+    )
+
+
 def test_tanh_gaussian_far_out_is_finite_in_float32() -> None:
     mean, log_std = torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
     for u in (-30.0, 30.0):

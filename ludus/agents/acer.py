@@ -1,0 +1,212 @@
+"""ACER: an actor-critic that replays (Wang et al. 2017), with Retrace or with V-trace targets; discrete actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ludus.agents.actor_critic import ActorCritic
+from ludus.core.agent import Updater
+from ludus.core.errors import UserError, refuse_outside
+from ludus.core.network import Network, Shapes
+from ludus.core.spec import Specs, network_inputs
+from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, Tensors
+from ludus.experience.unrolls import UnrollCache, UnrollConfig
+from ludus.networks.policy import Policy
+from ludus.networks.target import Target
+from ludus.ops.distributions import categorical_kl, categorical_mode, categorical_sample
+from ludus.ops.policy_gradient import shares, value_loss
+from ludus.ops.retrace import acer_policy_loss, acer_weights, retrace
+from ludus.ops.trust_region import kl_gradient_logits, policy_gradient_logits, trust_region_loss
+from ludus.ops.vtrace import vtrace
+from ludus.preprocess.observation import ObsPreprocessor
+
+
+@dataclass(frozen=True)
+class ACERConfig(UnrollConfig):
+    """Settings of ACER."""
+
+    learning_rate: float = 7e-4  # raise for speed, lower when the return collapses
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
+    gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
+    targets: Literal["retrace", "vtrace"] = "retrace"  # retrace: learns Q of all actions; vtrace: V alone
+    trace_lambda: float = 1.0  # how far targets look along what was done: 0: one step; lower: less variance, more bias
+    importance_clip: float = 10.0  # how much more likely than when it was taken an action counts, at most
+    trust_region: float = 1.0  # how fast the policy may leave its average: lower is steadier and slower; 0: no bound
+    average_decay: float = 0.99  # of that average per update: nearer 1 holds the policy back for longer
+    entropy_coef: float = 0.01  # raise when the policy settles too early
+    value_coef: float = 0.5  # weight of the loss of Q or V; matters with a shared trunk
+    max_grad_norm: float = 10.0  # gradients are scaled down to this norm; 0: never
+    optimizer: Literal["adam", "rmsprop"] = "rmsprop"  # rmsprop: TensorFlow's, eps inside the root
+    optimizer_eps: float = 1e-5  # raise for smoother steps
+    normalize_observation: bool = False  # vectors by running mean and deviation, saved with the policy
+    normalize_reward: bool = False  # by the running deviation of the discounted return
+
+    def validate(self) -> None:
+        """Refuse values that cannot train."""
+        refuse_outside(
+            self,
+            share=("gamma", "trace_lambda", "average_decay"),
+            positive=("learning_rate", "rollout", "replay", "importance_clip", "optimizer_eps"),
+            natural=("replay_ratio", "warmup", "trust_region", "entropy_coef", "value_coef", "max_grad_norm"),
+        )
+        if self.average_decay == 1:
+            raise UserError("agent.average_decay is 1, so the average would never move; 0.99 is usual.")
+
+
+@dataclass(frozen=True)
+class ACERVTraceConfig(ACERConfig):
+    """Settings of ACER with V-trace targets."""
+
+    targets: Literal["retrace", "vtrace"] = "vtrace"  # retrace: learns Q of all actions; vtrace: V alone
+    importance_clip: float = 1.0  # of the targets' ratios too; above 1: less bias, more variance
+
+
+class _Step(NamedTuple):
+    """What a batch says to learn."""
+
+    weights: Tensor  # [T, B, A] with which each log π(a|s) enters the policy gradient
+    value: Tensor  # [T, B] Q of the action taken, or V; with a graph
+    target: Tensor  # [T, B] what it should become
+
+
+class ACER(ActorCritic):
+    """One step on each fresh rollout, then some on kept ones, held near an average of the policies so far."""
+
+    Config: type[Any] = ACERConfig
+
+    def __init__(
+        self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
+    ) -> None:
+        super().__init__(observation, action, config, networks, batch)
+        (self._action,) = action
+        self._logits, self._observation = f"policy/{self._action}", observation
+        acting = {name: network for name, network in networks.items() if name != "critic"}
+        self.average = Target(acting if config.trust_region else {})
+        self._choosing = list(acting)
+        # in training, a critic with a memory has to see what happens, too
+        self._watching = [name for name, network in networks.items() if name in acting or network.recurrent]
+        if config.replay_ratio and config.replay < config.rollout * batch:
+            raise UserError(
+                f"agent.replay is {config.replay}, less than one rollout of {config.rollout * batch} transitions "
+                "(env.num × agent.rollout); raise it, or set agent.replay_ratio to 0."
+            )
+
+    @staticmethod
+    def make_policy(action: Specs, config: Any) -> Policy:
+        """A distribution over the choices of the one action."""
+        if [(spec.kind, spec.shape) for spec in action.values()] != [("categorical", ())]:
+            found = ", ".join(f"{name} ({spec.kind}, shape {spec.shape})" for name, spec in action.items())
+            raise UserError(f"ACER needs one Discrete action, and this environment has {found}; use ppo or a2c for it.")
+        return Policy(action)
+
+    @classmethod
+    def requirements(
+        cls, observation: Specs, action: Specs, config: Any, shared: bool
+    ) -> dict[str, tuple[Shapes, Shapes]]:
+        """One network with policy and values, or one for each; the values are Q of all actions, or V."""
+        inputs = ObsPreprocessor(network_inputs(observation)).shapes
+        policy = cls.make_policy(action, config).outputs
+        (choices,) = policy.values()
+        value: Shapes = {"q": choices} if config.targets == "retrace" else {"value": (1,)}
+        if shared:
+            return {"actor_critic": (inputs, policy | value)}
+        return {"actor": (inputs, policy), "critic": (inputs, value)}
+
+    def make_cache(self, batch: int) -> UnrollCache:  # type: ignore[override]
+        """A rollout, and a ring of those before it."""
+        return UnrollCache(self.config, batch, self.config.gamma, self._observation, self.device)
+
+    @torch.inference_mode()
+    def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
+        """Sample with ``noise``, else take the mode; the experience is the log-probability of every choice."""
+        observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
+        names = self._choosing if noise is None else self._watching
+        outputs, state = self.outputs(observation, state, step.first.unsqueeze(0), names)
+        logits = self.policy.distribution({self._logits: outputs[self._logits].squeeze(0)}, step.observation)
+        log_policy = logits[self._logits].log_softmax(-1)
+        if noise is None:
+            return AgentStep({self._action: categorical_mode(log_policy)}, {}, state)
+        action = categorical_sample(log_policy, noise[self._action])
+        return AgentStep({self._action: action}, {"log_policy": log_policy}, state)
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> Batch:
+        """Scale the rewards, if told to, and add where traces may pass."""
+        reward = batch.reward if self.reward_scaler is None else self.reward_scaler.scale(batch.reward)
+        return replace(batch, reward=reward, experience=batch.experience | {"continues": batch.continues})
+
+    def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """Policy gradient within the trust region, value and entropy losses over real rows."""
+        ready = self.preprocess(batch.observation)
+        ready = ready if self.normalizer is None else self.normalizer(ready)
+        outputs = _run(self.networks, ready, batch.state, batch.first)
+        logits = self.policy.distribution(outputs, batch.observation)[self._logits]  # [T+1, B, A], masked
+        log_p = logits.log_softmax(-1)
+        learn = (self._by_retrace if self.config.targets == "retrace" else self._by_vtrace)(outputs, log_p, batch)
+        logits, log_p, share = logits[:-1], log_p[:-1], shares(batch.weight)
+        metrics: Tensors = {}
+        if self.config.trust_region:
+            with torch.no_grad():
+                outputs = _run(self.average.networks, ready, batch.state, batch.first)
+                average = self.policy.distribution(outputs, batch.observation)[self._logits][:-1]
+                g, k = policy_gradient_logits(learn.weights, log_p), kl_gradient_logits(average, log_p)
+                held = ((g * k).sum(-1) > self.config.trust_region).to(share.dtype)
+                metrics["held_back"] = (held * share).sum()  # the share of rows where the trust region binds
+                metrics["kl"] = (categorical_kl(average, log_p) * share).sum()
+            policy = trust_region_loss(logits, g, k, self.config.trust_region)
+        else:
+            policy = acer_policy_loss(log_p, learn.weights)
+        losses = {
+            "policy": (policy * share).sum(),
+            "value": (value_loss(learn.value, learn.target) * share).sum(),
+            "entropy": ((log_p.exp() * log_p).sum(-1) * share).sum(),
+        }
+        return losses, metrics
+
+    def _by_retrace(self, outputs: Tensors, log_p: Tensor, batch: Batch) -> _Step:
+        """Q^ret, and the gradient truncated with its bias corrected."""
+        config, action, log_mu = self.config, batch.action[self._action], batch.experience["log_policy"]
+        q = outputs["q"]  # [T+1, B, A]
+        taken = q[:-1].gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        with torch.no_grad():
+            value = (log_p.exp() * q).sum(-1)
+            log_ratio = (log_p[:-1] - log_mu).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+            traced = log_ratio, batch.reward, batch.discount, batch.experience["continues"], taken, value[1:]
+            target = retrace(*traced, config.trace_lambda)
+            given = log_p[:-1], log_mu, action, target, q[:-1], value[:-1]
+            return _Step(acer_weights(*given, config.importance_clip), taken, target)
+
+    def _by_vtrace(self, outputs: Tensors, log_p: Tensor, batch: Batch) -> _Step:
+        """V-trace targets and advantages; without Q there is nothing to correct the truncation's bias with."""
+        config, action = self.config, batch.action[self._action]
+        value = outputs["value"].squeeze(-1)  # [T+1, B]
+        with torch.no_grad():
+            log_ratio = (log_p[:-1] - batch.experience["log_policy"]).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+            traced = log_ratio, batch.reward, batch.discount, batch.experience["continues"], value[:-1], value[1:]
+            clip = config.importance_clip
+            made = vtrace(*traced, rho_bar=clip, lambda_=config.trace_lambda, pg_rho_bar=clip)
+            at = action.unsqueeze(-1), made.advantage.unsqueeze(-1)
+            weights = torch.zeros_like(log_p[:-1]).scatter_(-1, *at)
+        return _Step(weights, value[:-1], made.target)
+
+    def learn(self, batch: Batch, updater: Updater) -> Learned:
+        """Take one step; the average follows, and normalizers take what they have not seen."""
+        metrics = updater.step(self.compute_loss, self.prepare(batch))
+        if self.config.trust_region:
+            self.average.follow(1 - self.config.average_decay)
+        if batch.index is None:
+            self.observe(batch)
+        return Learned(metrics)
+
+
+def _run(networks: Any, ready: Tensors, state: HiddenState, first: Tensor) -> Tensors:
+    """The outputs of some networks on preprocessed observations ``[T, B, …]``."""
+    outputs: Tensors = {}
+    for name, network in networks.items():
+        outputs |= network(ready, state.within(name) if state else state, first)[0]
+    return outputs

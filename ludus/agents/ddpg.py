@@ -1,0 +1,248 @@
+"""DDPG (Lillicrap et al. 2016), HDDPG (hysteretic, after Matignon et al. 2007) and TD3 (Fujimoto et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ludus.agents.off_policy import OffPolicy, with_experience
+from ludus.agents.replayed import (
+    ACTION,
+    FlatActions,
+    actor_and_critics,
+    adapt,
+    burned_in,
+    chunk,
+    ends,
+    numpy_actor,
+    random_actions,
+    surprise,
+    targets,
+)
+from ludus.core.agent import Updater
+from ludus.core.errors import refuse_outside
+from ludus.core.network import Need, Network
+from ludus.core.noise import Noise
+from ludus.core.spec import Specs
+from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, Tensors
+from ludus.experience.config import ReplayConfig
+from ludus.exploration.action_noise import ActionNoise, NoiseKind, make_action_noise
+from ludus.exploration.parameter_noise import ParameterNoise
+from ludus.ops.q_learning import clipped_double, ddpg_actor_loss, hysteretic, smoothed_action
+from ludus.ops.replay import counted
+
+
+@dataclass(frozen=True)
+class DDPGConfig(ReplayConfig):
+    """Settings of DDPG; HDDPG and TD3 are combinations of them."""
+
+    learning_rate: float = 1e-3  # raise for speed, lower when the return collapses
+    actor_learning_rate: float = 0.0  # of the policy alone; 0: learning_rate
+    critic_learning_rate: float = 0.0  # of the critics alone; 0: learning_rate
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
+    gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
+    tau: float = 0.005  # how far targets move after an update: more is quicker and less steady
+    critics: int = 1  # their least value counts: with two, values are not too hopeful
+    policy_delay: int = 1  # updates of the critics for one of the policy and the targets
+    target_noise: float = 0.0  # deviation of noise on the target's actions, which smooths values
+    target_noise_clip: float = 0.5  # that noise's bound
+    hysteretic: float = 1.0  # weight of errors that lower a value: less than 1 forgives what others spoil
+    # what is added to actions to explore; parameter: to the policy's parameters, so that actions differ by noise_sigma
+    noise: Literal["normal", "clipped_normal", "uniform", "ornstein_uhlenbeck", "parameter"] = "normal"
+    noise_sigma: float = 0.1  # its deviation (uniform: its bound), where the action range is [-1, 1]
+    noise_sigma_end: float | None = None  # what it falls to at nb_step; none: it stays
+    noise_clip: float = 2.5  # clipped_normal: its bound, in deviations
+    noise_theta: float = 0.15  # ornstein_uhlenbeck: how fast it comes back to 0
+    max_grad_norm: float = 0.0  # gradients are scaled down to this norm; 0: never
+    optimizer_eps: float = 1e-8  # raise for smoother steps
+
+    @property
+    def target_every(self) -> int:
+        """Targets move when the policy does."""
+        return self.policy_delay
+
+    def validate(self) -> None:
+        """Refuse values that cannot train."""
+        super().validate()
+        refuse_outside(
+            self,
+            share=("hysteretic",),
+            positive=("tau", "critics", "policy_delay", *(["noise_sigma"] if self.noise == "parameter" else [])),
+            natural=("target_noise", "target_noise_clip", "actor_learning_rate", "critic_learning_rate"),
+        )
+
+
+@dataclass(frozen=True)
+class TD3Config(DDPGConfig):
+    """Settings of TD3: twin critics, delayed policy, smoothed targets."""
+
+    critics: int = 2  # their least value counts: with two, values are not too hopeful
+    policy_delay: int = 2  # updates of the critics for one of the policy and the targets
+    target_noise: float = 0.2  # deviation of noise on the target's actions, which smooths values
+
+
+@dataclass(frozen=True)
+class HDDPGConfig(DDPGConfig):
+    """Settings of HDDPG: bad news count less than good ones, as several learners need who disturb each other."""
+
+    hysteretic: float = 0.5  # weight of errors that lower a value: less than 1 forgives what others spoil
+
+
+class DDPG(OffPolicy):
+    """A deterministic policy that climbs what critics learn from a replay."""
+
+    Config: type[Any] = DDPGConfig
+    acting = ("actor",)
+    followed = ("actor", "critic")
+    last_actor_loss: Tensor
+
+    def __init__(
+        self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
+    ) -> None:
+        super().__init__(observation, action, config, networks)
+        self.flat = FlatActions(config, action)
+        kind: NoiseKind = "normal" if config.noise == "parameter" else config.noise
+        self.noise: ActionNoise = make_action_noise(
+            kind, config.noise_sigma, config.noise_sigma_end, clip=config.noise_clip, theta=config.noise_theta
+        )
+        actor, sigma = networks["actor"], config.noise_sigma  # what the noise begins with, and keeps actions at
+        self.parameter_noise = ParameterNoise(actor, sigma, sigma) if config.noise == "parameter" else None
+        self._numpy: Callable[[EnvStep], Any] | None = None
+        self.register_buffer("last_actor_loss", torch.zeros(()))  # to log it where an update leaves the policy alone
+
+    @classmethod
+    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, Need]:
+        """An actor, and critics of observation and action together; they share nothing."""
+        return actor_and_critics(observation, action, config)
+
+    @property
+    def treatment(self) -> Mapping[str, str]:
+        """Actions lie in [−1, 1]."""
+        return dict.fromkeys(self.action, "clip")
+
+    def parameter_groups(self) -> Mapping[str, list[nn.Parameter]]:
+        """Critics and actor step apart."""
+        return {name: list(self.networks[name].parameters()) for name in ("critic", "actor")}
+
+    def initial_state(self, batch: int) -> HiddenState:
+        """Zeros for the actor, and what the noise remembers."""
+        return HiddenState(super().initial_state(batch) | self.noise.initial_state(batch, self.flat.size, self.device))
+
+    def make_noise(self, batch: int, generator: torch.Generator) -> Noise:
+        """The noise on actions, and random actions in [−1, 1] for the time before the first update."""
+        size = self.flat.size
+
+        def draw(steps: int, g: torch.Generator) -> Tensors:
+            drawn = self.noise.draw(steps, batch, size, g)
+            return {"noise": drawn, "random": random_actions(steps, batch, size, g)}
+
+        return Noise(draw, generator, chunk(2 * batch * size))
+
+    def use_numpy(self) -> bool:
+        """Act in numpy where the actor is a plain MLP on the CPU."""
+        if self.parameter_noise is None and type(self)._act is DDPG._act:
+            self._numpy = numpy_actor(self)
+        return self._numpy is not None
+
+    def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
+        """The policy's action; with ``noise`` a random one before the first update, and later one near it."""
+        if self._numpy is None:
+            action, state = self._act(step, state, noise)
+        else:
+            action = torch.from_numpy(np.tanh(self._numpy(step)))
+        if noise is not None and self.updates == 0:
+            action = noise["random"]
+        elif noise is not None and self.parameter_noise is None:
+            action, state = self.noise.apply(action, noise["noise"], state, step.first)
+        return AgentStep(self.flat.split(action), {}, state)
+
+    @torch.inference_mode()
+    def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> tuple[Tensor, HiddenState]:
+        """What the policy, or the perturbed one, says."""
+        network = self.networks["actor"]
+        if noise is not None and self.parameter_noise is not None:
+            if self.training:  # an evaluation leaves it as it is
+                self.parameter_noise.begin(step.first, self.generator)
+            network = self.parameter_noise.perturbed
+        seen = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        outputs, new = network(seen, state.within("actor") if state else state, step.first.unsqueeze(0))
+        return outputs["policy"].squeeze(0).tanh(), HiddenState(state | new.at("actor")) if new else state
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Draw the noise of target actions; burn in what remembers."""
+        batch = burned_in(self, batch, self.seen_action)
+        if not self.config.target_noise:
+            return batch
+        time, columns = batch.reward.shape
+        return with_experience(batch, target_noise=self.draw(time + self.recurrent, columns, self.flat.size))
+
+    def seen_action(self, batch: Batch) -> Tensor:
+        """The batch's actions as critics see them, ``[T, B, K]`` in [−1, 1]."""
+        return self.flat.join(batch.action)
+
+    def q(self, seen: Tensors, action: Tensor, state: HiddenState, first: Tensor, **more: Any) -> Tensor:
+        """What each critic says of actions in [−1, 1], ``[T, B, critics]``; ``more`` as in ``run``."""
+        value = self.run("critic", seen | {ACTION: action}, state, first, **more)[0]["value"]
+        return value if self.config.critics == 1 else value.squeeze(-1)
+
+    @torch.no_grad()
+    def target_value(self, batch: Batch, seen: Tensors) -> Tensor:
+        """The least value that target critics give the target policy's next actions, ``[T, B]``."""
+        config, first, state = self.config, batch.first, batch.state.within("target")
+        if not self.recurrent:  # a memory sees all steps, to be ready for those that count
+            seen, first = ends(seen, first, start=False)
+        action = self.run("actor", seen, state, first, target=True)[0]["policy"].tanh()
+        if config.target_noise:
+            normal = batch.experience["target_noise"]
+            action = smoothed_action(action, normal, config.target_noise, config.target_noise_clip)
+        return clipped_double(self.q(seen, action, state, first, target=True))[-len(batch.reward) :]
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """The squared TD errors of all critics."""
+        config, seen = self.config, self.preprocess(batch.observation)
+        target = targets(batch, self.target_value(batch, seen), config)
+        now, first = ends(seen, batch.first, start=True)
+        q = self.q(now, self.seen_action(batch), batch.state, first)
+        error = target.unsqueeze(-1) - q
+        squares = error.square()
+        if config.hysteretic < 1:
+            squares = hysteretic(error, decrease=config.hysteretic) * squares
+        loss = (counted(batch.weight) * squares.sum(-1)).sum()
+        return {"critic": loss}, {"q": q.detach().mean()} | surprise(error, batch, config)
+
+    def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """What the first critic says of the policy's actions, negative."""
+        seen, first = ends(self.preprocess(batch.observation), batch.first, start=True)
+        action = self.run("actor", seen, batch.state, first)[0]["policy"].tanh()
+        alone = {"members": 1} if self.config.critics > 1 else {}
+        q = self.q(seen, action, batch.state, first, **alone)[..., 0]
+        return {"actor": (counted(batch.weight) * ddpg_actor_loss(q)).sum()}, {}
+
+    def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """All losses of a batch that ``prepare`` made ready."""
+        losses, metrics = self.critic_loss(batch)
+        return losses | self.actor_loss(batch)[0], metrics
+
+    def learn(self, batch: Batch, updater: Updater) -> Learned:
+        """A step of the critics, and every ``policy_delay``-th time one of the actor and the targets."""
+        batch = self.prepare(batch)
+        metrics = updater.step(self.critic_loss, batch, "critic")
+        priority = metrics.pop("priority", None)
+        if (self.updates + 1) % self.config.policy_delay == 0:
+            self.last_actor_loss.copy_(updater.step(self.actor_loss, batch, "actor")["loss/actor"])
+        self.follow()
+        if self.parameter_noise is not None:
+            adapt(self, self.parameter_noise, batch)
+        return Learned(metrics | {"loss/actor": self.last_actor_loss.clone()}, priority)
+
+    def schedule(self, progress: float) -> Mapping[str, float]:
+        """The learning rate and the noise at this share of the run."""
+        level = self.noise.set(progress)
+        if self.parameter_noise is not None:
+            self.parameter_noise.target = level
+        return {"noise_sigma": level, **super().schedule(progress)}

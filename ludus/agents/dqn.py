@@ -1,0 +1,248 @@
+"""DQN (Mnih et al. 2015) and what has been added to it: double, dueling, noisy, distributional, Munchausen, R2D2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ludus.agents.off_policy import OffPolicy, one_choice, with_experience
+from ludus.core.agent import Updater
+from ludus.core.errors import UserError, refuse_outside
+from ludus.core.network import Need, Network
+from ludus.core.noise import Noise
+from ludus.core.spec import Specs, mask_name, network_inputs
+from ludus.core.types import AgentStep, Batch, EnvStep, Episode, HiddenState, Learned, Tensors
+from ludus.experience.config import ReplayConfig
+from ludus.exploration.epsilon import Epsilon, epsilon_greedy, epsilon_greedy_numpy
+from ludus.networks.noisy import quiet, resample_noise
+from ludus.networks.numpy_actor import NumpyMlp, plain_input, plain_network
+from ludus.networks.values import LEVELS, ValueHead, make_value_head
+from ludus.ops.q_learning import (
+    double_q_value,
+    greedy,
+    max_q_value,
+    mixed_priority,
+    munchausen_reward,
+    munchausen_value,
+    n_step_targets,
+    td_target,
+)
+from ludus.ops.replay import counted
+from ludus.preprocess.observation import ObsPreprocessor
+
+SOONER, LATER = slice(-1), slice(1, None)  # of T+1 steps
+TAUS = ("taus", "choosing_taus", "target_taus")  # of implicit values
+LOG_POLICY_FLOOR, RESCALING = -1.0, 1e-3  # of Munchausen and R2D2, as published
+
+
+@dataclass(frozen=True)
+class DQNConfig(ReplayConfig):
+    """Settings of DQN; Double DQN, Rainbow, R2D2 and others are combinations of them."""
+
+    batch_size: int = 128  # transitions (or sequences) per update
+    updates_per_step: float = 0.25  # more: learns from fewer steps and takes longer
+    learning_rate: float = 5e-4  # raise for speed, lower when the return collapses
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
+    gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
+    target_every: int = 100  # updates from one move of the target network to the next
+    tau: float = 1.0  # how far it moves then; 1: it becomes a copy
+    double: bool = False  # the network chooses the next action, the target values it: less optimism
+    dueling: bool = False  # the value of a state and the advantage of each action apart
+    noisy: bool = False  # layers that explore by themselves (NoisyNet) instead of ε
+    # expected: the mean of the return; its distribution: categorical (C51), quantile (QR-DQN), implicit (IQN)
+    values: Literal["expected", "categorical", "quantile", "implicit"] = "expected"
+    atoms: int = 51  # categorical: atoms; quantile: quantiles; implicit: quantiles per update
+    v_min: float = -10.0  # categorical: the smallest return that can be told
+    v_max: float = 10.0  # categorical: the largest
+    munchausen: float = 0.0  # share of the policy's own log-probability in the reward, as in 0.9; 0: off
+    temperature: float = 0.03  # of the Munchausen policy
+    rescaled: bool = False  # values on a scale that squeezes large ones (R2D2)
+    priority_mix: float = 0.9  # sequences: share of the largest surprise in the priority, the rest is the mean
+    epsilon_schedule: Literal["linear", "exponential", "constant"] = "linear"  # of random actions over the run
+    epsilon_start: float = 1.0  # constant: that of the whole run
+    epsilon_end: float = 0.05  # lower for a surer policy, higher to keep looking around
+    epsilon_share: float = 0.1  # of the run, until epsilon_end is reached
+    epsilon_ladder: float = 0.0  # environments explore differently, as in 7; 0: all alike
+    max_grad_norm: float = 10.0  # gradients are scaled down to this norm; 0: never
+    optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: TensorFlow's, eps inside the root
+    optimizer_eps: float = 1e-8  # raise for smoother steps
+
+    def validate(self) -> None:
+        """Refuse values that cannot train."""
+        super().validate()
+        refuse_outside(
+            self,
+            share=("munchausen", "priority_mix"),
+            positive=("atoms", "target_every", "temperature"),
+            finite=("v_min",),
+        )
+        if self.values == "categorical" and self.v_min >= self.v_max:
+            raise UserError(f"agent.v_min is {self.v_min:g}, but must be less than agent.v_max, {self.v_max:g}.")
+        for name in ("munchausen", "rescaled", "sequence"):
+            if getattr(self, name) and self.values != "expected":
+                raise UserError(f"agent.{name} works on expected values; set agent.values to expected, or turn it off.")
+        for name in ("double", "rescaled"):
+            if self.munchausen and getattr(self, name):
+                raise UserError(f"agent.munchausen and agent.{name} do not go together; turn one of them off.")
+
+
+class DQN(OffPolicy):
+    """The value of every choice, learned from a replay."""
+
+    Config: type[Any] = DQNConfig
+    acting = followed = ("q",)
+
+    def __init__(
+        self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
+    ) -> None:
+        head = self.make_head(action, config)
+        super().__init__(observation, action, config, networks, {"head": head})
+        self.head: ValueHead = head
+        self._of_target: list[Any] = [
+            self.target.networks["head"]
+        ]  # in a list: it is the target's part, not this one's
+        (self.name,) = action
+        self.mask = mask_name(self.name, action) if len(network_inputs(observation)) < len(observation) else None
+        settings = (config.epsilon_start, config.epsilon_end, config.epsilon_share, config.epsilon_ladder)
+        self.epsilon = Epsilon("constant", 0.0) if config.noisy else Epsilon(config.epsilon_schedule, *settings)
+        self._numpy: NumpyMlp | None = None
+
+    @staticmethod
+    def make_head(action: Specs, config: Any) -> ValueHead:
+        """From the network's outputs to values of choices."""
+        support = (config.atoms, config.v_min, config.v_max)
+        return make_value_head(config.values, one_choice("dqn", action), config.dueling, *support, config.noisy)
+
+    @classmethod
+    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, Need]:
+        """One network, for the values of all choices."""
+        inputs = ObsPreprocessor(network_inputs(observation)).shapes
+        head = cls.make_head(action, config)
+        return {"q": Need(inputs, head.outputs, streams=head.streams, noisy=config.noisy)}
+
+    def use_numpy(self) -> bool:
+        """Act in numpy where the network is a plain MLP that gives the values themselves."""
+        plain = plain_input(self.preprocess) and plain_network(self.networks["q"])
+        plain = plain and self.mask is None and "q" in self.head.outputs and self.config.values == "expected"
+        self._numpy = NumpyMlp(self.networks["q"], "q") if plain else None  # type: ignore[arg-type]
+        return plain
+
+    def make_noise(self, batch: int, generator: torch.Generator) -> Noise:
+        """What ε-greedy choices need, and the quantiles that implicit values are looked at by."""
+
+        def draw(steps: int, generator: torch.Generator) -> Tensors:
+            drawn = self.epsilon.draw(steps, batch, self.head.actions, generator)
+            if self.config.noisy:  # a seed, so that acting stays a function of what it is given
+                drawn["noisy"] = torch.randint(2**31, (steps, batch), generator=generator, device=generator.device)
+            if self.head.needs_taus:
+                drawn["taus"] = torch.rand(steps, batch, LEVELS, generator=generator, device=generator.device)
+            return drawn
+
+        return Noise(draw, generator)
+
+    def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
+        """The best choice, or with ``noise`` a random one now and then."""
+        if self._numpy is None:
+            return self._act(step, state, noise)
+        q = self._numpy(next(iter(step.observation.values())).numpy())
+        drawn = None if noise is None else (noise["explore"].numpy(), noise["choice"].numpy())
+        action = q.argmax(-1) if drawn is None else epsilon_greedy_numpy(q, *drawn, self.epsilon.level)
+        return AgentStep({self.name: torch.from_numpy(action)}, {}, state)
+
+    @torch.inference_mode()
+    def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
+        ready = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        if noise is not None and "noisy" in noise:
+            resample_noise(self, torch.Generator().manual_seed(int(noise["noisy"][0])))
+        with quiet(self) if noise is None else nullcontext():
+            outputs, state = self.run("q", ready, state, step.first.unsqueeze(0))
+        outputs = {name: x.squeeze(0) for name, x in outputs.items()}
+        q = self.head.q(outputs, None if noise is None else noise.get("taus"))
+        mask = None if self.mask is None else step.observation[self.mask]
+        if noise is None:
+            return AgentStep({self.name: greedy(q, mask)}, {}, state)
+        action = epsilon_greedy(q, noise["explore"], noise["choice"], self.epsilon.level, mask)
+        return AgentStep({self.name: action}, {}, state)
+
+    def learn(self, batch: Batch, updater: Updater) -> Learned:
+        """One step; then the target moves, if it is time."""
+        if self.config.noisy:
+            resample_noise(self, self.generator)
+        if self.config.sequence:
+            state = self.warm(batch, ("q",))
+            state |= self.warm(batch, ("q",), target=True).at("target")
+            batch = replace(self.after_burn_in(batch), state=state)
+        if self.head.needs_taus:
+            shape = (3, *batch.reward.shape, self.config.atoms)
+            batch = with_experience(batch, **dict(zip(TAUS, self.draw(*shape, uniform=True), strict=True)))
+        metrics = updater.step(self.compute_loss, batch)
+        self.follow()
+        return Learned(metrics, metrics.pop("priority", None))
+
+    def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """The Huber loss to the target, or the distance of distributions, weighted by importance."""
+        config = self.config
+        now, chosen_by, target_now, target_next = self._outputs(batch)
+        taus = [batch.experience.get(name) for name in TAUS]
+        action, mask = batch.action[self.name], None if self.mask is None else batch.observation[self.mask][LATER]
+        prediction = self.head.evaluate(now, action, taus[0])
+        with torch.no_grad():
+            if config.values != "expected":
+                next_action = greedy(self.head.q(chosen_by, taus[1]), mask)
+                aim = self._of_target[0].target(target_next, next_action, batch.reward, batch.discount, taus[2])
+            else:
+                aim = self._aim(batch, chosen_by, target_now, target_next, mask)
+        loss, surprise = self.head.loss(prediction, aim, taus[0])
+        metrics = {"q": self.head.q(now, taus[0]).detach().mean()}
+        if config.prioritized:
+            metrics["priority"] = (
+                mixed_priority(surprise, batch.weight, config.priority_mix) if config.sequence else surprise[0]
+            )
+        return {"value": (loss * counted(batch.weight)).sum()}, metrics
+
+    def _outputs(self, batch: Batch) -> tuple[Tensors, Tensors, Tensors, Tensors]:
+        """What the network says now, what chooses the next action, and what the target says now and next."""
+        config, first = self.config, batch.first
+        ready = self.preprocess(batch.observation)
+        if config.sequence:
+            outputs, _ = self.run("q", ready, batch.state, first)
+            with torch.no_grad():
+                target, _ = self.run("q", ready, batch.state.within("target"), first, target=True)
+            online_next = {name: x[1:].detach() for name, x in outputs.items()}
+            target_next, target_now = ({name: x[part] for name, x in target.items()} for part in (LATER, SOONER))
+            now = {name: x[:-1] for name, x in outputs.items()}
+            return now, online_next if config.double else target_next, target_now, target_next
+        sooner, later = ({name: x[part] for name, x in ready.items()} for part in (SOONER, LATER))
+        now, _ = self.run("q", sooner, batch.state, first[:-1])
+        with torch.no_grad():
+            target_next, _ = self.run("q", later, batch.state, first[1:], target=True)
+            chosen_by = self.run("q", later, batch.state, first[1:])[0] if config.double else target_next
+            target_now = self.run("q", sooner, batch.state, first[:-1], target=True)[0] if config.munchausen else {}
+        return now, chosen_by, target_now, target_next
+
+    def _aim(self, batch: Batch, chosen_by: Tensors, target_now: Tensors, target_next: Tensors, mask: Any) -> Tensor:
+        """The target of expected values."""
+        config, reward, q_t = self.config, batch.reward, self._of_target[0].q(target_next)
+        if config.munchausen:
+            now = None if self.mask is None else batch.observation[self.mask][:-1]
+            bonus = (config.temperature, config.munchausen, LOG_POLICY_FLOOR, now)
+            reward = reward + munchausen_reward(self._of_target[0].q(target_now), batch.action[self.name], *bonus)
+            value_t = munchausen_value(q_t, config.temperature, mask)
+        else:
+            value_t = double_q_value(q_t, self.head.q(chosen_by), mask) if config.double else max_q_value(q_t, mask)
+        if config.sequence or config.rescaled:
+            n, eps = (config.n_step if config.sequence else 1), (RESCALING if config.rescaled else None)
+            return n_step_targets(reward, batch.discount, batch.continues, value_t, n, eps)
+        return td_target(reward, batch.discount, value_t)
+
+    def notice(self, episodes: list[Episode]) -> str:
+        return self.head.notice(episodes, self.config.gamma)
+
+    def schedule(self, progress: float) -> Mapping[str, float]:
+        """The learning rate and ε at this share of the run."""
+        return {"epsilon": self.epsilon.set(progress), **super().schedule(progress)}

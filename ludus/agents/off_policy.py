@@ -1,0 +1,168 @@
+"""What all agents that learn from a replay share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ludus.core.agent import Agent
+from ludus.core.environment import GoalReward
+from ludus.core.errors import UserError
+from ludus.core.network import Network
+from ludus.core.spec import Specs, network_inputs
+from ludus.core.types import Batch, HiddenState, Tensors
+from ludus.experience.hindsight import RewardFunction
+from ludus.experience.replay import ExperienceReplay
+from ludus.networks.target import Target
+from ludus.preprocess.observation import ObsPreprocessor
+
+
+class OffPolicy(Agent):
+    """Networks, targets that follow some of them, a replay, and sequences whose first steps only warm a memory up.
+
+    A subclass names in ``acting`` the networks that choose actions (their hidden states are stored) and in
+    ``followed`` those that targets follow; ``more`` are modules of its own that targets follow too.
+    """
+
+    acting: tuple[str, ...]
+    followed: tuple[str, ...]
+
+    def __init__(
+        self,
+        observation: Specs,
+        action: Specs,
+        config: Any,
+        networks: Mapping[str, Network],
+        more: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        super().__init__()
+        self.config, self.observation, self.action = config, observation, action
+        self.networks = nn.ModuleDict(networks)
+        self.target = Target({name: networks[name] for name in self.followed} | dict(more or {}))
+        self.preprocess = ObsPreprocessor(network_inputs(observation))
+        self.recurrent = any(network.recurrent for network in networks.values())
+        if self.recurrent and not config.sequence:
+            raise UserError(
+                "The network has a memory, which learns from sequences: set agent.sequence, such as to 20, and "
+                "agent.burn_in, such as to 10; or take a network without one."
+            )
+        self.generator = torch.Generator()  # of what learning draws; the container seeds it
+        self.updates = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.parameters()).device
+
+    @property
+    def treatment(self) -> Mapping[str, str]:
+        """Actions are the environment's own, unless a subclass says otherwise."""
+        return {}
+
+    def initial_state(self, batch: int) -> HiddenState:
+        """Zeros for the networks that act, named network/place/name."""
+        return self.zeros(self.acting, batch)
+
+    def zeros(self, names: tuple[str, ...], batch: int) -> HiddenState:
+        """The hidden state that some networks start from."""
+        state = HiddenState()
+        for name in names:
+            state |= self.networks[name].initial_state(batch).at(name)  # type: ignore[operator]
+        return state
+
+    def make_cache(self, batch: int) -> ExperienceReplay:
+        """The replay that the settings describe."""
+        reward = None if self.goal_reward is None else _of_tensors(self.goal_reward)
+        return ExperienceReplay(self.config, batch, self.config.gamma, self.observation, self.device, reward)
+
+    def draw(self, *shape: int, uniform: bool = False) -> Tensor:
+        """Random numbers for learning, normal unless ``uniform``."""
+        made = torch.rand if uniform else torch.randn
+        return made(*shape, generator=self.generator).to(self.device)
+
+    def run(
+        self, name: str, observation: Tensors, state: HiddenState, first: Tensor, target: bool = False, **more: Any
+    ) -> tuple[Tensors, HiddenState]:
+        """The outputs of a network, or of its target, on what ``preprocess`` gave ``[T, B, …]``.
+
+        ``more`` is for networks of some kinds: an ensemble takes ``members``.
+        """
+        network = (self.target.networks if target else self.networks)[name]
+        outputs, new = network(observation, state.within(name) if state else state, first, **more)
+        return outputs, new.at(name) if new else new
+
+    @torch.no_grad()
+    def warm(
+        self, batch: Batch, names: tuple[str, ...], target: bool = False, also: Tensors | None = None
+    ) -> HiddenState:
+        """The hidden states after the burn-in; those of networks that do not act start it from zero.
+
+        ``also`` is what they see beside the observations, ``[T, B, …]``: a critic the actions.
+        """
+        steps, columns = self.config.burn_in, batch.reward.shape[1]
+        start = self.zeros(names, columns).map(lambda x: x.to(self.device))
+        start |= {name: x for name, x in batch.state.items() if name in start}
+        if not steps:
+            return start
+        observation = self.preprocess({name: x[:steps] for name, x in batch.observation.items()})
+        observation |= {name: x[:steps] for name, x in (also or {}).items()}
+        state = HiddenState()
+        for name in names:
+            state |= self.run(name, observation, start, batch.first[:steps], target)[1]
+        return state
+
+    def after_burn_in(self, batch: Batch) -> Batch:
+        """What is learned from."""
+        return batch.since(self.config.burn_in) if self.config.burn_in else batch
+
+    def follow(self) -> None:
+        """Count an update, and move the targets if it is time."""
+        self.updates += 1
+        every = getattr(self.config, "target_every", 1)
+        if self.updates % every == 0:
+            self.target.follow(self.config.tau)
+
+    def schedule(self, progress: float) -> Mapping[str, float]:
+        """The learning rate at this share of the run."""
+        if self.config.learning_rate_schedule == "linear":
+            return {"learning_rate": self.config.learning_rate * max(1 - progress, 0.0)}
+        return {}
+
+    def get_extra_state(self) -> dict[str, int]:
+        """The number of updates, which decides when targets move."""
+        return {"updates": self.updates}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Go on counting."""
+        self.updates = int(state["updates"])
+
+
+def _of_tensors(goal_reward: GoalReward) -> RewardFunction:
+    """The environments' rewards of goals, which are numpy's, for a replay on any device."""
+
+    def reward(reached: Tensor, wanted: Tensor) -> Tensor:
+        made = goal_reward(reached.cpu().numpy(), wanted.cpu().numpy())
+        return torch.from_numpy(made).to(reached.device)
+
+    return reward
+
+
+def with_experience(batch: Batch, **more: Tensor) -> Batch:
+    """The batch with more for its loss to read."""
+    return replace(batch, experience=batch.experience | more)
+
+
+def one_choice(agent: str, action: Specs) -> int:
+    """The number of choices of the only action; refuse anything else."""
+    spec = next(iter(action.values()))
+    if len(action) == 1 and spec.kind == "categorical" and spec.shape == ():
+        return spec.sizes[0]
+    told = ", ".join(f"{name} ({s.kind} of shape {s.shape})" for name, s in action.items())
+    raise UserError(
+        f"agent {agent} takes one Discrete action, but the environment has {told}; use ppo, or sac or td3 for "
+        "continuous actions."
+    )

@@ -1,0 +1,163 @@
+"""What actors and critics that learn from a replay share: actions as one vector, targets and priorities of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ludus.agents.off_policy import OffPolicy
+from ludus.core.errors import UserError
+from ludus.core.network import Need, Shapes
+from ludus.core.spec import Spec, Specs, network_inputs
+from ludus.core.types import Batch, EnvStep, HiddenState, Tensors
+from ludus.experience.config import ReplayConfig
+from ludus.exploration.parameter_noise import ParameterNoise, rms_distance
+from ludus.networks.numpy_actor import NumpyMlp, plain_input, plain_network
+from ludus.ops.q_learning import mixed_priority, n_step_targets, td_target
+from ludus.preprocess.observation import ObsPreprocessor
+
+ACTION = "action"  # the name under which a critic gets it
+PRIORITY_MIX = 0.9  # share of the largest surprise in a sequence's priority, the rest is the mean (R2D2)
+ADAPT_EVERY = 50  # updates between two looks at how far noise on parameters moves actions
+BELOW_ONE = 1 - 2**-20  # the largest random action: atanh of it is finite
+
+
+class FlatActions:
+    """All actions as one vector ``[…, K]``, in the order of the specs; refuses what is not bounded numbers."""
+
+    def __init__(self, config: Any, action: Specs) -> None:
+        agent = agent_name(config)
+        for name, spec in action.items():
+            if spec.kind != "continuous":
+                raise UserError(
+                    f'{agent} needs continuous actions, but "{name}" is {_kind(spec)}: use discrete_sac or dqn for a '
+                    "single choice, ppo for anything else."
+                )
+            if not spec.bounded.all():
+                raise UserError(
+                    f'{agent} needs actions with two finite bounds, but "{name}" has low {spec.low} and high '
+                    f"{spec.high}: give its Box finite bounds, or use ppo."
+                )
+        self._parts = [(name, spec.shape, spec.size) for name, spec in action.items()]
+        self._sizes = [spec.size for spec in action.values()]
+        self.size = sum(self._sizes)
+
+    def join(self, action: Tensors) -> Tensor:
+        """``[T, B, K]`` of ``[T, B, …]`` by name."""
+        parts = [action[name].reshape(*action[name].shape[:2], size) for name, _, size in self._parts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def split(self, flat: Tensor) -> Tensors:
+        """``[B, …]`` by name of ``[B, K]``."""
+        parts = torch.split(flat, self._sizes, -1) if len(self._parts) > 1 else (flat,)
+        return {
+            name: part.reshape(len(part), *shape) for (name, shape, _), part in zip(self._parts, parts, strict=True)
+        }
+
+
+def agent_name(config: Any) -> str:
+    """The agent's name in messages, by its settings: td3 for TD3Config."""
+    return type(config).__name__.removesuffix("Config").lower()
+
+
+def _kind(spec: Spec) -> str:
+    if spec.kind == "binary":
+        return f"{spec.size} switches"
+    return f"{len(spec.sizes)} choices" if spec.shape else f"a choice of {spec.sizes[0]}"
+
+
+def observation_shapes(observation: Specs) -> Shapes:
+    """What a network gets of an observation, by name."""
+    return ObsPreprocessor(network_inputs(observation)).shapes
+
+
+def actor_and_critics(observation: Specs, action: Specs, config: Any, outputs: int = 1) -> dict[str, Need]:
+    """An actor with ``outputs`` numbers per action element, and critics of observation and action together."""
+    shapes, size = observation_shapes(observation), FlatActions(config, action).size
+    if ACTION in shapes:
+        raise UserError(f'An observation is called "{ACTION}", as is what a critic gets beside it; rename it.')
+    return {
+        "actor": Need(shapes, {"policy": (outputs * size,)}),
+        "critic": Need(shapes | {ACTION: (size,)}, {"value": (1,)}, joined=True, members=config.critics),
+    }
+
+
+def numpy_actor(agent: OffPolicy) -> Callable[[EnvStep], NDArray[np.float32]] | None:
+    """The actor in numpy, where it is a plain MLP on the CPU that sees a single vector; else None."""
+    actor: Any = agent.networks["actor"]
+    if not (plain_input(agent.preprocess) and plain_network(actor)):
+        return None
+    run, (name,) = NumpyMlp(actor, "policy"), agent.preprocess.specs
+    return lambda step: run(step.observation[name].numpy())
+
+
+def random_actions(steps: int, batch: int, size: int, generator: torch.Generator) -> Tensor:
+    """Uniform in [−1, 1]: what is played before the first update, ``[steps, B, size]``."""
+    return torch.rand(steps, batch, size, generator=generator, device=generator.device).mul_(2).sub_(1)
+
+
+def chunk(numbers: int) -> int:
+    """For how many steps to draw at once, where a step takes so many numbers."""
+    return max(1, min(128, 2**21 // numbers))
+
+
+def burned_in(agent: OffPolicy, batch: Batch, action: Callable[[Batch], Tensor] | None) -> Batch:
+    """The batch without its burn-in, with the hidden states after it; those of targets lie under ``target``.
+
+    ``action`` gives the actions that critics see, ``[T, B, K]``.
+    """
+    state = HiddenState()
+    if agent.recurrent:
+        for name in ("actor", "critic"):
+            also = {ACTION: action(batch)} if action is not None and name == "critic" else None
+            state |= agent.warm(batch, (name,), also=also)
+            if name in agent.followed:
+                state |= agent.warm(batch, (name,), target=True, also=also).at("target")
+    return replace(agent.after_burn_in(batch), state=state)
+
+
+@torch.no_grad()
+def adapt(agent: OffPolicy, noise: ParameterNoise, batch: Batch) -> None:
+    """Adapt the noise now and then by how far a new perturbation moves actions.
+
+    That which acts stays as it is; it is not measured, as it has stayed behind the policy.
+    """
+    if agent.updates % ADAPT_EVERY:
+        return
+    kept = [x.clone() for x in noise.perturbed.parameters()]
+    noise.resample(agent.generator)
+    seen, first = ends(agent.preprocess(batch.observation), batch.first, start=True)
+    networks, state = (agent.networks["actor"], noise.perturbed), batch.state.within("actor")
+    noise.adapt(rms_distance(*(network(seen, state, first)[0]["policy"].tanh() for network in networks)))
+    torch._foreach_copy_(list(noise.perturbed.parameters()), kept)
+
+
+def ends(seen: Tensors, first: Tensor, start: bool) -> tuple[Tensors, Tensor]:
+    """The states that transitions start from, or those that they lead to: ``[T, B, …]`` of ``[T+1, B, …]``."""
+    part = slice(None, -1) if start else slice(1, None)
+    return {name: x[part] for name, x in seen.items()}, first[part]
+
+
+def targets(batch: Batch, value: Tensor, config: ReplayConfig) -> Tensor:
+    """What the values of a batch should be, ``[T, B]``, given those of the states that its transitions lead to.
+
+    Rewards and discounts of transitions are n-step sums already; those of sequences are summed here.
+    """
+    if not config.sequence:
+        return td_target(batch.reward, batch.discount, value)
+    real = replace(batch, weight=(batch.weight > 0).to(batch.weight.dtype))  # without importance weights
+    return n_step_targets(batch.reward, batch.discount, real.continues, value, config.n_step)
+
+
+def surprise(error: Tensor, batch: Batch, config: ReplayConfig) -> Tensors:
+    """New priorities ``[B]`` as a metric, of the critics' TD errors ``[T, B, critics]``; none for a uniform replay."""
+    if not config.prioritized:
+        return {}
+    size = error.detach().abs().mean(-1)
+    return {"priority": mixed_priority(size, batch.weight, PRIORITY_MIX) if config.sequence else size[0]}

@@ -1,0 +1,226 @@
+"""SAC: soft actor-critic with a learned temperature (Haarnoja et al. 2018b), for continuous actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ludus.agents.off_policy import OffPolicy, with_experience
+from ludus.agents.replayed import (
+    ACTION,
+    BELOW_ONE,
+    FlatActions,
+    actor_and_critics,
+    burned_in,
+    chunk,
+    ends,
+    numpy_actor,
+    random_actions,
+    surprise,
+    targets,
+)
+from ludus.core.agent import Updater
+from ludus.core.errors import refuse_outside
+from ludus.core.network import Need, Network
+from ludus.core.noise import Noise
+from ludus.core.spec import Specs
+from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, Tensors
+from ludus.experience.config import ReplayConfig
+from ludus.ops.distributions import tanh_gaussian_draw, tanh_gaussian_sample
+from ludus.ops.q_learning import sac_actor_loss, sac_critic_loss, sac_value, temperature_loss
+from ludus.ops.replay import counted
+
+LOG_STD = (-20.0, 2.0)  # bounds of the policy's log-deviation
+
+
+@dataclass(frozen=True)
+class SACConfig(ReplayConfig):
+    """Settings of SAC."""
+
+    learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
+    actor_learning_rate: float = 0.0  # of the policy alone; 0: learning_rate
+    critic_learning_rate: float = 0.0  # of the critics alone; 0: learning_rate
+    alpha_learning_rate: float = 0.0  # of the temperature alone; 0: learning_rate
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
+    gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
+    tau: float = 0.005  # how far targets move after an update: more is quicker and less steady
+    critics: int = 2  # their least value counts: with two, values are not too hopeful
+    alpha: float = 1.0  # temperature: the worth of entropy against reward; more explores more
+    learn_alpha: bool = True  # move the temperature so that the policy keeps target_entropy
+    target_entropy: float | None = None  # none: minus the number of action elements; lower: a surer policy
+    max_grad_norm: float = 0.0  # gradients are scaled down to this norm; 0: never
+    optimizer_eps: float = 1e-8  # raise for smoother steps
+
+    def validate(self) -> None:
+        """Refuse values that cannot train."""
+        super().validate()
+        rates = ("actor_learning_rate", "critic_learning_rate", "alpha_learning_rate")
+        refuse_outside(self, positive=("tau", "critics", "alpha"), natural=rates)
+        if self.target_entropy is not None:
+            refuse_outside(self, finite=("target_entropy",))
+
+
+class SAC(OffPolicy):
+    """A policy of Gaussians squashed by tanh that seeks reward and entropy, with critics learned from a replay.
+
+    Actions are stored as u before tanh; critics see tanh(u).
+    """
+
+    Config: type[Any] = SACConfig
+    acting = ("actor",)
+    followed = ("critic",)
+    log_alpha: Tensor
+
+    def __init__(
+        self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
+    ) -> None:
+        super().__init__(observation, action, config, networks)
+        self.flat = FlatActions(config, action)
+        self.target_entropy = -float(self.flat.size) if config.target_entropy is None else config.target_entropy
+        self._numpy: Callable[[EnvStep], Any] | None = None
+        log_alpha = torch.tensor(math.log(config.alpha))
+        if config.learn_alpha:
+            self.log_alpha = nn.Parameter(log_alpha)
+        else:
+            self.register_buffer("log_alpha", log_alpha)
+
+    @classmethod
+    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, Need]:
+        """An actor, and critics of observation and action together; they share nothing."""
+        return actor_and_critics(observation, action, config, outputs=2)
+
+    @property
+    def treatment(self) -> Mapping[str, str]:
+        """The environment gets tanh(u)."""
+        return dict.fromkeys(self.action, "tanh")
+
+    def parameter_groups(self) -> Mapping[str, list[nn.Parameter]]:
+        """Critics, actor and temperature step apart."""
+        groups = {name: list(self.networks[name].parameters()) for name in ("critic", "actor")}
+        return groups | ({"alpha": [self.log_alpha]} if isinstance(self.log_alpha, nn.Parameter) else {})
+
+    def make_noise(self, batch: int, generator: torch.Generator) -> Noise:
+        """What the policy samples with, and random actions for the time before the first update."""
+        size = self.flat.size
+
+        def draw(steps: int, g: torch.Generator) -> Tensors:
+            normal = torch.randn(steps, batch, size, generator=g, device=g.device)
+            random = random_actions(steps, batch, size, g).clamp_(-BELOW_ONE, BELOW_ONE).atanh_()
+            return {"normal": normal, "random": random}
+
+        return Noise(draw, generator, chunk(2 * batch * size))
+
+    def use_numpy(self) -> bool:
+        """Act in numpy where the actor is a plain MLP on the CPU."""
+        if type(self)._act is SAC._act and type(self).policy is SAC.policy:
+            self._numpy = numpy_actor(self)
+        return self._numpy is not None
+
+    def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
+        """The middle of the policy; with ``noise`` a random action before the first update, later a sample."""
+        if self._numpy is None:
+            u, state = self._act(step, state, noise)
+        else:
+            mean, log_std = np.split(self._numpy(step), 2, axis=1)
+            if noise is not None:
+                mean = mean + np.exp(np.clip(log_std, *LOG_STD)) * noise["normal"].numpy()
+            u = torch.from_numpy(mean)
+        u = noise["random"] if noise is not None and self.updates == 0 else u
+        return AgentStep(self.flat.split(u), {}, state)
+
+    @torch.inference_mode()
+    def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> tuple[Tensor, HiddenState]:
+        seen = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        mean, log_std, new = self.policy(seen, state, step.first.unsqueeze(0))
+        u = mean if noise is None else tanh_gaussian_sample(mean, log_std, noise["normal"])
+        return u.squeeze(0), HiddenState(state | new) if new else state
+
+    def policy(self, seen: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensor, Tensor, HiddenState]:
+        """Mean and log-deviation ``[T, B, K]`` of the policy, and the hidden state after."""
+        outputs, new = self.run("actor", seen, state, first)
+        mean, log_std = outputs["policy"].chunk(2, -1)
+        return mean, log_std.clamp(*LOG_STD), new
+
+    def sample(self, seen: Tensors, state: HiddenState, first: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions in [−1, 1] ``[T, B, K]`` and their log-probability ``[T, B]``."""
+        mean, log_std, _ = self.policy(seen, state, first)
+        u, log_prob = tanh_gaussian_draw(mean, log_std, normal)
+        return u.tanh(), log_prob
+
+    def seen_action(self, batch: Batch) -> Tensor:
+        """The batch's actions as critics see them, ``[T, B, K]`` in [−1, 1]."""
+        return self.flat.join(batch.action).tanh()
+
+    def q(self, seen: Tensors, action: Tensor, state: HiddenState, first: Tensor, target: bool = False) -> Tensor:
+        """What each critic says of actions in [−1, 1], ``[T, B, critics]``."""
+        value = self.run("critic", seen | {ACTION: action}, state, first, target)[0]["value"]
+        return value if self.config.critics == 1 else value.squeeze(-1)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Draw what the policy samples with, now and next; burn in what remembers."""
+        batch = burned_in(self, batch, self.seen_action)
+        time, columns = batch.reward.shape
+        now = self.draw(time, columns, self.flat.size)
+        return with_experience(batch, now=now, next=self.draw(time + self.recurrent, columns, self.flat.size))
+
+    @torch.no_grad()
+    def target_value(self, batch: Batch, seen: Tensors) -> Tensor:
+        """The least value that target critics give the policy's next actions, and their entropy's, ``[T, B]``."""
+        first = batch.first
+        if not self.recurrent:  # a memory sees all steps, to be ready for those that count
+            seen, first = ends(seen, first, start=False)
+        action, log_prob = self.sample(seen, batch.state, first, batch.experience["next"])
+        q = self.q(seen, action, batch.state.within("target"), first, target=True)
+        return sac_value(q, log_prob, self.log_alpha.exp())[-len(batch.reward) :]
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """Half the squared TD errors of all critics."""
+        seen = self.preprocess(batch.observation)
+        target = targets(batch, self.target_value(batch, seen), self.config)
+        now, first = ends(seen, batch.first, start=True)
+        q = self.q(now, self.seen_action(batch), batch.state, first)
+        loss = (counted(batch.weight) * sac_critic_loss(q, target)).sum()
+        return {"critic": loss}, {"q": q.detach().mean()} | surprise(q - target.unsqueeze(-1), batch, self.config)
+
+    def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """What the critics say of the policy's actions, negative, and its entropy's worth."""
+        seen, first = ends(self.preprocess(batch.observation), batch.first, start=True)
+        action, log_prob = self.sample(seen, batch.state, first, batch.experience["now"])
+        q = self.q(seen, action, batch.state, first)
+        share = counted(batch.weight)
+        loss = (share * sac_actor_loss(q, log_prob, self.log_alpha.exp())).sum()
+        entropy = -(share * log_prob.detach()).sum() / share.sum().clamp(min=1e-8)
+        return {"actor": loss}, {"entropy": entropy}
+
+    def alpha_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """The temperature rises where the policy has less than the entropy that it should keep."""
+        loss = temperature_loss(self.log_alpha, -batch.experience["entropy"], self.target_entropy)
+        return {"alpha": loss}, {}
+
+    def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """All losses of a batch that ``prepare`` made ready."""
+        losses, metrics = self.critic_loss(batch)
+        more, found = self.actor_loss(batch)
+        if self.config.learn_alpha:
+            more |= self.alpha_loss(with_experience(batch, **found))[0]
+        return losses | more, metrics | found
+
+    def learn(self, batch: Batch, updater: Updater) -> Learned:
+        """A step each of critics, actor and temperature, all with the temperature of before."""
+        batch = self.prepare(batch)
+        metrics = updater.step(self.critic_loss, batch, "critic")
+        priority = metrics.pop("priority", None)
+        found = updater.step(self.actor_loss, batch, "actor")
+        metrics |= {"loss/actor": found["loss/actor"], "entropy": found["entropy"]}
+        metrics["alpha"] = self.log_alpha.detach().exp()
+        if self.config.learn_alpha:
+            after = updater.step(self.alpha_loss, with_experience(batch, entropy=found["entropy"]), "alpha")
+            metrics["loss/alpha"] = after["loss/alpha"]
+        self.follow()
+        return Learned(metrics, priority)

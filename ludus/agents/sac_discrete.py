@@ -1,0 +1,182 @@
+"""SAC for one choice among several: expectations over all choices in place of samples (Christodoulou 2019)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ludus.agents.off_policy import OffPolicy, one_choice, with_experience
+from ludus.agents.replayed import burned_in, chunk, ends, observation_shapes, surprise, targets
+from ludus.core.agent import Updater
+from ludus.core.errors import refuse_outside
+from ludus.core.network import Need, Network
+from ludus.core.noise import Noise
+from ludus.core.spec import Specs, is_mask, mask_name
+from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, Tensors
+from ludus.experience.config import ReplayConfig
+from ludus.ops.distributions import categorical_sample, gumbel, mask_logits
+from ludus.ops.q_learning import sac_critic_loss, sac_discrete_actor_loss, soft_value, taken, temperature_loss
+from ludus.ops.replay import counted
+
+
+@dataclass(frozen=True)
+class DiscreteSACConfig(ReplayConfig):
+    """Settings of SAC for one choice."""
+
+    learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
+    actor_learning_rate: float = 0.0  # of the policy alone; 0: learning_rate
+    critic_learning_rate: float = 0.0  # of the critics alone; 0: learning_rate
+    alpha_learning_rate: float = 0.0  # of the temperature alone; 0: learning_rate
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
+    gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
+    tau: float = 0.005  # how far targets move after an update: more is quicker and less steady
+    critics: int = 2  # their least value counts: with two, values are not too hopeful
+    alpha: float = 1.0  # temperature: the worth of entropy against reward; more explores more
+    learn_alpha: bool = True  # move the temperature so that the policy keeps target_entropy
+    target_entropy: float = 0.98  # share of the largest entropy that there can be, to keep; lower: a surer policy
+    max_grad_norm: float = 0.0  # gradients are scaled down to this norm; 0: never
+    optimizer_eps: float = 1e-8  # raise for smoother steps
+
+    def validate(self) -> None:
+        """Refuse values that cannot train."""
+        super().validate()
+        rates = ("actor_learning_rate", "critic_learning_rate", "alpha_learning_rate")
+        refuse_outside(self, share=("target_entropy",), positive=("tau", "critics", "alpha"), natural=rates)
+
+
+class DiscreteSAC(OffPolicy):
+    """A policy over choices that seeks reward and entropy, with critics learned from a replay; masks are heeded."""
+
+    Config: type[Any] = DiscreteSACConfig
+    acting = ("actor",)
+    followed = ("critic",)
+    log_alpha: Tensor
+
+    def __init__(
+        self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
+    ) -> None:
+        super().__init__(observation, action, config, networks)
+        self.choices, (self.name,) = one_choice("discrete_sac", action), action
+        self.mask = mask_name(self.name, action) if any(map(is_mask, observation)) else None
+        log_alpha = torch.tensor(math.log(config.alpha))
+        if config.learn_alpha:
+            self.log_alpha = nn.Parameter(log_alpha)
+        else:
+            self.register_buffer("log_alpha", log_alpha)
+
+    @classmethod
+    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, Need]:
+        """An actor, and critics that value all choices at once; they share nothing."""
+        inputs, choices = observation_shapes(observation), one_choice("discrete_sac", action)
+        return {
+            "actor": Need(inputs, {"policy": (choices,)}),
+            "critic": Need(inputs, {"value": (choices,)}, members=config.critics),
+        }
+
+    def parameter_groups(self) -> Mapping[str, list[nn.Parameter]]:
+        """Critics, actor and temperature step apart."""
+        groups = {name: list(self.networks[name].parameters()) for name in ("critic", "actor")}
+        return groups | ({"alpha": [self.log_alpha]} if isinstance(self.log_alpha, nn.Parameter) else {})
+
+    def make_noise(self, batch: int, generator: torch.Generator) -> Noise:
+        """What the policy samples with."""
+
+        def draw(steps: int, g: torch.Generator) -> Tensors:
+            return {"gumbel": gumbel(torch.rand(steps, batch, self.choices, generator=g, device=g.device))}
+
+        return Noise(draw, generator, chunk(batch * self.choices))
+
+    @torch.inference_mode()
+    def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
+        """The likeliest choice; with ``noise`` any choice before the first update, later one of the policy's."""
+        observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
+        outputs, new = self.run("actor", self.preprocess(observation), state, step.first.unsqueeze(0))
+        logits = outputs["policy"].squeeze(0)
+        if noise is not None and self.updates == 0:
+            logits = torch.zeros_like(logits)
+        if self.mask is not None:
+            logits = mask_logits(logits, step.observation[self.mask])
+        action = logits.argmax(-1) if noise is None else categorical_sample(logits, noise["gumbel"])
+        return AgentStep({self.name: action}, {}, HiddenState(state | new) if new else state)
+
+    def log_policy(self, seen: Tensors, state: HiddenState, first: Tensor, mask: Tensor | None) -> Tensor:
+        """The log-probability of every choice, ``[T, B, A]``; finite where it is forbidden."""
+        logits = self.run("actor", seen, state, first)[0]["policy"]
+        return (logits if mask is None else mask_logits(logits, mask)).log_softmax(-1)
+
+    def q(self, seen: Tensors, state: HiddenState, first: Tensor, target: bool = False) -> Tensor:
+        """What each critic says of every choice, ``[T, B, critics, A]``."""
+        value = self.run("critic", seen, state, first, target)[0]["value"]
+        return value.unsqueeze(-2) if self.config.critics == 1 else value
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Burn in what remembers."""
+        return burned_in(self, batch, None)
+
+    @torch.no_grad()
+    def target_value(self, batch: Batch, seen: Tensors) -> Tensor:
+        """The policy's expectation of the target critics' least values and its entropy, next, ``[T, B]``."""
+        first, mask = batch.first, None if self.mask is None else batch.observation[self.mask]
+        if not self.recurrent:  # a memory sees all steps, to be ready for those that count
+            seen, first = ends(seen, first, start=False)
+            mask = None if mask is None else mask[1:]
+        log_p = self.log_policy(seen, batch.state, first, mask)
+        q = self.q(seen, batch.state.within("target"), first, target=True)
+        return soft_value(q, log_p, self.log_alpha.exp())[-len(batch.reward) :]
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """Half the squared TD errors of all critics."""
+        seen = self.preprocess(batch.observation)
+        target = targets(batch, self.target_value(batch, seen), self.config)
+        now, first = ends(seen, batch.first, start=True)
+        q = taken(self.q(now, batch.state, first), batch.action[self.name])
+        loss = (counted(batch.weight) * sac_critic_loss(q, target)).sum()
+        return {"critic": loss}, {"q": q.detach().mean()} | surprise(q - target.unsqueeze(-1), batch, self.config)
+
+    def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """The policy's expectation of what the critics say, negative, and of its entropy's worth."""
+        seen, first = ends(self.preprocess(batch.observation), batch.first, start=True)
+        mask = None if self.mask is None else batch.observation[self.mask][:-1]
+        log_p = self.log_policy(seen, batch.state, first, mask)
+        with torch.no_grad():
+            q = self.q(seen, batch.state, first)
+        share = counted(batch.weight)
+        loss = (share * sac_discrete_actor_loss(q, log_p, self.log_alpha.exp())).sum()
+        with torch.no_grad():
+            entropy = -(log_p.exp() * log_p).sum(-1)
+            most = math.log(self.choices) if mask is None else mask.sum(-1).clamp(min=1).log()
+            mean = share / share.sum().clamp(min=1e-8)
+            found = {"entropy": (mean * entropy).sum()}
+            found["excess_entropy"] = (mean * (entropy - self.config.target_entropy * most)).sum()
+        return {"actor": loss}, found
+
+    def alpha_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """The temperature rises where the policy has less than the entropy that it should keep."""
+        return {"alpha": temperature_loss(self.log_alpha, -batch.experience["excess_entropy"], 0.0)}, {}
+
+    def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """All losses of a batch that ``prepare`` made ready."""
+        losses, metrics = self.critic_loss(batch)
+        more, found = self.actor_loss(batch)
+        if self.config.learn_alpha:
+            more |= self.alpha_loss(with_experience(batch, **found))[0]
+        return losses | more, metrics | found
+
+    def learn(self, batch: Batch, updater: Updater) -> Learned:
+        """A step each of critics, actor and temperature, all with the temperature of before."""
+        batch = self.prepare(batch)
+        metrics = updater.step(self.critic_loss, batch, "critic")
+        priority = metrics.pop("priority", None)
+        found = updater.step(self.actor_loss, batch, "actor")
+        metrics |= {"loss/actor": found["loss/actor"], "entropy": found["entropy"]}
+        metrics["alpha"] = self.log_alpha.detach().exp()
+        if self.config.learn_alpha:
+            more = with_experience(batch, excess_entropy=found["excess_entropy"])
+            metrics["loss/alpha"] = updater.step(self.alpha_loss, more, "alpha")["loss/alpha"]
+        self.follow()
+        return Learned(metrics, priority)

@@ -1,0 +1,56 @@
+"""The settings of a replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ludus.core.errors import UserError, refuse_outside
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """What every agent that learns from a replay lets one choose."""
+
+    replay: int = 100_000  # transitions kept, over all environments; more: older experience, more memory
+    batch_size: int = 256  # transitions (or sequences) per update
+    warmup: int = 1_000  # steps before the first update
+    updates_per_step: float = 1.0  # more: learns from fewer steps and takes longer; 0.25: one update every 4 steps
+    n_step: int = 1  # rewards summed before the value of what follows: more is quicker and less exact
+    prioritized: bool = False  # draw what surprised more often, and correct for it
+    priority_exponent: float = 0.6  # 0: all alike; 1: in proportion to the surprise
+    importance_exponent: float = 0.4  # how much of that bias is corrected at first; all of it at nb_step
+    sequence: int = 0  # steps of a sequence to learn from, for networks with a memory; 0: single transitions
+    burn_in: int = 0  # steps before each sequence that only bring the memory up to date
+    overlap: int = 0  # steps that one sequence shares with the next
+    hindsight: float = 0.0  # share of transitions whose goal becomes one that was reached (HER), as in 0.8
+    save_replay: bool = True  # in checkpoints, for an exact resume; no: smaller ones, and a resume warms up anew
+    replay_folder: str = ""  # keep it in files there instead of in memory
+
+    def validate(self) -> None:
+        """Refuse values that cannot train."""
+        refuse_outside(
+            self,
+            share=("gamma", "tau", "priority_exponent", "importance_exponent", "hindsight"),
+            positive=("replay", "batch_size", "updates_per_step", "n_step", "learning_rate", "optimizer_eps"),
+            natural=("warmup", "sequence", "burn_in", "overlap", "max_grad_norm"),
+        )
+        if self.batch_size * max(1, self.sequence) > self.replay:
+            what = f"{self.batch_size} sequences of {self.sequence} steps" if self.sequence else f"{self.batch_size}"
+            raise UserError(
+                f"agent.batch_size is {what}, more than agent.replay, {self.replay}; lower it, or raise agent.replay."
+            )
+        if self.warmup > self.replay:
+            raise UserError(
+                f"agent.warmup is {self.warmup}, more than agent.replay, {self.replay}, will hold; lower it."
+            )
+        if not self.sequence and (self.burn_in or self.overlap):
+            raise UserError("agent.burn_in and agent.overlap are about sequences; set agent.sequence, such as to 20.")
+        if self.sequence and self.burn_in > self.sequence:
+            raise UserError(
+                f"agent.burn_in is {self.burn_in}, longer than agent.sequence, {self.sequence}; lower it: a burn-in "
+                "teaches nothing."
+            )
+        if self.sequence and self.overlap >= self.sequence:
+            raise UserError(f"agent.overlap is {self.overlap}, but must be less than agent.sequence, {self.sequence}.")
+        if self.sequence and self.hindsight:
+            raise UserError("agent.hindsight works on single transitions; set agent.sequence to 0, or hindsight to 0.")

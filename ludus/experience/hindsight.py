@@ -1,0 +1,83 @@
+"""Hindsight experience replay (Andrychowicz et al. 2017): what was reached becomes what was wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ludus.core.errors import UserError
+from ludus.core.spec import Specs
+from ludus.experience.config import ReplayConfig
+from ludus.experience.track import Integers
+
+REACHED, WANTED = "achieved_goal", "desired_goal"
+OPEN = -1  # the end of an episode that goes on
+
+RewardFunction = Callable[[Tensor, Tensor], Tensor]  # of goals reached [n, …] and wanted [n, …]: rewards [n]
+
+
+class Hindsight:
+    """Knows where each step's episode ends, and draws a goal that was reached between the step and that end."""
+
+    def __init__(self, share: float, length: int, batch: int, reward: RewardFunction) -> None:
+        self.reward, self._share, self._length = reward, share, length
+        self._end = np.full((batch, length), OPEN, np.int64)  # the time of the last observation of a step's episode
+        self._since = np.zeros(batch, np.int64)  # where each row's episode began
+
+    def write(self, rows: Integers, time: int, fresh: NDArray[np.bool_]) -> None:
+        """Note where episodes end: at the observation before a ``fresh`` one."""
+        for row in rows[fresh].tolist():
+            self._close(row, time)
+        self._end[rows, time % self._length] = OPEN
+
+    def restore(self, rows: slice, low: int, first: NDArray[np.bool_]) -> None:
+        """Note the episodes of times from ``low`` on, by their beginnings ``[rows, times]``."""
+        self._end[rows], self._since[rows] = OPEN, low
+        for row, time in np.argwhere(first).tolist():
+            self._close(rows.start + row, low + time)
+
+    def _close(self, row: int, time: int) -> None:
+        low = max(int(self._since[row]), time - self._length)
+        self._end[row, np.arange(low, time) % self._length] = time - 1
+        self._since[row] = time
+
+    def draw(self, time: Integers, row: Integers, now: Integers, generator: torch.Generator) -> tuple[Integers, ...]:
+        """Choose some of the transitions at (``time``, ``row``); return which, and when each reached its new goal.
+
+        ``now`` is the time of each row's last observation. The goal's time is t + 1 or later, in the same episode, each
+        with equal chance ("future").
+        """
+        chance, moment = torch.rand(2, len(time), dtype=torch.float64, generator=generator).numpy()
+        chosen = np.flatnonzero(chance < self._share)
+        start = time[chosen]
+        end = self._end[row[chosen], start % self._length]
+        left = np.where(end == OPEN, now[chosen], end) - start
+        return chosen, start + 1 + np.minimum((moment[chosen] * left).astype(np.int64), left - 1)
+
+
+def refuse_hindsight(config: ReplayConfig, observation: Specs, reward: RewardFunction | None) -> None:
+    """Refuse hindsight where there are no goals, or rewards cannot be told anew."""
+    if not config.hindsight:
+        return
+    what = f"agent.hindsight is {config.hindsight:g}, but"
+    if config.sequence:
+        raise UserError(f"{what} it works on single transitions; set agent.sequence to 0, or agent.hindsight to 0.")
+    missing = [name for name in (REACHED, WANTED) if name not in observation]
+    if missing:
+        raise UserError(
+            f'{what} the environment has no observation "{missing[0]}" (it has {", ".join(observation)}); set it to 0.'
+        )
+    if observation[REACHED].shape != observation[WANTED].shape:
+        raise UserError(
+            f"{what} {REACHED} has shape {observation[REACHED].shape} and {WANTED} {observation[WANTED].shape}; give "
+            "both one shape, or set it to 0."
+        )
+    if reward is None:
+        raise UserError(
+            f"{what} the environment has no compute_reward(achieved_goal, desired_goal, info) to tell rewards anew; "
+            "give it one, or set it to 0."
+        )

@@ -1,0 +1,197 @@
+"""From the numbers of what was drawn to a batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ludus.core.types import Batch, HiddenState, Tensors
+from ludus.experience.config import ReplayConfig
+from ludus.experience.frames import Frames
+from ludus.experience.hindsight import REACHED, WANTED, Hindsight
+from ludus.experience.ring import Ring
+from ludus.experience.track import ARRIVAL, Arrival, Integers
+from ludus.experience.windows import n_step
+
+
+class Output:
+    """A column, and memory for what is read of it."""
+
+    def __init__(self, name: str, source: Tensor, steps: int, drawn: int) -> None:
+        self.name = name
+        self._source = source  # [slots, …]
+        self._out = torch.empty((steps * drawn, *source.shape[1:]), dtype=source.dtype, device=source.device)
+        self.view = self._out.view(steps, drawn, *source.shape[1:])
+        # On the CPU numpy looks at the same memory, and gathers small rows in half of torch's time.
+        shared = source.device.type == "cpu" and source.dtype != torch.bfloat16
+        self._arrays = (source.numpy(), self._out.numpy()) if shared else None
+
+    def take(self, slots: Tensor) -> Tensor:
+        """Read the rows at ``slots``, as ``[steps, M, …]``."""
+        if self._arrays is not None:
+            source, out = self._arrays
+            source.take(slots.numpy(), 0, out=out, mode="clip")  # the one mode that does not buffer; all are inside
+        else:
+            torch.index_select(self._source, 0, slots, out=self._out)
+        return self.view
+
+
+class Where(NamedTuple):
+    """The slots of what was drawn, on the device."""
+
+    slots: Tensor  # [W, M]: of all states
+    states: Tensor  # [W * M]: the same
+    acts: Tensor  # of the states that an action is read of
+
+
+Outputs = list[Output]
+
+
+class Reader:
+    """Reads transitions or sequences from a replay's memory into a batch's, which is made once."""
+
+    def __init__(
+        self,
+        config: ReplayConfig,
+        gamma: float,
+        names: list[str],
+        ring: Ring,
+        hidden: Ring,
+        frames: dict[str, Frames],
+        hindsight: Hindsight | None,
+    ) -> None:
+        self._gamma, self._names, self._ring, self._hidden = gamma, names, ring, hidden
+        self._frames, self._hindsight, self._device = frames, hindsight, ring.device
+        self._sequence, self._stride = config.sequence > 0, config.sequence - config.overlap
+        self._span = config.burn_in + config.sequence if config.sequence else config.n_step
+        states, drawn = self._span + 1, config.batch_size
+        self._steps = np.arange(states)[:, None]
+        self._slots = np.zeros((states, drawn), np.int64)  # [W, M]: where each of an item's states is
+        self._index = torch.from_numpy(self._slots)
+        self._where = self._places() if self._device.type == "cpu" else None
+        self._alone = np.zeros(drawn, np.int64)  # the row of all, where there is one
+        self._arrived = Output(ARRIVAL, ring.flat[ARRIVAL], states, drawn)
+        arrival = Arrival(self._arrived.view)
+        self._first, self._reward = arrival.first, arrival.reward[1:]  # [W, M] and [W - 1, M]
+        self._terminated, self._truncated = arrival.terminated[1:], arrival.truncated[1:]
+        self._weight, self._discount = (torch.zeros_like(self._reward[:n]) for n in (1, states))
+        powers = gamma ** torch.arange(states, dtype=torch.float64)
+        self._powers = powers.to(self._device, torch.float32)
+        self._seen: Outputs = []
+        self._acted: Outputs = []
+        self._learned: Outputs = []
+
+    def read(
+        self, numbers: Integers, weight: NDArray[np.float64] | None, now: Integers, generator: torch.Generator
+    ) -> Batch:
+        """The batch of these items; ``weight``: of priorities; ``now``: the time of each row's last observation."""
+        if not self._acted:
+            self._make_memory()
+        length, batch = self._ring.length, self._ring.batch
+        time, row = (numbers // batch, numbers % batch) if batch > 1 else (numbers, self._alone)
+        np.remainder(np.add(time, self._steps, out=self._slots), length, out=self._slots)
+        if batch > 1:
+            self._slots += row * length
+        where = self._where or self._places()
+        self._arrived.take(where.states)
+        if self._sequence:
+            read = self._sequences(where)
+            read.state = self._states(time, row)
+        elif self._hindsight is not None:
+            read = self._relabelled(where, row, *self._hindsight.draw(time, row, now[row], generator))
+        else:
+            read = self._transitions(where)
+        read.index = torch.from_numpy(numbers)
+        if weight is not None:
+            read.weight = read.weight * torch.from_numpy(weight.astype(np.float32)).to(self._device)
+        return read
+
+    def _places(self) -> Where:
+        slots = self._index.to(self._device)
+        return Where(slots, slots.flatten(), slots[: self._span if self._sequence else 1].flatten())
+
+    def _make_memory(self) -> None:
+        """Make what reads are written to."""
+        states, acts = (self._span + 1, self._span) if self._sequence else (2, 1)
+        names = [f"observation/{name}" for name in self._names if name not in self._frames]
+        self._seen = [self._output(name, states) for name in names]
+        self._acted, self._learned = (
+            [self._output(name, acts) for name in self._ring.columns if name.startswith(kind)]
+            for kind in ("action/", "experience/")
+        )
+
+    def _output(self, name: str, steps: int) -> Output:
+        return Output(name.partition("/")[2], self._ring.flat[name], steps, self._slots.shape[1])
+
+    def _transitions(self, where: Where) -> Batch:
+        """One-step transitions, or n-step ones as one."""
+        weight = self._weight.fill_(1)
+        if self._span == 1:
+            return self._batch(where.states, where.acts, weight)
+        window = n_step(self._reward, self._terminated, self._truncated, self._first, self._powers)
+        ends = where.slots.gather(0, window.steps[None])
+        return replace(
+            self._batch(torch.cat([where.acts, ends[0]]), where.acts, weight),
+            first=torch.cat([self._first[:1], torch.zeros_like(self._first[:1])]),
+            reward=window.reward[None],
+            terminated=window.terminated[None],
+            truncated=window.truncated[None],
+            discount=window.discount[None],
+        )
+
+    def _relabelled(self, where: Where, row: Integers, chosen: Integers, times: Integers) -> Batch:
+        """Transitions of which the ``chosen`` ones want what was reached at ``times``, with the rewards of that."""
+        assert self._hindsight is not None
+        length = self._ring.length
+        which = torch.from_numpy(chosen).to(self._device)
+        at = torch.from_numpy(row[chosen] * length + times % length).to(self._device)
+        goal = self._reached(at)
+        if len(chosen):
+            later = where.slots[1:, which]  # [n, m]: each reward is that of the state that the transition led to
+            reached = self._reached(later.flatten())
+            wanted = goal.expand(len(later), *goal.shape).flatten(0, 1)
+            self._reward[:, which] = self._hindsight.reward(reached, wanted).view(later.shape).to(self._reward)
+        read = self._transitions(where)
+        read.observation[WANTED][:, which] = goal
+        return read
+
+    def _reached(self, slots: Tensor) -> Tensor:
+        """The goals that were reached ``[len(slots), …]``, in memory of their own."""
+        if REACHED in self._frames:
+            return self._frames[REACHED].read(slots[None])[0].clone()
+        return self._ring.flat[f"observation/{REACHED}"].index_select(0, slots)
+
+    def _sequences(self, where: Where) -> Batch:
+        return self._batch(where.states, where.acts, (~self._first[1:]).to(torch.float32))
+
+    def _states(self, time: Integers, row: Integers) -> HiddenState:
+        """The hidden states with which sequences start."""
+        starts = row * self._hidden.length + time // self._stride % self._hidden.length
+        index = torch.from_numpy(starts).to(self._device)
+        return HiddenState({name: x.index_select(0, index) for name, x in self._hidden.flat.items()})
+
+    def _batch(self, states: Tensor, acts: Tensor, weight: Tensor) -> Batch:
+        """What lies at the slots of states and of actions, with the rewards and endings that were read."""
+        observation = _take(self._seen, states)
+        for name, frames in self._frames.items():
+            observation[name] = frames.read(states.view(-1, self._slots.shape[1]))
+        return Batch(
+            observation=observation,
+            first=self._first,
+            action=_take(self._acted, acts),
+            reward=self._reward,
+            terminated=self._terminated,
+            truncated=self._truncated,
+            discount=self._discount.fill_(self._gamma).masked_fill_(self._terminated, 0),
+            weight=weight,
+            experience=_take(self._learned, acts),
+        )
+
+
+def _take(outputs: Outputs, slots: Tensor) -> Tensors:
+    return {output.name: output.take(slots) for output in outputs}

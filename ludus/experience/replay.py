@@ -1,0 +1,333 @@
+"""Off-policy experience: the last N steps of B environments, drawn at random."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ludus.core.agent import ExperienceCache
+from ludus.core.spec import Specs
+from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, State
+from ludus.experience.config import ReplayConfig
+from ludus.experience.frames import Frames
+from ludus.experience.hindsight import Hindsight, RewardFunction, refuse_hindsight
+from ludus.experience.priorities import Priorities
+from ludus.experience.reader import Reader
+from ludus.experience.ring import Ring
+from ludus.experience.space import bytes_needed, free_room, refuse_if_too_large, refuse_too_short
+from ludus.experience.track import ARRIVAL, Arrival, Integers, Track
+
+PAUSE = 256  # writes of a group without an update, after which the container gets a word in
+DUE = 1 - 1e-9  # a credit of 1: ten times 0.1 must do
+
+
+class ExperienceReplay(ExperienceCache):
+    """A ring ``[N, B, …]`` per tensor, in native types, from which transitions or sequences are drawn.
+
+    Reward and endings lie with the observation that they came with, as in EnvStep. Only what is real and complete can
+    be drawn: each group of rows has a queue of it (see Track), so that no draw is ever rejected. ``read`` gives memory
+    that the next ``read`` uses again.
+    """
+
+    def __init__(
+        self,
+        config: ReplayConfig,
+        batch: int,
+        gamma: float,
+        observation: Specs,
+        device: torch.device,
+        reward_fn: RewardFunction | None = None,
+    ) -> None:
+        refuse_too_short(config, batch, device)
+        refuse_hindsight(config, observation, reward_fn)
+        self.bytes = bytes_needed(config, batch, observation)
+        refuse_if_too_large(self.bytes, free_room(device, config.replay_folder), config.replay_folder)
+        self.config, self.batch, self.gamma, self.device = config, batch, gamma, device
+        self.length = config.replay // batch
+        self.generator = torch.Generator()
+        self.importance_exponent = config.importance_exponent
+        self._stride = config.sequence - config.overlap if config.sequence else 1
+        self._span = config.burn_in + config.sequence if config.sequence else config.n_step  # transitions of an item
+        self._ring = Ring(self.length, batch, device, config.replay_folder)
+        self._ring.add(ARRIVAL, (), Arrival.DTYPE)
+        self._hidden = Ring(self.length // self._stride + 2, batch, device)  # at the starts of sequences
+        self._frames = {
+            name: Frames(spec, self.length, batch, self._span, device, config.replay_folder)
+            for name, spec in observation.items()
+            if spec.stack > 1
+        }
+        self._plain = [name for name in observation if name not in self._frames]
+        self._seen = [f"observation/{name}" for name in self._plain]
+        self._said: list[str] = []  # action/… and experience/…: known when the agent has spoken
+        self._keys: list[tuple[int, str]] = []  # the same, as places in an AgentStep
+        self._fresh = np.zeros((batch, self.length), np.bool_)  # where episodes begin, on the CPU whatever the device
+        self._now = np.zeros(batch, np.int64)  # the time of each row's last observation
+        self._tracks: dict[int, Track] = {}  # by their first row
+        self._priorities = Priorities(batch * self.length, config.priority_exponent) if config.prioritized else None
+        self._hindsight = None
+        if config.hindsight and reward_fn is not None:
+            self._hindsight = Hindsight(config.hindsight, self.length, batch, reward_fn)
+        self._real, self._earning, self._reads, self._credit = 0, 0, 0, 0.0
+        self._reader = Reader(config, gamma, list(observation), self._ring, self._hidden, self._frames, self._hindsight)
+
+    @property
+    def size(self) -> int:
+        """How many transitions, or sequences, can be drawn."""
+        return sum([track.size for track in self._tracks.values()])
+
+    def env_write(self, step: EnvStep, state: HiddenState, start: int = 0) -> None:
+        """Write observation, reward, endings and ``first`` at the next slot, and let what is complete be drawn."""
+        track = self._tracks.get(start) or self._open(step, start)
+        track.time += 1
+        time, at = track.time, track.at()
+        for name, target in zip(self._plain, track.observation, strict=True):
+            target[at].copy_(step.observation[name])
+        track.reward[at].copy_(step.reward)
+        track.terminated[at].copy_(step.terminated)
+        track.truncated[at].copy_(step.truncated)
+        track.first[at].copy_(step.first)
+        fresh = step.first.cpu().numpy()
+        self._fresh[track.rows, time % self.length] = fresh
+        self._now[track.rows] = time
+        for name, frames in self._frames.items():
+            frames.write(track.all, time, step.observation[name], fresh)
+        if self._hindsight is not None:
+            self._hindsight.write(track.all, time, fresh)
+        if self.config.sequence and time % self._stride == 0:
+            self._remember(track, state)
+        self._expire(track)
+        if time - self._span >= track.oldest:
+            self._offer(track, time - self._span)
+        if time:
+            self._earn(track, len(fresh) - int(np.count_nonzero(fresh)))
+
+    def agent_write(self, step: AgentStep, start: int = 0) -> None:
+        """Write action and experience at the slot of the last observation."""
+        track = self._tracks[start]
+        at = track.at()
+        if not track.said:
+            said = {f"action/{name}": x for name, x in step.action.items()}
+            for name, x in (said | {f"experience/{k}": x for k, x in step.experience.items()}).items():
+                self._ring.add(name, tuple(x.shape[1:]), x.dtype)
+            self._listen()
+            track.view()
+        for (kind, name), target in zip(self._keys, track.said, strict=True):
+            target[at].copy_(step[kind][name])
+
+    def ready(self) -> bool:
+        """Whether an update has been earned."""
+        return self._credit >= DUE and self.size > 0
+
+    def accepts(self, start: int) -> bool:
+        """Whether these rows may step again; now and then one no lets the container log and heed signals."""
+        track = self._tracks[start]
+        pausing, track.pausing = track.pausing, False
+        return not pausing and not self.ready()
+
+    def read(self) -> Batch:
+        """Draw a batch; it is valid until the next one. ``index`` is on the CPU, where priorities are."""
+        self._credit -= 1
+        self._reads += 1
+        numbers, weight = self._uniform() if self._priorities is None else self._prioritized(self._priorities)
+        return self._reader.read(numbers, weight, self._now, self.generator)
+
+    def feedback(self, index: Tensor, priority: Tensor) -> None:
+        """Take |δ| of what was read; what has expired since is ignored."""
+        if self._priorities is None:
+            return
+        numbers, surprise = index.cpu().numpy(), priority.detach().cpu().numpy().astype(np.float64)
+        oldest = np.zeros(self.batch, np.int64)
+        for track in self._tracks.values():
+            oldest[track.rows] = track.oldest
+        kept = numbers // self.batch >= oldest[numbers % self.batch]
+        self._priorities.update(self._slots_of(numbers[kept]), surprise[kept])
+
+    def schedule(self, progress: float) -> None:
+        """Let the correction of priorities' bias grow from its first value to all of it."""
+        start = self.config.importance_exponent
+        self.importance_exponent = start + (1 - start) * progress
+
+    def report(self) -> dict[str, float]:
+        """Numbers for the log."""
+        values = {"replay/size": float(self.size)}
+        if self._earning:
+            values["replay/updates_per_step"] = self._reads / self._earning
+        if self._priorities is not None:
+            values["replay/importance_exponent"] = self.importance_exponent
+            values["replay/largest_priority"] = self._priorities.largest
+        return values
+
+    def amend(self, step: EnvStep) -> None:
+        """Write the last observation of every row again; a transition that led to one that is now lost is no more."""
+        for track in self._tracks.values():
+            rows, at = step.rows(track.rows), track.at()
+            slot, fresh = track.time % self.length, rows.first.cpu().numpy()
+            for name, target in zip(self._plain, track.observation, strict=True):
+                target[at].copy_(rows.observation[name])
+            track.first[at].copy_(rows.first)
+            was_fresh = self._fresh[track.rows, slot].copy()
+            begun = fresh & ~was_fresh
+            self._fresh[track.rows, slot] = fresh
+            for name, frames in self._frames.items():
+                frames.amend(track.all, track.time, rows.observation[name], fresh, was_fresh)
+            if self._hindsight is not None:
+                self._hindsight.write(track.all[begun], track.time, begun[begun])
+            if self._span == 1 and not self.config.sequence:
+                newest = track.take_back((track.time - 1) * self.batch)
+                lost = np.isin(newest % self.batch, track.all[begun])
+                track.push(newest[~lost])
+                if self._priorities is not None:
+                    self._priorities.drop(self._slots_of(newest[lost]))
+            self._expire(track)
+
+    def state_dict(self) -> State:
+        """The filled part of the ring and all counters; without the replay, the last step of each row alone."""
+        return {
+            "generator": self.generator.get_state(),
+            "whole": self.config.save_replay,
+            "counters": [self._real, self._earning, self._reads, self._credit],
+            "largest": self._priorities.largest if self._priorities is not None else None,
+            "tracks": [self._save(track) for track in self._tracks.values()],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Take over what ``state_dict`` gave; time goes on where it was, so that no number comes twice."""
+        self.generator.set_state(state["generator"])
+        self._tracks = {}
+        if state["whole"]:
+            self._real, self._earning, self._reads, self._credit = state["counters"]
+        if self._priorities is not None:
+            self._priorities = Priorities(self.batch * self.length, self.config.priority_exponent)
+            self._priorities.largest = state["largest"] or 1.0  # none: the run had no priorities before
+        for saved in state["tracks"]:
+            self._load(saved)
+
+    def _open(self, step: EnvStep, start: int) -> Track:
+        """Make the track of the rows from ``start`` on, at its first write."""
+        for name in self._plain:
+            x = step.observation[name]
+            self._ring.add(f"observation/{name}", tuple(x.shape[1:]), x.dtype)
+        return self._add_track(start, start + len(step.first))
+
+    def _add_track(self, start: int, stop: int) -> Track:
+        capacity = (stop - start) * (self.length // self._stride + 1)
+        self._tracks[start] = track = Track(slice(start, stop), self._ring, capacity, self._seen, self._said)
+        self._tracks = dict(sorted(self._tracks.items()))
+        return track
+
+    def _listen(self) -> None:
+        """Look which columns there are of what the agent says."""
+        self._said[:] = [name for name in self._ring.columns if name.startswith(("action/", "experience/"))]
+        self._keys = [(int(kind == "experience"), name) for kind, _, name in (x.partition("/") for x in self._said)]
+
+    def _remember(self, track: Track, state: HiddenState) -> None:
+        """Keep the hidden state with which a sequence starts."""
+        for name, x in state.items():
+            self._hidden.add(name, tuple(x.shape[1:]), x.dtype)
+            self._hidden.columns[name][track.rows, track.time // self._stride % self._hidden.length] = x
+
+    def _expire(self, track: Track) -> None:
+        """Let nothing be drawn of which a part has been overwritten."""
+        oldest = max(track.oldest, track.time - self.length + 1)
+        for frames in self._frames.values():
+            oldest = frames.oldest(track.rows, oldest, track.time)
+        if oldest > track.oldest:
+            track.oldest = oldest
+            gone = track.expire(oldest * self.batch)
+            if self._priorities is not None and len(gone):
+                self._priorities.drop(self._slots_of(gone))
+
+    def _offer(self, track: Track, time: int) -> None:
+        """Let what began at ``time`` and is complete now be drawn: real transitions, or sequences."""
+        if time % self._stride:
+            return
+        rows = track.all
+        if not self.config.sequence:
+            fresh = self._fresh[track.rows, (time + 1) % self.length]
+            rows = rows[~fresh] if np.count_nonzero(fresh) else rows
+        numbers = rows + time * self.batch
+        track.push(numbers)
+        if self._priorities is not None:
+            self._priorities.add(self._slots_of(numbers))
+
+    def _earn(self, track: Track, real: int) -> None:
+        """Count real transitions; after the warm-up each earns a share of an update."""
+        self._real += real
+        over = min(real, self._real - self.config.warmup)
+        if over > 0 and (self._earning or self._holds_enough(track)):
+            self._earning += over
+            self._credit += over * self.config.updates_per_step
+        track.pausing = track.time % PAUSE == 0 and self._credit < DUE
+
+    def _holds_enough(self, track: Track) -> bool:
+        """Whether there is a batch to draw, or the ring is full and will not hold more than it does."""
+        return self.size >= self.config.batch_size or track.oldest > track.since
+
+    def _uniform(self) -> tuple[Integers, None]:
+        tracks, size = list(self._tracks.values()), self.size
+        drawn: Integers = torch.randint(size, (self.config.batch_size,), generator=self.generator).numpy()
+        if len(tracks) == 1:
+            return tracks[0].pick(drawn), None
+        numbers, low = np.empty_like(drawn), 0
+        for track in tracks:
+            here = (drawn >= low) & (drawn < low + track.size)
+            numbers[here] = track.pick(drawn[here] - low)
+            low += track.size
+        return numbers, None
+
+    def _prioritized(self, priorities: Priorities) -> tuple[Integers, NDArray[np.float64]]:
+        """Numbers, and (N·P)^−β over the largest of the batch."""
+        slots, chance = priorities.draw(self.config.batch_size, self.generator)
+        row, slot = np.divmod(slots, self.length)
+        now = self._now[row]
+        weight = (self.size * chance) ** -self.importance_exponent
+        weight /= weight.max()
+        numbers = (now - (now - slot) % self.length) * self.batch + row
+        return numbers, weight
+
+    def _slots_of(self, numbers: Integers) -> Integers:
+        time, row = numbers // self.batch, numbers % self.batch
+        return row * self.length + time % self.length
+
+    def _save(self, track: Track) -> State:
+        low = track.oldest if self.config.save_replay else track.time
+        rows, numbers = track.rows, track.numbers[: track.size if self.config.save_replay else 0]
+        starts = -(-low // self._stride), track.time // self._stride
+        return {
+            "start": rows.start,
+            "stop": rows.stop,
+            "time": track.time,
+            "low": low,
+            "since": track.since if self.config.save_replay else track.time,
+            "steps": self._ring.save(rows, low, track.time),
+            "hidden": self._hidden.save(rows, *starts) if starts[0] <= starts[1] else {},
+            "frames": {name: frames.save(rows, low, track.time) for name, frames in self._frames.items()},
+            "numbers": torch.from_numpy(numbers),
+            "priorities": None if self._priorities is None else self._priorities.get(self._slots_of(numbers)),
+        }
+
+    def _load(self, saved: State) -> None:
+        track, time = self._add_track(saved["start"], saved["stop"]), saved["time"]
+        rows = track.rows
+        self._ring.load(rows, time, saved["steps"])
+        self._hidden.load(rows, time // self._stride, saved["hidden"])
+        for name, frames in self._frames.items():
+            frames.load(rows, time, saved["frames"][name])
+        self._listen()
+        track.time, track.since, track.oldest = time, saved["since"], saved["low"]
+        self._now[rows] = time
+        first = Arrival(self._ring.columns[ARRIVAL]).first[rows].cpu().numpy()
+        self._fresh[rows] = first
+        if self._hindsight is not None:
+            times = np.arange(max(saved["low"], time - self.length + 1), time + 1)
+            self._hindsight.restore(rows, int(times[0]), first[:, times % self.length])
+        numbers, priorities = saved["numbers"].numpy(), saved["priorities"]
+        kept = numbers >= (time - self.length + 1) * self.batch  # this ring may be shorter
+        numbers = numbers[kept]
+        track.push(numbers)
+        if self._priorities is not None:
+            values = np.full(len(numbers), self._priorities.largest) if priorities is None else priorities.numpy()[kept]
+            self._priorities.set(self._slots_of(numbers), values)
+        self._expire(track)

@@ -1,0 +1,101 @@
+"""Values with their sums in blocks of blocks: draws indices in proportion to values, a batch at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+WIDTH = 48  # values per block; 32 to 64 take about the same time
+TOP = 32_768  # sums that are not summed in blocks again: a running sum over all of them takes less time than a level
+ONES = torch.ones(WIDTH, dtype=torch.float64)
+Numbers = NDArray[np.float64]
+
+
+class SumTree:
+    """``capacity`` values ≥ 0, the sum of each 48 of them, the sum of each 48 sums, and so on until few are left.
+
+    All is float64 on the CPU. A sum is made anew from its block, from left to right, and never incremented: no rounding
+    error can pile up, and the sums are a function of the values alone. So neither the order of calls nor a reload
+    changes what is drawn. Torch and numpy look at the same memory, as each is far slower at some of the steps.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        sizes = [capacity]
+        while sizes[-1] > TOP:
+            sizes.append(-(-sizes[-1] // WIDTH))
+        self._levels = [np.zeros((size, WIDTH)) for size in sizes[1:]]  # [blocks, values], from the leaves up
+        self._top = np.zeros(sizes[-1])
+        self._flat = [*(level.reshape(-1) for level in self._levels), self._top]
+        self._leaves = self._flat[0][:capacity]
+        self._ends = np.zeros(len(self._top) + 1)  # 0, then the running sum over the top
+        self._stale = False  # whether the top has changed since
+
+    @property
+    def total(self) -> float:
+        """The sum of all values."""
+        return float(self._running()[-1])
+
+    @property
+    def values(self) -> Tensor:
+        """All values ``[capacity]``, as a view to read from: the whole state, of which ``set`` makes the same tree."""
+        return torch.from_numpy(self._leaves)
+
+    def get(self, index: Tensor) -> Tensor:
+        """The values at ``index``, as float64."""
+        return torch.from_numpy(self._leaves.take(index.numpy()))
+
+    def set(self, index: Tensor, value: Tensor) -> None:
+        """Write values at indices from 0 to capacity − 1; of an index that comes twice, the last value stays."""
+        nodes, values = index.numpy(), value.numpy()
+        low, high = np.minimum.reduce(values, initial=0.0), np.maximum.reduce(values, initial=0.0)
+        if not (low >= 0.0 and high < np.inf):  # NaN fails too
+            raise ValueError(
+                f"Priorities must be finite and not negative, but the new ones reach from {low} to {high}."
+            )
+        self._leaves[nodes] = values  # of equal indices, numpy writes the last one last; torch does not say
+        for level, above in zip(self._levels, self._flat[1:], strict=True):
+            nodes = nodes // WIDTH
+            above[nodes] = _running_sums(level, nodes)[:, -1]
+        self._stale = True
+
+    def sample(self, uniform: Tensor) -> Tensor:
+        """An index for each number in [0, 1), with probability value / total; never one whose value is 0.
+
+        Sorted numbers are faster, as they walk through memory in order.
+        """
+        ends = self._running()
+        total = float(ends[-1])
+        if not 0.0 < total < np.inf:
+            raise ValueError(f"Nothing can be drawn from priorities that sum to {total}.")
+        # ``rest`` is kept below the sum that it is looked up in, which rounding may have made it reach. So the running
+        # sum that passes it first is greater than the one before: a child that is not 0.
+        rest = np.minimum(np.multiply(uniform.numpy(), total, dtype=np.float64), np.nextafter(total, 0.0))  # [n]
+        nodes = ends.searchsorted(rest, "right") - 1
+        rest -= ends.take(nodes)
+        for level in reversed(self._levels):
+            sums = _running_sums(level, nodes)  # [n, WIDTH]
+            np.minimum(rest, np.nextafter(sums[:, -1], 0.0), out=rest)
+            running = torch.from_numpy(sums)
+            passed = torch.le(running, torch.from_numpy(rest[:, None]), out=torch.empty_like(running))
+            child = torch.mv(passed, ONES).numpy().astype(np.int64)  # to count is faster than a search per row
+            nodes = nodes * WIDTH + child
+            if level is not self._levels[0]:
+                before = np.arange(len(child)) * WIDTH + child - 1
+                rest -= np.where(child > 0, sums.reshape(-1).take(before), 0.0)
+        return torch.from_numpy(nodes)
+
+    def _running(self) -> Numbers:
+        if self._stale:
+            torch.cumsum(torch.from_numpy(self._top), 0, out=torch.from_numpy(self._ends[1:]))
+            self._stale = False
+        return self._ends
+
+
+def _running_sums(level: Numbers, nodes: NDArray[Any]) -> Numbers:
+    """Those within the block of each node, from left to right ``[n, WIDTH]``."""
+    sums: Numbers = torch.from_numpy(level.take(nodes, 0)).cumsum(1).numpy()
+    return sums

@@ -1,0 +1,115 @@
+"""Several networks of one kind as one: outputs ``[T, B, E, …]``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ludus.core.network import Network
+from ludus.core.types import HiddenState, Tensors
+from ludus.networks.modular import ModularNetwork, module_key
+from ludus.networks.net1d.mlp import ACTIVATIONS, MLP
+
+NO_STATE = HiddenState()
+
+
+class Ensemble(Network):
+    """Members of any kind, one after the other; the hidden state of each carries its number."""
+
+    def __init__(self, members: Sequence[Network]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.recurrent = members[0].recurrent
+        self._members = [(str(i), member) for i, member in enumerate(members)]
+
+    def initial_state(self, batch: int) -> HiddenState:
+        state = HiddenState()
+        for number, member in self._members:
+            state.update(member.initial_state(batch).at(number))
+        return state
+
+    def forward(
+        self, observation: Tensors, state: HiddenState, first: Tensor, members: int | None = None
+    ) -> tuple[Tensors, HiddenState]:
+        """As any network; with ``members`` only the first so many."""
+        after, found = HiddenState(), []
+        for number, member in self._members[:members]:
+            outputs, new = member(observation, state.within(number), first)
+            found.append(outputs)
+            after.update(new.at(number))
+        return {name: torch.stack([outputs[name] for outputs in found], 2) for name in found[0]}, after
+
+
+class BatchedLinear(nn.Module):
+    """A linear layer per member: weights ``[E, in, out]``, biases ``[E, 1, out]``."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.stack([layer.weight.detach().t() for layer in layers]))
+        self.bias = nn.Parameter(torch.stack([layer.bias.detach() for layer in layers]).unsqueeze(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[E, N, out]`` of ``[E, N, in]``, where E may be less than all members."""
+        if len(x) == len(self.weight):
+            return torch.baddbmm(self.bias, x, self.weight)
+        return torch.baddbmm(self.bias[: len(x)], x, self.weight[: len(x)])
+
+
+class PlainEnsemble(Network):
+    """Members that are MLPs over the joined vectors: one batched multiplication per layer, with the members' weights.
+
+    The input is expanded, not copied. One wide multiplication for the first layer of all members is slower here, since
+    the others then read memory with gaps.
+    """
+
+    def __init__(self, members: Sequence[ModularNetwork]) -> None:
+        super().__init__()
+        self.inputs, self.outputs, self.size = members[0].inputs, members[0].outputs, len(members)
+        pieces = [_only_piece(member) for member in members]
+        self.activation = pieces[0].activation
+        self.layers = nn.ModuleList(BatchedLinear(layers) for layers in zip(*(p.layers for p in pieces), strict=True))
+        self.projections = nn.ModuleDict(
+            {key: BatchedLinear([m.projections[key] for m in members]) for key in members[0].projections}  # type: ignore[misc]
+        )
+        self._projections = [(n, self.projections[module_key(n)], shape) for n, shape in self.outputs.items()]
+
+    def forward(
+        self, observation: Tensors, state: HiddenState, first: Tensor, members: int | None = None
+    ) -> tuple[Tensors, HiddenState]:
+        """As any network; with ``members`` only the first so many."""
+        parts = [observation[name].flatten(0, 1) for name in self.inputs]
+        x = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        size = members or self.size
+        x = x.expand(size, *x.shape)
+        activate = ACTIVATIONS[self.activation]
+        for layer in self.layers:
+            x = activate(layer(x))
+        outputs = {
+            name: projection(x).transpose(0, 1).reshape(*first.shape, size, *shape)
+            for name, projection, shape in self._projections
+        }
+        return outputs, NO_STATE
+
+
+def make_ensemble(members: Sequence[Network]) -> Network:
+    """One network of several that were built alike: batched where they are plain MLPs over vectors."""
+    plain = [member for member in members if isinstance(member, ModularNetwork) and _is_plain(member)]
+    return PlainEnsemble(plain) if len(plain) == len(members) else Ensemble(members)
+
+
+def _is_plain(member: ModularNetwork) -> bool:
+    """Whether all that it does is to join vectors, send them through an MLP and project what comes out."""
+    (place, piece), *others = member.pieces.items() or [("", None)]
+    together = len(member.inputs) == 1 or not place.startswith("source/")
+    vectors = all(len(shape) == 1 for shape in member.inputs.values())
+    vectors = vectors and all(len(shape) <= 1 for shape in member.outputs.values())
+    linear = all(type(layer) is nn.Linear for layer in member.projections.values())
+    return type(piece) is MLP and not others and together and vectors and linear
+
+
+def _only_piece(member: ModularNetwork) -> MLP:
+    (piece,) = member.pieces.values()
+    assert isinstance(piece, MLP)
+    return piece

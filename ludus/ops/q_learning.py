@@ -1,0 +1,239 @@
+"""Action values: targets, losses and priorities of DQN and its kin, and of DDPG, TD3 and SAC.
+
+Any leading dimensions, time-major where time matters; A is the number of choices, E of critics, n of atoms or
+quantiles. ``reward``, ``discount`` and ``continues`` are as in ``ludus.ops.returns``. A ``mask`` ``[..., A]`` is 0
+where a choice is forbidden: what lies there may be NaN. Targets are constants, and no gradient reaches a target or a
+temperature that a loss is given.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ludus.ops.distributions import mask_logits
+from ludus.ops.returns import n_step_returns
+
+# Choices.
+
+
+def taken(q: Tensor, action: Tensor) -> Tensor:
+    """Return Q(s_t, a_t): ``[...]`` of q ``[..., A]``, or ``[..., E]`` of q ``[..., E, A]``, for action ``[...]``."""
+    if q.dim() == action.dim() + 1:
+        return q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    index = action[..., None, None].expand(*q.shape[:-1], 1)
+    return q.gather(-1, index).squeeze(-1)
+
+
+def greedy(q: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return argmax_a Q(s, a) over what is allowed, as int64."""
+    return (q if mask is None else q.masked_fill(mask == 0, -torch.inf)).argmax(-1)
+
+
+@torch.no_grad()
+def max_q_value(q_t: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return max_a Q(s_{t+1}, a) over what is allowed (Watkins 1989; DQN, Mnih et al. 2015).
+
+    Where nothing is allowed, as at an episode's end, it is one of the values; a discount of 0 hides it.
+    """
+    return q_t.amax(-1) if mask is None else taken(q_t, greedy(q_t, mask))
+
+
+@torch.no_grad()
+def double_q_value(q_target_t: Tensor, q_online_t: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return Q_target(s_{t+1}, argmax_a Q_online(s_{t+1}, a)) (Double DQN, van Hasselt et al. 2016, eq. 4)."""
+    return taken(q_target_t, greedy(q_online_t, mask))
+
+
+def dueling(value: Tensor, advantage: Tensor) -> Tensor:
+    """Return Q = V + A − mean_a A (Wang et al. 2016, eq. 9).
+
+    ``value`` is ``[..., 1]`` and ``advantage`` ``[..., A]``; or, with atoms, ``[..., 1, n]`` and ``[..., A, n]``.
+    """
+    last = advantage.shape[-1]
+    one_choice = value.shape == advantage.shape and last == 1
+    choices = -1 if value.shape[-1] != last or one_choice else -2
+    return advantage + (value - advantage.mean(choices, keepdim=True))
+
+
+# Targets.
+
+
+@torch.no_grad()
+def td_target(reward: Tensor, discount: Tensor, value_t: Tensor) -> Tensor:
+    """Return r_t + discount_t · V(s_{t+1}); where the discount is 0, the value may be anything. All broadcast."""
+    return torch.addcmul(reward, discount, value_t.masked_fill(discount == 0, 0))
+
+
+def rescale(x: Tensor, eps: float = 1e-3) -> Tensor:
+    """Return h(x) = sign(x)(√(|x| + 1) − 1) + εx (Pohlen et al. 2018, prop. A.2; R2D2, Kapturowski et al. 2019).
+
+    Written as x / (√(|x| + 1) + 1) + εx, which subtracts nothing and so keeps all digits of a small x.
+    """
+    return torch.add(x / ((x.abs() + 1).sqrt() + 1), x, alpha=eps)
+
+
+def unrescale(y: Tensor, eps: float = 1e-3) -> Tensor:
+    """Return x with h(x) = y, exactly.
+
+    With w = √(|x| + 1) − 1, |y| is εw² + (1 + 2ε)w, whose root is taken in the form without a difference, and |x| is
+    w(w + 2). In float32, the common form with √(1 + 4ε(|y| + 1 + ε)) − 1 is off by 1e-4 at 1, by 5e-2 at 1e-3.
+    """
+    slope = 1 + 2 * eps
+    w = 2 * y / ((4 * eps * y.abs() + slope * slope).sqrt() + slope)  # with the sign of y
+    return w * (w.abs() + 2)
+
+
+@torch.no_grad()
+def n_step_targets(
+    reward: Tensor, discount: Tensor, continues: Tensor, value_t: Tensor, n: int, eps: float | None = None
+) -> Tensor:
+    """Return n-step targets of sequences ``[T, B]``, as ``n_step_returns``; with ``eps``, h(target of h⁻¹(values)).
+
+    The latter is for values that were learned rescaled (R2D2, Kapturowski et al. 2019, §2.3).
+    """
+    if eps is None:
+        return n_step_returns(reward, discount, continues, value_t, n)
+    return rescale(n_step_returns(reward, discount, continues, unrescale(value_t, eps), n), eps)
+
+
+def soft_log_policy(q: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
+    """Return log π(·|s) ``[..., A]`` of π = softmax(Q / τ) over what is allowed."""
+    return _scaled(q, temperature, mask).log_softmax(-1)
+
+
+@torch.no_grad()
+def munchausen_reward(
+    q_tm1: Tensor, action: Tensor, temperature: float, alpha: float, clip: float, mask: Tensor | None = None
+) -> Tensor:
+    """Return what is added to r_t: α · clip(τ log π(a_t|s_t), l₀, 0) (Munchausen DQN, Vieillard et al. 2020, eq. 2).
+
+    π = softmax(Q / τ) with the target network's Q; ``clip`` is l₀ < 0 (the paper: τ = 0.03, α = 0.9, l₀ = −1).
+    """
+    log_policy = taken(soft_log_policy(q_tm1, temperature, mask), action)
+    return (temperature * log_policy).clamp(clip, 0).mul_(alpha)
+
+
+@torch.no_grad()
+def munchausen_value(q_t: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
+    """Return Σ_a π(a|s_{t+1})(Q(s_{t+1}, a) − τ log π(a|s_{t+1})), which is τ log Σ_a exp(Q / τ) (ibid., eq. 1)."""
+    return temperature * _scaled(q_t, temperature, mask).logsumexp(-1)
+
+
+def _scaled(q: Tensor, temperature: float, mask: Tensor | None) -> Tensor:
+    scaled = q / temperature
+    return scaled if mask is None else mask_logits(scaled, mask)
+
+
+# Errors and priorities.
+
+
+def huber(x: Tensor, delta: float = 1.0) -> Tensor:
+    """Return ½x² where |x| ≤ δ, else δ(|x| − ½δ) (Huber 1964)."""
+    return functional.huber_loss(x, torch.zeros_like(x), reduction="none", delta=delta)
+
+
+@torch.no_grad()
+def mixed_priority(td: Tensor, weight: Tensor, eta: float = 0.9) -> Tensor:
+    """Return η max_t |δ_t| + (1 − η) mean_t |δ_t| of each sequence, ``[B]`` of ``[T, B]`` (R2D2, §2.3).
+
+    Steps of weight 0 do not count, and may be NaN; a sequence of such steps alone gives 0.
+    """
+    unreal = weight == 0
+    size = td.abs().masked_fill_(unreal, 0)
+    count = (td.shape[0] - unreal.sum(0)).clamp_(min=1)
+    return eta * size.amax(0) + (1 - eta) * size.sum(0) / count
+
+
+@torch.no_grad()
+def hysteretic(td: Tensor, *, increase: float = 1.0, decrease: float) -> Tensor:
+    """Return the rate of each TD error (target − prediction): ``decrease`` where it is negative, else ``increase``.
+
+    An agent whose fellows explore should not unlearn a good action because of their mistakes (Matignon et al. 2007:
+    α for δ ≥ 0, β < α else). It weighs a squared error: ``hysteretic(td, decrease=0.1) * td.square()``.
+    """
+    return torch.full_like(td, increase).masked_fill_(td < 0, decrease)
+
+
+# Actors and critics.
+
+
+def clipped_double(q: Tensor) -> Tensor:
+    """Return the least of the critics ``[..., E]`` (TD3, Fujimoto et al. 2018, eq. 10)."""
+    return q.min(-1).values
+
+
+def critic_loss(q: Tensor, target: Tensor) -> Tensor:
+    """Return Σ_e (Q_e − y)² for q ``[..., E]`` and y ``[...]`` (DDPG, Lillicrap et al. 2016; TD3)."""
+    return (q - target.detach().unsqueeze(-1)).square().sum(-1)
+
+
+@torch.no_grad()
+def smoothed_action(
+    action: Tensor,
+    normal: Tensor,
+    sigma: float,
+    clip: float,
+    low: float | Tensor = -1.0,
+    high: float | Tensor = 1.0,
+) -> Tensor:
+    """Return clip(a + clip(σε, −c, c), low, high) with standard normal ε (TD3, Fujimoto et al. 2018, §5.3).
+
+    The bounds are numbers, or tensors ``[K]`` with one per dimension of the action.
+    """
+    noisy = action + (sigma * normal).clamp_(-clip, clip)
+    return noisy.clamp_(low, high)  # type: ignore[arg-type]
+
+
+def ddpg_actor_loss(q: Tensor) -> Tensor:
+    """Return −Q(s, μ(s)) (Silver et al. 2014; DDPG, Lillicrap et al. 2016)."""
+    return -q
+
+
+@torch.no_grad()
+def sac_value(q_t: Tensor, log_prob: Tensor, alpha: float | Tensor) -> Tensor:
+    """Return min_e Q_e(s_{t+1}, a) − α log π(a|s_{t+1}) for q ``[..., E]`` (SAC, Haarnoja et al. 2018b, eq. 3)."""
+    return clipped_double(q_t) - alpha * log_prob
+
+
+def sac_critic_loss(q: Tensor, target: Tensor) -> Tensor:
+    """Return ½ Σ_e (Q_e − y)² for q ``[..., E]`` and y ``[...]`` (SAC, Haarnoja et al. 2018b, eq. 5)."""
+    return 0.5 * critic_loss(q, target)
+
+
+def sac_actor_loss(q: Tensor, log_prob: Tensor, alpha: float | Tensor) -> Tensor:
+    """Return α log π(a|s) − min_e Q_e(s, a) for q ``[..., E]``, a = f(s, ε) (SAC, Haarnoja et al. 2018b, eq. 9)."""
+    return _constant(alpha) * log_prob - clipped_double(q)
+
+
+def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
+    """Return −log α · (log π(a|s) + H̄): eq. 18 of SAC (Haarnoja et al. 2018b) with log α in place of α.
+
+    For discrete actions log π is its expectation Σ_a π log π, and H̄ = c·log A with 0 < c < 1.
+    """
+    return -log_alpha * (log_prob.detach() + target_entropy)
+
+
+@torch.no_grad()
+def soft_value(q_t: Tensor, log_p: Tensor, alpha: float | Tensor) -> Tensor:
+    """Return Σ_a π(a|s)(min_e Q_e(s, a) − α log π(a|s)), exactly (discrete SAC, Christodoulou 2019, eq. 10).
+
+    ``q_t`` is ``[..., E, A]`` or ``[..., A]``, ``log_p`` ``[..., A]``. Where π is 0, Q may be anything, log π finite
+    (as ``mask_logits`` leaves it).
+    """
+    return -sac_discrete_actor_loss(q_t, log_p, alpha)
+
+
+def sac_discrete_actor_loss(q: Tensor, log_p: Tensor, alpha: float | Tensor) -> Tensor:
+    """Return Σ_a π(a|s)(α log π(a|s) − min_e Q_e(s, a)) (discrete SAC, Christodoulou 2019, eq. 12).
+
+    Shapes are those of ``soft_value``. Q is a constant: it does not depend on the policy.
+    """
+    p = log_p.exp()
+    least = q.detach() if q.dim() == log_p.dim() else q.detach().amin(-2)
+    return (p * (_constant(alpha) * log_p - least.masked_fill(p == 0, 0))).sum(-1)
+
+
+def _constant(x: float | Tensor) -> float | Tensor:
+    return x.detach() if isinstance(x, Tensor) else x

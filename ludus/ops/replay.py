@@ -1,0 +1,23 @@
+"""Weights of experience that was drawn from a replay."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def importance_weights(probability: Tensor, size: int | Tensor, beta: float | Tensor) -> Tensor:
+    """Return (N·P(i))^−β / max_j (N·P(j))^−β, the maximum over the batch (PER, Schaul et al. 2016, §3.4)."""
+    weight = (probability * size).pow(-beta)
+    return weight / weight.amax()
+
+
+@torch.no_grad()
+def counted(weight: Tensor) -> Tensor:
+    """Return w / max(count of w > 0, 1), with which a mean over what was drawn is ``(loss * share).sum()``.
+
+    Unlike ``policy_gradient.shares``, importance weights below 1 make the mean smaller. A row of weight 0 must hold a
+    finite loss.
+    """
+    return weight / (weight > 0).sum().clamp_(min=1)

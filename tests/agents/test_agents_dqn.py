@@ -1,0 +1,204 @@
+"""DQN and its kin: the same loss and gradient as Stable-Baselines3, and each addition does what its paper says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from agents_setup import make_worker
+from stable_baselines3 import DQN as Theirs
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from torch import nn
+
+from ludus.containers.loop import begin, collect
+from ludus.core.errors import UserError
+from ludus.core.types import Batch
+
+TOY = "ludus.environments.toy:"
+FAMILY = ("dqn", "double_dqn", "dueling_dqn", "c51", "qr_dqn", "iqn", "munchausen_dqn", "rainbow")
+QUICK: dict[str, Any] = {"agent__replay": 500, "agent__warmup": 40, "agent__batch_size": 16}
+SEQUENCES = {"agent__sequence": 6, "agent__burn_in": 3, "agent__overlap": 3}
+LSTM: dict[str, Any] = {"network__body": "lstm"} | QUICK | SEQUENCES
+
+
+def worker_of(environment: str = "CartPole-v1", agent: str = "dqn", **changes: Any) -> Any:
+    defaults = {} if agent == "r2d2" else QUICK
+    worker = make_worker(environment, agent, **defaults | changes)
+    begin(worker, 0)
+    return worker
+
+
+def batch_of(worker: Any) -> Batch:
+    while not worker.cache.ready():
+        collect(worker)
+    batch: Batch = worker.cache.read()
+    return batch
+
+
+def spread(module: nn.Module, seed: int = 0) -> None:
+    """Give parameters values of their own, so that a target differs from its network."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=generator))
+
+
+def test_loss_and_gradient_are_those_of_stable_baselines3() -> None:
+    worker = worker_of(network__hidden=(16, 8), network__activation="relu")
+    agent, batch = worker.agent, batch_of(worker)
+    spread(agent.networks, 1)
+    spread(agent.target, 2)
+    theirs = Theirs(
+        "MlpPolicy",
+        gymnasium.make("CartPole-v1"),
+        gamma=0.99,
+        max_grad_norm=1e9,
+        target_update_interval=10**9,
+        policy_kwargs={"net_arch": [16, 8]},
+        device="cpu",
+    )
+    for own, other in ((agent.networks["q"], theirs.q_net), (agent.target.networks["q"], theirs.q_net_target)):
+        for p, q in zip(own.parameters(), other.parameters(), strict=True):
+            q.data.copy_(p.data)
+    observation = batch.observation["observation"]
+    samples = ReplayBufferSamples(
+        observation[0], batch.action["action"].T, observation[1], batch.terminated.float().T, batch.reward.T
+    )
+    theirs.replay_buffer.sample = lambda *_, **__: samples
+    theirs.policy.optimizer.step = lambda: None
+    theirs._setup_learn(1)
+    theirs.train(1, 16)
+    losses, _ = agent.compute_loss(batch)
+    gradients = torch.autograd.grad(losses["value"], list(agent.networks.parameters()))
+    assert float(losses["value"].detach()) == pytest.approx(theirs.logger.name_to_value["train/loss"], rel=1e-5)
+    for mine, p in zip(gradients, theirs.q_net.parameters(), strict=True):
+        torch.testing.assert_close(mine, p.grad, rtol=1e-5, atol=1e-6)
+    worker.close()
+
+
+@pytest.mark.parametrize("environment", ["CartPole-v1", TOY + "MaskedEnv"])
+@pytest.mark.parametrize("agent", FAMILY)
+def test_a_few_updates_move_the_network_and_the_target_follows(agent: str, environment: str) -> None:
+    worker = worker_of(environment, agent, agent__target_every=2)
+    network, target = worker.agent.networks["q"], worker.agent.target.networks["q"]
+    start = [p.clone() for p in network.parameters()]
+    for update in range(4):
+        learned = worker.agent.learn(batch_of(worker), worker.updater)
+        assert all(torch.isfinite(x).all() for x in learned.metrics.values())
+        assert (learned.priority is not None) == worker.agent.config.prioritized
+        same = all(torch.equal(p, q) for p, q in zip(network.parameters(), target.parameters(), strict=True))
+        assert same == bool(update % 2)
+    assert not any(torch.equal(p, q) for p, q in zip(start, network.parameters(), strict=True))
+    worker.close()
+
+
+@pytest.mark.parametrize("agent", FAMILY)
+def test_rows_of_weight_zero_teach_nothing(agent: str) -> None:
+    worker = worker_of(agent=agent)
+    batch = batch_of(worker)
+    if worker.agent.head.needs_taus:
+        taus = torch.rand(3, 1, 16, 8)
+        batch = replace(batch, experience=dict(zip(("taus", "choosing_taus", "target_taus"), taus, strict=True)))
+    nothing = worker.agent.compute_loss(replace(batch, weight=torch.zeros_like(batch.weight)))[0]
+    assert float(nothing["value"].detach()) == 0
+    worker.close()
+
+
+@pytest.mark.parametrize("agent", ["dqn", "rainbow", "iqn"])
+def test_forbidden_choices_are_never_taken(agent: str) -> None:
+    worker = worker_of(TOY + "MaskedEnv", agent)  # it raises where a forbidden action comes
+    for noise in (worker.noise.next(), None):
+        for _ in range(20):
+            said = worker.agent.act(worker.env_step, worker.hidden_state, noise)
+            mask = worker.env_step.observation["action_mask"].bool()
+            assert mask.gather(1, said.action["action"].unsqueeze(1)).all()
+            worker.env_step = worker.manager.step(said.action)
+    worker.close()
+
+
+def test_r2d2_learns_from_sequences_and_sees_what_acting_saw() -> None:
+    worker = worker_of(TOY + "NoVelocityCartPole", "r2d2", **LSTM)
+    agent = worker.agent
+    batch = batch_of(worker)
+    assert batch.reward.shape == (9, 16)
+    learned = agent.learn(batch, worker.updater)
+    assert learned.priority.shape == (16,)  # type: ignore[union-attr]
+    worker.close()
+
+
+def test_a_burn_in_gives_the_state_that_acting_had() -> None:
+    """As long as no update has moved the network, running the burn-in from the stored state is what acting did."""
+    worker = worker_of("CartPole-v1", "r2d2", **LSTM, agent__updates_per_step=1e-3)
+    agent = worker.agent
+    states = {}
+    for time in range(60):
+        states[time] = worker.hidden_state
+        said = agent.act(worker.env_step, worker.hidden_state, worker.noise.next())
+        worker.cache.agent_write(said)
+        worker.env_step, worker.hidden_state = worker.manager.step(said.action), said.state
+        worker.cache.env_write(worker.env_step, said.state)
+    batch = worker.cache.read()
+    warm = agent.warm(batch, ("q",))
+    time, row = (batch.index // 4).tolist(), (batch.index % 4).tolist()
+    for column, (at, of) in enumerate(zip(time, row, strict=True)):
+        for name, x in warm.items():
+            torch.testing.assert_close(x[column], states[at + 3][name][of], rtol=1e-4, atol=1e-6)
+    worker.close()
+
+
+def test_acting_in_numpy_is_acting_in_torch() -> None:
+    worker = worker_of()
+    agent = worker.agent
+    assert agent.use_numpy()
+    engine = agent._numpy
+    for noise in (None, *(worker.noise.next() for _ in range(50))):
+        agent.epsilon.level = 0.3
+        agent._numpy = engine
+        one = agent.act(worker.env_step, worker.hidden_state, noise).action["action"]
+        agent._numpy = None
+        assert torch.equal(one, agent.act(worker.env_step, worker.hidden_state, noise).action["action"])
+    worker.close()
+
+
+def test_noisy_layers_explore_in_training_and_not_in_evaluation() -> None:
+    worker = worker_of(agent="rainbow")
+    agent = worker.agent
+    step, state = worker.env_step, worker.hidden_state
+    with torch.no_grad():
+        ready = agent.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+
+    def values(noise: Any) -> torch.Tensor:
+        agent.act(step, state, noise)
+        if noise is None:
+            return agent.act(step, state, None).action["action"]
+        return agent.run("q", ready, state, step.first.unsqueeze(0))[0]["advantage"].detach()
+
+    one, other = values(worker.noise.next()), values(worker.noise.next())
+    assert not torch.equal(one, other)
+    assert torch.equal(values(None), values(None))
+    assert agent.epsilon.level == 0
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"agent__n_step": 0}, "agent.n_step is 0"),
+        ({"agent__batch_size": 1000}, "agent.batch_size is 1000, more than agent.replay, 500"),
+        ({"agent__sequence": 5, "agent__burn_in": 6}, "agent.burn_in is 6, longer than agent.sequence, 5"),
+        ({"network__body": "lstm"}, "set agent.sequence"),
+        ({"agent__values": "categorical", "agent__v_min": 3.0, "agent__v_max": 3.0}, "agent.v_min is 3"),
+        ({"agent__values": "quantile", "agent__munchausen": 0.9}, "agent.munchausen works on expected values"),
+        ({"agent__replay": 10**13, "agent__warmup": 10}, "GB"),
+        ({"environment": "Pendulum-v1"}, "takes one Discrete action"),
+    ],
+)
+def test_bad_input_is_one_sentence(changes: dict[str, Any], words: str) -> None:
+    given = dict(changes)
+    with pytest.raises(UserError) as error:
+        worker_of(given.pop("environment", "CartPole-v1"), **given)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)

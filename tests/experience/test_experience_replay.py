@@ -1,0 +1,257 @@
+"""Every transition that a replay gives is one that was, bit for bit, and all that can be drawn are drawn alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_model import CPU, GAMMA, PLAIN, STACKED, World
+
+from ludus.core.spec import Specs
+from ludus.core.types import Batch
+from ludus.experience.reader import Output
+from ludus.experience.replay import ExperienceReplay
+from ludus.experience.windows import n_step
+
+LANES = st.sampled_from([[1], [3], [2, 1]])
+
+
+def play(world: World, steps: int, *replays: ExperienceReplay) -> None:
+    """Write some steps, with lanes in any order, though none more than two ahead."""
+    for _ in range(steps):
+        for lane in world.rng.permutation(len(world.lanes)):
+            for _ in range(int(world.rng.integers(1, 3)) if len(world.lanes) > 1 else 1):
+                world.write(int(lane), *replays)
+
+
+def poison(replay: ExperienceReplay) -> None:
+    """Put NaN where nothing was written yet."""
+    for name, x in replay._ring.columns.items():
+        for track in replay._tracks.values():
+            if name != "arrival" and track.time + 1 < replay.length:
+                x[track.rows, track.time + 1 :] = torch.nan
+
+
+def check(world: World, batch: Batch, n: int, drawable: set[tuple[int, int]]) -> None:
+    assert batch.index is not None
+    assert batch.reward.shape == batch.discount.shape == batch.weight.shape == (1, len(batch.index))
+    for i, number in enumerate(batch.index.tolist()):
+        t, row = divmod(number, len(world.rows))
+        assert (t, row) in drawable
+        expected = world.transition(t, row, n)
+        for name, x in batch.observation.items():
+            assert x[:, i].tolist() == expected[name]
+        assert batch.first[:, i].tolist() == expected["first"]
+        assert batch.action["a"][0, i] == expected["action"]
+        assert batch.experience["e"][0, i].tolist() == [expected["action"] + 0.25]
+        for name in ("reward", "discount", "terminated", "truncated"):
+            assert getattr(batch, name)[0, i] == expected[name], name
+    assert (batch.weight == 1).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lanes=LANES, n=st.integers(1, 5), seed=st.integers(0, 10_000), longest=st.integers(1, 9),
+    length=st.integers(9, 40), specs=st.sampled_from([PLAIN, STACKED]), prioritized=st.booleans(),
+)  # fmt: skip
+def test_what_is_drawn_is_what_was(
+    lanes: list[int], n: int, seed: int, longest: int, length: int, specs: Specs, prioritized: bool
+) -> None:
+    """Over several rounds of the ring, with episodes as short as one step, and shorter than the stack."""
+    world = World(lanes, seed, longest, specs)
+    settings = {"replay": length * len(world.rows), "n_step": n, "prioritized": prioritized}
+    replay = world.replay(batch_size=4, importance_exponent=0.0, **settings)
+    play(world, 3, replay)
+    poison(replay)
+    for _ in range(8):
+        play(world, int(world.rng.integers(1, 25)), replay)
+        drawable = world.drawable(length, n)
+        assert replay.size == len(drawable)
+        for _ in range(4 if drawable else 0):
+            batch = replay.read()
+            check(world, batch, n, drawable)
+            replay.feedback(batch.index, torch.from_numpy(world.rng.random(4)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lanes", [[1], [3], [2, 1]])
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_all_are_drawn_alike(lanes: list[int], prioritized: bool) -> None:
+    """Chi-square over everything that can be drawn; priorities start alike."""
+    world = World(lanes, 0)
+    length = 60 // len(world.rows) * 2
+    replay = world.replay(replay=length * len(world.rows), prioritized=prioritized)
+    play(world, 100, replay)
+    drawable = sorted(world.drawable(length, 1))
+    rounds = 400
+    numbers = np.concatenate([replay.read().index.numpy() for _ in range(rounds)])  # type: ignore[union-attr]
+    counts = [int((numbers == t * len(world.rows) + row).sum()) for t, row in drawable]
+    assert sum(counts) == rounds * 32
+    expected, freedom = rounds * 32 / len(drawable), len(drawable) - 1
+    square = sum((count - expected) ** 2 / expected for count in counts)
+    assert square < freedom + 4 * np.sqrt(2 * freedom)
+    if not prioritized:  # one from each part of the sum would come out more even than chance
+        assert square > freedom - 4 * np.sqrt(2 * freedom)
+
+
+def test_a_draw_is_proportional_to_its_priority_and_weighted_against_it() -> None:
+    world = World([2], 3)
+    replay = world.replay(replay=80, prioritized=True, priority_exponent=0.5)
+    play(world, 60, replay)
+    items = torch.tensor([t * 2 + row for t, row in sorted(world.drawable(40, 1))])
+    surprise = torch.linspace(0.1, 9, len(items))
+    replay.feedback(items, surprise)
+    replay.schedule(0.5)
+    p = (surprise.double().numpy() + 1e-6) ** 0.5
+    p /= p.sum()
+    counts = np.zeros(len(items))
+    for _ in range(600):
+        batch = replay.read()
+        assert batch.index is not None
+        which = np.searchsorted(items.numpy(), batch.index.numpy())
+        counts += np.bincount(which, minlength=len(items))
+        weight = (len(items) * p[which]) ** -0.7  # from 0.4 half the way to 1
+        np.testing.assert_allclose(batch.weight[0].numpy(), weight / weight.max(), rtol=1e-6)
+    drawn = 600 * 32
+    assert (abs(counts - drawn * p) < 5 * np.sqrt(drawn * p)).all()
+    assert replay.report()["replay/importance_exponent"] == pytest.approx(0.7)
+
+
+def test_new_items_get_the_largest_priority_and_what_is_overwritten_none() -> None:
+    world = World([1], 5, longest=9)
+    replay = world.replay(replay=50, prioritized=True, priority_exponent=1.0)
+    play(world, 45, replay)
+    old = replay.read().index
+    assert old is not None
+    replay.feedback(old, torch.full((32,), 7.0))
+    play(world, 30, replay)
+    numbers = replay._tracks[0].numbers
+    values = replay._priorities.get(replay._slots_of(numbers)).numpy()  # type: ignore[union-attr]
+    known = np.isin(numbers, old.numpy())
+    assert known.any()
+    assert (values[known] == 7 + 1e-6).all()
+    assert (values[numbers > 45] == 7 + 1e-6).all()  # written since
+    assert (values[~known & (numbers < 44)] == 1).all()  # never read
+    play(world, 25, replay)
+    gone = ~np.isin(old.numpy(), replay._tracks[0].numbers)
+    assert gone.any()
+    replay.feedback(old[torch.from_numpy(gone)], torch.full((int(gone.sum()),), 1e9))  # of what is there no more
+    assert replay.report()["replay/largest_priority"] == 7 + 1e-6
+    drawn = np.concatenate([replay.read().index.numpy() for _ in range(20)])  # type: ignore[union-attr]
+    assert set(drawn.tolist()) <= set(replay._tracks[0].numbers.tolist())
+
+
+def test_a_priority_that_is_no_number_is_refused() -> None:
+    world = World([1], 5)
+    replay = world.replay(replay=50, prioritized=True)
+    play(world, 45, replay)
+    index = replay.read().index
+    assert index is not None
+    replay.feedback(index, torch.full((32,), torch.nan))
+    with pytest.raises(ValueError, match="finite"):
+        replay.read()
+
+
+def test_n_step_is_its_equation() -> None:
+    """Against a loop in float64, with NaN behind every stop."""
+    rng, n, m, gamma = np.random.default_rng(0), 5, 400, 0.97
+    reward = rng.standard_normal((n, m)).astype(np.float32)
+    terminated, truncated, first = (rng.random((n, m)) < 0.15 for _ in range(3))
+    first = np.concatenate([first[:1], np.zeros((1, m), bool), first[1:]])  # the first transition is real
+    expected: dict[str, list[Any]] = {"reward": [], "discount": [], "steps": [], "terminated": [], "truncated": []}
+    for i in range(m):
+        total, k = 0.0, 0
+        for k in range(1, n + 1):
+            total += gamma ** (k - 1) * float(reward[k - 1, i])
+            if terminated[k - 1, i] or truncated[k - 1, i] or k == n or first[k + 1, i]:
+                break
+        last = bool(terminated[k - 1, i])
+        found = (total, 0.0 if last else gamma**k, k, last, bool(truncated[k - 1, i]))
+        for name, value in zip(expected, found, strict=True):
+            expected[name].append(value)
+        reward[k:, i] = np.nan
+    powers = (gamma ** torch.arange(n + 1, dtype=torch.float64)).float()
+    got = n_step(*(torch.from_numpy(x) for x in (reward, terminated, truncated, first)), powers)
+    for name, values in expected.items():
+        x = getattr(got, name).numpy()
+        np.testing.assert_allclose(x, np.array(values, x.dtype), rtol=1e-5, atol=1e-6, err_msg=name)
+    assert set(expected["steps"]) == {1, 2, 3, 4, 5}
+
+
+def test_frames_are_kept_once() -> None:
+    """A stack of 4 costs about one frame a step."""
+    world = World([2], 0, longest=50, specs=STACKED)
+    replay = world.replay(replay=2 * 800)
+    play(world, 10, replay)
+    frames = replay._frames["frames"]._stream.columns["frame"]
+    assert frames.shape[0] == 2
+    assert frames.shape[1] < 800 * 1.15
+    assert frames.shape[2:] == (1, 2)
+
+
+@pytest.mark.parametrize("per_step", [0.1, 0.25, 1.0, 3.0])
+def test_credit_is_earned_by_real_steps_after_the_warm_up(per_step: float) -> None:
+    world = World([2], 4, longest=5)
+    replay = world.replay(replay=400, warmup=60, updates_per_step=per_step, batch_size=16)
+    reads, steps = 0, 0
+    for _ in range(300):
+        world.write(0, replay)
+        time = len(world.rows[0].steps) - 1
+        steps = sum(not row.steps[t].first for row in world.rows for t in range(1, time + 1))
+        while replay.ready():
+            assert steps > 60
+            replay.read()
+            reads += 1
+        assert reads == int((max(0, steps - 60)) * per_step + 1e-6)
+    assert replay.report()["replay/updates_per_step"] == pytest.approx(per_step, abs=1 / (steps - 60))
+    assert replay.report()["replay/size"] == replay.size
+
+
+def test_warm_up_pauses_now_and_then_and_a_read_is_waited_for() -> None:
+    world = World([1, 1], 4)
+    replay = world.replay(replay=4000, warmup=1500, batch_size=16)
+    said = {0: [], 1: []}  # type: dict[int, list[bool]]
+    for _ in range(700):
+        for lane in (0, 1):
+            world.write(lane, replay)
+            said[lane].append(replay.accepts(lane))
+    for lane in (0, 1):
+        assert [t for t, yes in enumerate(said[lane]) if not yes] == [256, 512]
+    while not replay.ready():
+        world.write(0, replay)
+    assert not replay.accepts(0)
+    assert not replay.accepts(1)
+    replay.read()
+    assert replay.accepts(0)
+
+
+def test_it_learns_even_where_half_of_the_steps_are_resets() -> None:
+    """Episodes of one step leave fewer than batch_size to draw, for ever; it draws from what there is."""
+    world = World([1], 0, longest=1)
+    replay = world.replay(replay=40, batch_size=32)
+    for _ in range(100):
+        world.write(0, replay)
+    assert 0 < replay.size < 32
+    assert replay.ready()
+    check(world, replay.read(), 1, world.drawable(40, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # numpy knows no bfloat16
+def test_rows_are_gathered_by_numpy_or_torch(dtype: torch.dtype) -> None:
+    source = torch.arange(60, dtype=dtype).view(20, 3)
+    slots = torch.tensor([3, 19, 0, 3])
+    assert torch.equal(Output("x", source, 2, 2).take(slots), source[slots].view(2, 2, 3))
+
+
+def test_gamma_and_memory_are_as_told() -> None:
+    world = World([3], 2)
+    replay = world.replay(replay=150)
+    play(world, 60, replay)
+    one, pointer = replay.read(), replay.read().observation["x"].data_ptr()
+    assert one.observation["x"].data_ptr() == pointer  # made once
+    assert set(one.discount.unique().tolist()) <= {0.0, GAMMA}
+    assert one.observation["x"].is_contiguous()
+    assert one.observation["x"].device == CPU

@@ -1,0 +1,206 @@
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ludus.core.errors import UserError
+from ludus.exploration.parameter_noise import ParameterNoise, kl_distance, kl_target, rms_distance
+
+
+class Net(nn.Module):
+    """Layers of all the sorts that are treated differently."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(40, 60), nn.LayerNorm(60), nn.Tanh(), nn.BatchNorm1d(60), nn.Linear(60, 50))
+        self.scale = nn.Parameter(torch.ones(100))
+        self.counts = nn.Parameter(torch.arange(3), requires_grad=False)
+        self.register_buffer("seen", torch.zeros(2))
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def make(**settings):
+    torch.manual_seed(0)
+    net = Net()
+    return net, ParameterNoise(net, **settings)
+
+
+def moved_by(net, noise):
+    """θ̃ − θ by name."""
+    perturbed = dict(noise.perturbed.named_parameters())
+    return {name: (perturbed[name] - p).detach() for name, p in net.named_parameters()}
+
+
+def test_every_parameter_moves_by_sigma_times_a_normal_number_but_those_of_layer_norms():
+    net, noise = make(sigma_init=0.2)
+    noise.resample(generator())
+    moved = moved_by(net, noise)
+    for name in ("body.1.weight", "body.1.bias", "counts"):
+        assert not moved.pop(name).any(), name
+    assert len(moved) == 7
+    for name, x in moved.items():
+        z = x.double().numpy().ravel() / 0.2
+        assert (z != 0).all(), name
+        assert abs(z.mean()) < 4 / math.sqrt(z.size), name
+        assert abs(z.var() - 1) < 4 * math.sqrt(2 / z.size), name
+    z = np.concatenate([x.double().numpy().ravel() / 0.2 for x in moved.values()])
+    assert abs(np.mean(z**4) - 3) < 4 * math.sqrt(96 / z.size)
+    a, b = (moved[name].flatten()[:2400].double().numpy() for name in ("body.0.weight", "body.4.weight"))
+    assert abs(np.corrcoef(a, b)[0, 1]) < 4 / math.sqrt(2400)  # no two share their numbers
+
+
+def test_it_perturbs_the_parameters_of_the_moment_and_not_what_it_perturbed_before():
+    net, noise = make(sigma_init=0.1)
+    assert not any(x.any() for x in moved_by(net, noise).values())
+    noise.resample(generator(1))
+    before = moved_by(net, noise)
+    with torch.no_grad():
+        for p in net.parameters():
+            p += 5 if p.is_floating_point() else 1
+        net.seen += 3
+        net.body[3].running_mean += 2
+    noise.resample(generator(1))
+    for name, x in moved_by(net, noise).items():
+        torch.testing.assert_close(x, before[name], atol=1e-5, rtol=0)
+    assert torch.equal(noise.perturbed.seen, net.seen)
+    assert torch.equal(noise.perturbed.body[3].running_mean, net.body[3].running_mean)
+
+
+def test_the_module_is_left_alone_and_the_copy_is_frozen():
+    net, noise = make()
+    before = copy.deepcopy(net.state_dict())
+    noise.resample(generator())
+    assert all(torch.equal(x, before[name]) for name, x in net.state_dict().items())
+    assert not any(p.requires_grad for p in noise.parameters())
+    assert net.scale.requires_grad
+    ours = {id(p) for p in noise.parameters()}
+    assert not ours & {id(p) for p in net.parameters()}
+    net.body(torch.ones(2, 40)).sum().backward()
+    assert all(p.grad is None for p in ParameterNoise(net).parameters())
+
+
+def test_it_resamples_when_row_0_begins_an_episode():
+    net, noise = make()
+    numbers = generator()
+    noise.begin(torch.tensor([True, False]), numbers)
+    one = moved_by(net, noise)["scale"]
+    for first in ([False, False], [False, True]):
+        noise.begin(torch.tensor(first), numbers)
+        assert torch.equal(moved_by(net, noise)["scale"], one)
+    noise.begin(torch.tensor([True, True]), numbers)
+    other = moved_by(net, noise)["scale"]
+    assert (other != one).all()
+    assert abs(float(np.corrcoef(one, other)[0, 1])) < 4 / 10
+
+
+def test_it_resamples_while_acting_without_a_graph():
+    net, noise = make()
+    with torch.inference_mode():
+        noise.resample(generator())
+    noise.adapt(torch.tensor(1.0))
+    noise.resample(generator())
+    assert moved_by(net, noise)["scale"].all()
+    assert not any(x.is_inference() for x in noise.state_dict().values())
+
+
+def test_sigma_follows_the_distance():
+    _, noise = make(sigma_init=0.1, target=0.5, rate=1.01)
+    noise.adapt(torch.tensor(0.5))
+    noise.adapt(torch.tensor(0.1))
+    assert float(noise.sigma) == pytest.approx(0.1 * 1.01**2, rel=1e-12)
+    for _ in range(3):
+        noise.adapt(torch.tensor(0.51))
+    assert float(noise.sigma) == pytest.approx(0.1 / 1.01, rel=1e-12)
+    noise.adapt(torch.tensor(math.nan))  # a distance that is none must not widen it
+    assert float(noise.sigma) < 0.1 / 1.01
+
+
+def test_sigma_settles_where_actions_are_at_the_target():
+    torch.manual_seed(1)
+    actor, numbers = nn.Sequential(nn.Linear(3, 32), nn.Tanh(), nn.Linear(32, 2), nn.Tanh()), generator(2)
+    noise = ParameterNoise(actor, sigma_init=1.0, target=0.2, rate=1.05)
+    observation, distances = torch.randn(64, 3, generator=numbers), []
+    with torch.no_grad():
+        for _ in range(400):
+            noise.resample(numbers)
+            distances.append(rms_distance(actor(observation), noise.perturbed(observation)))
+            noise.adapt(distances[-1])
+    assert float(torch.stack(distances[:5]).mean()) > 0.5
+    assert float(torch.stack(distances[200:]).median()) == pytest.approx(0.2, rel=0.15)
+
+
+def test_a_saved_one_goes_on_as_it_would_have():
+    net, noise = make(sigma_init=0.3)
+    numbers = generator(3)
+    noise.resample(numbers)
+    noise.adapt(torch.tensor(0.0))
+    state, saved = copy.deepcopy(noise.state_dict()), numbers.get_state()
+    assert float(state["sigma"]) == pytest.approx(0.303)
+    assert sum(name.endswith("scale") for name in state) == 1  # the module itself is not saved a second time
+    other = ParameterNoise(net)
+    other.load_state_dict(state)
+    numbers_too = generator()
+    numbers_too.set_state(saved)
+    for _ in range(2):
+        assert all(torch.equal(x, other.state_dict()[name]) for name, x in noise.state_dict().items())
+        noise.resample(numbers)
+        other.resample(numbers_too)
+
+
+def test_a_copied_agent_perturbs_its_own_parameters():
+    agent = nn.Module()
+    agent.actor, noise = make()
+    agent.noise = noise
+    twin = copy.deepcopy(agent)
+    with torch.no_grad():
+        agent.actor.scale += 100
+    twin.noise.resample(generator())
+    assert float(twin.noise.perturbed.scale.max()) < 10
+
+
+def test_rms_distance():
+    a, b = torch.randn(2, 5, 3, 4, dtype=torch.float64, generator=generator()).unbind(0)
+    assert float(rms_distance(a, b)) == pytest.approx(math.sqrt(np.mean((a.numpy() - b.numpy()) ** 2)), rel=1e-12)
+    assert float(rms_distance(a, a)) == 0
+    x = torch.randn(100_000, 2, generator=generator(1))
+    assert float(rms_distance(x, x + 0.3 * torch.randn(x.shape, generator=generator(2)))) == pytest.approx(0.3, 0.01)
+
+
+def test_kl_distance():
+    q, other = torch.randn(2, 6, 4, dtype=torch.float64, generator=generator()).unbind(0)
+    p, r = (np.exp(x.numpy()) / np.exp(x.numpy()).sum(-1, keepdims=True) for x in (q, other))
+    assert float(kl_distance(q, other)) == pytest.approx((p * np.log(p / r)).sum(-1).mean(), rel=1e-12)
+    mask = torch.tensor([1, 0, 1, 1])
+    p, r = (x[:, mask.numpy() > 0] / x[:, mask.numpy() > 0].sum(-1, keepdims=True) for x in (p, r))
+    spoilt = torch.where(mask.bool(), other, math.nan)
+    assert float(kl_distance(q, spoilt, mask)) == pytest.approx((p * np.log(p / r)).sum(-1).mean(), rel=1e-12)
+
+
+def test_the_target_of_the_kl_is_that_of_an_epsilon_greedy_policy():
+    epsilon, actions = 0.1, 4
+    greedy = torch.tensor([80.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    mixed = torch.full((actions,), epsilon / actions, dtype=torch.float64)
+    mixed[0] += 1 - epsilon
+    assert kl_target(epsilon, actions) == pytest.approx(float(kl_distance(greedy, mixed.log())), rel=1e-9)
+    assert kl_target(0.0, actions) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"sigma_init": 0.0}, "agent.parameter_noise_sigma is 0.0; it must be greater than 0."),
+        ({"target": -1.0}, "agent.parameter_noise_target is -1.0; it must be greater than 0."),
+        ({"rate": 1.0}, "agent.parameter_noise_rate is 1.0; it must be greater than 1"),
+        ({"rate": math.inf}, "agent.parameter_noise_rate is inf; it must be a finite number."),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, sentence):
+    with pytest.raises(UserError) as error:
+        ParameterNoise(nn.Linear(1, 1), **settings)
+    assert str(error.value).startswith(sentence)

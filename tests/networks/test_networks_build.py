@@ -1,0 +1,156 @@
+"""What agents ask for beside inputs and outputs: inputs that are joined, streams, noisy layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ludus.core.errors import UserError
+from ludus.core.network import Need, Shapes
+from ludus.core.types import HiddenState
+from ludus.networks.build import build_network
+from ludus.networks.config import NetworkConfig
+from ludus.networks.ensemble import Ensemble, PlainEnsemble
+from ludus.networks.joined import joined
+from ludus.networks.noisy import NoisyLinear
+from ludus.networks.streams import Stream
+from ludus.networks.tape import Tape
+
+T, B = 3, 2
+FIRST = torch.zeros(T, B, dtype=torch.bool)
+CRITIC: Shapes = {"observation": (4,), "action": (2,)}
+Q: Shapes = {"q": (1,)}
+
+
+def rows(shapes: Shapes) -> dict[str, Tensor]:
+    torch.manual_seed(1)
+    return {name: torch.randn(T, B, *shape) for name, shape in shapes.items()}
+
+
+class Own(nn.Module):
+    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+        return torch.cat([observation, action], 1)
+
+
+def mixed(need: Need, **config: Any) -> Tensor:
+    """The largest d²Q / ds da."""
+    torch.manual_seed(0)
+    network, x = build_network(NetworkConfig(**config), need).double(), rows(need.inputs)
+    x = {name: y.double().requires_grad_() for name, y in x.items()}
+    q = network(x, network.initial_state(B).map(Tensor.double), FIRST)[0]["q"]
+    (by_action,) = torch.autograd.grad(q.sum(), x["action"], create_graph=True)
+    found = []
+    for name in need.inputs:
+        if name != "action" and by_action.requires_grad:
+            (second,) = torch.autograd.grad(by_action.sum(), x[name], retain_graph=True, allow_unused=True)
+            found.append(torch.zeros(()) if second is None else second.abs().max())
+    return torch.stack(found).min() if found else torch.zeros(())
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("config", [{}, {"body": "mlp"}, {"net1d": "identity1d"}, {"head": "mlp"}])
+def test_a_critic_mixes_observation_and_action(members: int, config: Any) -> None:
+    need = Need(CRITIC, Q, joined=True, members=members)
+    assert mixed(need, **config) > 1e-3
+    assert mixed(Need(CRITIC, Q), body="identity1d") == 0  # without: layers side by side, that the last one adds up
+
+
+def test_several_observations_act_together_by_default() -> None:
+    assert mixed(Need(CRITIC, Q)) > 1e-3
+
+
+def test_images_go_through_their_source_and_then_meet_the_action() -> None:
+    inputs = {"image": (1, 36, 36), "speed": (3,), "action": (2,)}
+    assert mixed(Need(inputs, Q, joined=True)) > 1e-6
+    network: Any = build_network(NetworkConfig(hidden=(7,)), Need(inputs, Q, joined=True))
+    assert set(network.pieces) == {"source/image", "body"}
+    assert network.pieces["body"].input_shape == (512 + 3 + 2,)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("identity1d", "mlp", "identity1d")),
+        ({"net1d": "identity1d"}, ("identity1d", "mlp", "identity1d")),
+        ({"body": "lstm"}, ("identity1d", "lstm", "mlp")),
+        ({"net1d": "lstm"}, ("identity1d", "lstm", "mlp")),
+        ({"body": "mlp"}, ("identity1d", "mlp", "mlp")),
+        ({"body": "identity3d"}, ("identity1d", "identity3d", "mlp")),
+        ({"body": "lstm", "head": "lstm"}, ("identity1d", "lstm", "lstm")),
+    ],
+)
+def test_pieces_of_a_joined_network(given: Any, expected: tuple[str, str, str]) -> None:
+    made = joined(NetworkConfig(**given, hidden=(5,)))
+    assert (made.net1d, made.body, made.head) == expected
+    assert made.hidden == (5,)
+
+
+def test_a_recurrent_critic_has_a_memory_and_an_mlp() -> None:
+    network: Any = build_network(NetworkConfig(body="lstm", hidden=(9,)), Need(CRITIC, Q, joined=True))
+    assert set(network.pieces) == {"body", "head1d"}
+    assert network.pieces["body"].input_shape == (6,)
+    assert network.projections["q"].in_features == 9
+    outputs, state = network(rows(CRITIC), network.initial_state(B), FIRST)
+    assert outputs["q"].shape == (T, B, 1)
+    assert set(state) == {"body/h", "body/c"}
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_streams_have_a_hidden_layer_per_output(noisy: bool) -> None:
+    outputs: Shapes = {"value": (1,), "advantage": (3,)}
+    need = Need({"observation": (4,)}, outputs, streams=True, noisy=noisy)
+    network: Any = build_network(NetworkConfig(hidden=(8,), activation="relu"), need)
+    kind = NoisyLinear if noisy else nn.Linear
+    x = torch.randn(T, B, 4)
+    given = network({"observation": x}, HiddenState(), FIRST)[0]
+    features = torch.relu(network.pieces["source/observation"].layers[0](x))
+    for name, (size,) in outputs.items():
+        stream = network.projections[name]
+        assert isinstance(stream, Stream)
+        assert (type(stream.hidden), type(stream.last)) == (kind, kind)
+        assert (stream.hidden.in_features, stream.hidden.out_features) == (8, 8)
+        assert given[name].shape == (T, B, size)
+        torch.testing.assert_close(given[name], stream.last(torch.relu(stream.hidden(features))))
+    given["value"].sum().backward()
+    assert all(p.grad is None for p in network.projections["advantage"].parameters())
+    assert all(p.grad is not None for p in network.projections["value"].parameters())
+    assert isinstance(network.pieces["source/observation"].layers[0], nn.Linear)  # the trunk is never noisy
+
+
+def test_noisy_layers_without_streams_are_the_last_ones_alone() -> None:
+    network: Any = build_network(NetworkConfig(), Need({"observation": (4,)}, {"q": (3,)}, noisy=True))
+    assert isinstance(network.projections["q"], NoisyLinear)
+    assert sum(isinstance(layer, NoisyLinear) for layer in network.modules()) == 1
+
+
+@pytest.mark.parametrize("changes", [{"streams": True}, {"noisy": True}])
+def test_gradients_by_hand_step_aside(changes: Any) -> None:
+    network: Any = build_network(NetworkConfig(), Need({"observation": (4,)}, {"q": (3,)}, **changes))
+    for p in network.parameters():
+        p.grad = torch.zeros_like(p)
+    tape = Tape(network)
+    assert not tape.complete
+    with tape:
+        outputs = network({"observation": torch.randn(T, B, 4)}, HiddenState(), FIRST)[0]
+    assert not outputs["q"].is_leaf
+
+
+def test_members_of_an_ensemble_differ_and_are_of_the_right_kind() -> None:
+    plain = build_network(NetworkConfig(), Need(CRITIC, Q, joined=True, members=2))
+    assert isinstance(plain, PlainEnsemble)
+    weights = plain.layers[0].weight
+    assert isinstance(weights, Tensor)
+    assert not torch.equal(weights[0], weights[1])
+    config = NetworkConfig(name=f"{__name__}:Own")
+    assert isinstance(build_network(config, Need(CRITIC, Q, joined=True, members=2)), Ensemble)
+
+
+def test_what_cannot_be_noisy_is_refused() -> None:
+    with pytest.raises(UserError, match=r'noisy layers.*Own.*network.name to "modular"'):
+        build_network(NetworkConfig(name=f"{__name__}:Own"), Need(CRITIC, Q, noisy=True))
+    config = NetworkConfig(net3d="identity3d", body="identity3d")
+    with pytest.raises(UserError, match=r'"map" has shape \(1, 2, 2\)'):
+        build_network(config, Need({"image": (1, 2, 2)}, {"map": (1, 2, 2)}, streams=True))

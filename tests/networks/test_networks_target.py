@@ -1,0 +1,136 @@
+"""Targets: frozen, apart from what they follow, and as near to it as they are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ludus.core.errors import UserError
+from ludus.core.network import Need
+from ludus.core.types import HiddenState
+from ludus.networks.build import build_network
+from ludus.networks.config import NetworkConfig
+from ludus.networks.noisy import NoisyLinear, resample_noise
+from ludus.networks.tape import Tape
+from ludus.networks.target import Target
+
+FIRST = torch.zeros(3, 2, dtype=torch.bool)
+
+
+def make(**need: Any) -> Any:
+    torch.manual_seed(0)
+    return build_network(NetworkConfig(), Need({"observation": (4,)}, {"q": (3,)}, **need))
+
+
+def disturb(module: nn.Module) -> None:
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(torch.randn_like(p))
+
+
+@pytest.mark.parametrize("need", [{}, {"members": 2}, {"streams": True, "noisy": True}])
+def test_a_copy_is_equal_frozen_and_apart(need: Any) -> None:
+    network = make(**need)
+    target, x = Target({"q": network}), {"observation": torch.randn(3, 2, 4)}
+    copy: Any = target.networks["q"]
+    assert torch.equal(copy(x, HiddenState(), FIRST)[0]["q"], network(x, HiddenState(), FIRST)[0]["q"])
+    assert not any(p.requires_grad for p in target.parameters())
+    assert all(p.requires_grad for p in network.parameters())
+    before = {name: p.clone() for name, p in target.named_parameters()}
+    disturb(network)
+    assert all(torch.equal(p, before[name]) for name, p in target.named_parameters())
+    assert not copy(x, HiddenState(), FIRST)[0]["q"].requires_grad
+    shared = {p.data_ptr() for p in network.parameters()} & {p.data_ptr() for p in target.parameters()}
+    assert not shared
+
+
+def test_it_moves_by_the_share_asked_for() -> None:
+    network = make()
+    target = Target({"q": network})
+    disturb(network)
+    pairs = list(zip(target.parameters(), network.parameters(), strict=True))
+    expected = [0.75 * a.double() + 0.25 * b.detach().double() for a, b in pairs]
+    target.follow(0.25)
+    for (a, _), wanted in zip(pairs, expected, strict=True):
+        torch.testing.assert_close(a.double(), wanted, atol=1e-6, rtol=1e-6)
+    assert not any(torch.equal(a, b) for a, b in pairs)
+    target.follow(1.0)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert not any(a.requires_grad for a, _ in pairs)
+
+
+def test_it_follows_parameters_that_an_updater_has_put_elsewhere_and_modules_that_moved() -> None:
+    agent = nn.Module()
+    agent.network = make(noisy=True)
+    agent.target = Target({"q": agent.network})
+    for p in agent.network.parameters():
+        p.data = torch.randn_like(p)  # as a flat block does
+    agent.double()  # replaces every buffer
+    resample_noise(agent.network, torch.Generator())
+    agent.target.follow(1)
+    for (name, a), b in zip(
+        agent.target.networks["q"].state_dict().items(), agent.network.state_dict().values(), strict=True
+    ):
+        assert torch.equal(a, b), name
+
+
+def test_buffers_are_copied_whatever_the_share() -> None:
+    online = nn.Sequential(nn.BatchNorm1d(3), NoisyLinear(3, 2))
+    target = Target({"q": online})
+    online(torch.randn(8, 3))
+    resample_noise(online, torch.Generator())
+    target.follow(0.01)
+    for a, b in zip(target.buffers(), online.buffers(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_it_stays_in_evaluation_mode() -> None:
+    agent = nn.ModuleDict({"online": nn.BatchNorm1d(3)})
+    agent["target"] = target = Target({"q": agent["online"]})
+    agent.train()
+    assert agent["online"].training
+    assert not any(module.training for module in target.modules())
+
+
+def test_its_state_is_its_own_and_comes_back() -> None:
+    network = make()
+    target = Target({"q": network})
+    assert set(target.state_dict()) == {f"networks.q.{name}" for name in network.state_dict()}
+    disturb(network)
+    target.follow(0.5)
+    again = Target({"q": make()})
+    again.load_state_dict(target.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), target.parameters(), strict=True))
+
+
+def test_modules_can_be_added() -> None:
+    target, head = Target({"q": make()}), nn.Linear(2, 2)
+    copy = target.add("head", head)
+    assert copy is target.networks["head"]
+    disturb(head)
+    target.follow(1)
+    assert torch.equal(copy.weight, head.weight)  # type: ignore[arg-type]
+
+
+def test_gradients_by_hand_stay_with_the_network_that_learns() -> None:
+    network = make()
+    for p in network.parameters():
+        p.grad = torch.ones_like(p)
+    tape = Tape(network)
+    target = Target({"q": network})
+    with tape:
+        outputs = target.networks["q"]({"observation": torch.randn(3, 2, 4)}, HiddenState(), FIRST)[0]
+    assert tape.calls == []
+    assert network.plain is not None
+    assert target.networks["q"].plain is None
+    assert not outputs["q"].requires_grad
+    assert all(p.grad is None for p in target.parameters())
+
+
+@pytest.mark.parametrize("tau", [0.0, -0.1, 1.5, float("nan")])
+def test_a_share_outside_of_the_range_is_refused(tau: float) -> None:
+    with pytest.raises(UserError, match=r"tau is .*\(0, 1\]"):
+        Target({"q": make()}).follow(tau)
