@@ -86,11 +86,14 @@ def ludus_side(compile_: str, threads: int) -> Play:
 
     def play(s: OffPolicySettings, backend: str, seed: int, meter: SettledMeter) -> float:
         import ludus
+        from ludus.containers.report import Reporter
 
-        def watch(metrics: Any) -> None:
-            if meter.update(int(metrics["step"])):
+        def watch(self: Any, worker: Any) -> None:
+            if meter.update(worker.local_step_count):
                 raise Enough
 
+        # called once per update; a hook would make floats of all metrics each time, which nobody asked for here
+        Reporter.show = watch  # type: ignore[method-assign]
         with tempfile.TemporaryDirectory(prefix="ludus-") as runs:
             round_ = {
                 "env.backend": backend,
@@ -101,15 +104,7 @@ def ludus_side(compile_: str, threads: int) -> Play:
             }
             settings = ludus_settings(s) | round_
             try:
-                ludus.train(
-                    s.environment,
-                    s.agent,
-                    nb_step=s.steps,
-                    seed=seed,
-                    preset="none",
-                    settings=settings,
-                    on_update=watch,
-                )
+                ludus.train(s.environment, s.agent, nb_step=s.steps, seed=seed, preset="none", settings=settings)
             except Enough:
                 return meter.rate
         raise RuntimeError("The run ended before the time did.")

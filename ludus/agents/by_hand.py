@@ -1,17 +1,24 @@
-"""PPO's loss with its gradient by hand, for the plainest and commonest case: one Discrete action without a mask."""
+"""Losses with their gradient by hand, for the plainest and commonest cases: one Discrete action without a mask."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from ludus.core.agent import LossFunction
 from ludus.core.types import Batch, Tensors
 from ludus.networks.heads import Categorical
 from ludus.networks.policy import Policy
-from ludus.ops.by_hand import ppo_categorical
+from ludus.networks.tape import bare_mlp
+from ludus.ops.by_hand import huber_q, ppo_categorical
+from ludus.ops.replay import counted
 
 if TYPE_CHECKING:
+    from ludus.agents.dqn import DQN
     from ludus.agents.ppo import PPO
+
+DQN_PARTS = ("compute_loss", "run", "make_head")
 
 
 def loss_by_hand(agent: PPO, known: type[PPO]) -> LossFunction | None:
@@ -33,5 +40,34 @@ def loss_by_hand(agent: PPO, known: type[PPO]) -> LossFunction | None:
         given = logits.detach(), value.detach(), action, old, agent.clip, coefficients
         losses, metrics, logits.grad, value.grad = ppo_categorical(*given)
         return losses, metrics
+
+    return loss
+
+
+def q_loss_by_hand(agent: DQN, known: type[DQN]) -> LossFunction | None:
+    """The same for DQN: one network that gives expected values of single transitions, and the largest of the target's.
+
+    Priorities, n-step returns and importance weights are no matter.
+    """
+    config, own = agent.config, any(getattr(type(agent), name) is not getattr(known, name) for name in DQN_PARTS)
+    plain = config.values == "expected" and not (config.dueling or config.noisy or config.sequence or config.rescaled)
+    if own or not plain or config.double or config.munchausen or agent.mask is not None:
+        return None
+    network, target = agent.networks["q"], bare_mlp(agent.target.networks["q"], "q")
+    if target is None:
+        return None
+
+    def loss(batch: Batch) -> tuple[Tensors, Tensors]:
+        ready = agent.preprocess(batch.observation)
+        ((name, x),) = ready.items()
+        q = network({name: x[:1]}, batch.state, batch.first[:1])[0]["q"]
+        with torch.no_grad():
+            aim = torch.addcmul(batch.reward, batch.discount, target(x[1:]).amax(-1))
+            share = counted(batch.weight) if config.prioritized else 1 / batch.weight.numel()
+            value, q.grad, surprise = huber_q(q.detach(), batch.action[agent.name], aim, share)
+            metrics = {"q": q.detach().mean()}
+        if config.prioritized:
+            metrics["priority"] = surprise[0]
+        return {"value": value}, metrics
 
     return loss

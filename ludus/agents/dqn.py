@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ludus.agents.by_hand import q_loss_by_hand
 from ludus.agents.off_policy import OffPolicy, one_choice, with_experience
 from ludus.core.agent import Updater
 from ludus.core.errors import UserError, refuse_outside
@@ -110,6 +111,7 @@ class DQN(OffPolicy):
         self.mask = mask_name(self.name, action) if len(network_inputs(observation)) < len(observation) else None
         settings = (config.epsilon_start, config.epsilon_end, config.epsilon_share, config.epsilon_ladder)
         self.epsilon = Epsilon("constant", 0.0) if config.noisy else Epsilon(config.epsilon_schedule, *settings)
+        self._by_hand = q_loss_by_hand(self, DQN)
         self._numpy: NumpyMlp | None = None
 
     @staticmethod
@@ -180,7 +182,7 @@ class DQN(OffPolicy):
         if self.head.needs_taus:
             shape = (3, *batch.reward.shape, self.config.atoms)
             batch = with_experience(batch, **dict(zip(TAUS, self.draw(*shape, uniform=True), strict=True)))
-        metrics = updater.step(self.compute_loss, batch)
+        metrics = updater.step((updater.by_hand and self._by_hand) or self.compute_loss, batch)
         self.follow()
         return Learned(metrics, metrics.pop("priority", None))
 

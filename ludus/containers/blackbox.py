@@ -1,15 +1,17 @@
 """A black box for numbers: when the first one is none, all that redoes the failing learning is saved.
 
-Before every learning the parameters, the optimizer's moments, buffers and generators are copied into memory that is
-made once. Where a loss, a gradient or a parameter is not finite afterwards, or the batch itself holds such a number,
-the copy and the batch become a folder ``blackbox`` in the run, and ``ludus replay RUN`` shows how it came about.
+Before a learning the parameters, the optimizer's moments, buffers and generators are copied into memory that is made
+once. Where a loss, a gradient or a parameter is not finite afterwards, or the batch itself holds such a number, the
+copy and the batch become a folder ``blackbox`` in the run, and ``ludus replay RUN`` shows how it came about. Where
+learnings are short and many, as from a replay, only every so many of them begin with a copy and the others keep their
+batch: what is lost is learned again, to the bit, up to the one that failed.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from ludus.core.agent import Agent, Updater
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
+from ludus.core.spec import is_mask
 from ludus.core.types import Batch, State, Tensors
 from ludus.experience.validate import NotFinite, check_batch
 from ludus.track import checkpoint as checkpoints
@@ -30,7 +33,9 @@ FOLDER = "blackbox"
 class BlackBox:
     """Goes around every ``agent.learn``: ``before(batch)`` and ``after(metrics)``; either ends the run if it must."""
 
-    def __init__(self, agent: Agent, updater: Updater, manager: EnvironmentManager, run: Path | None = None) -> None:
+    def __init__(
+        self, agent: Agent, updater: Updater, manager: EnvironmentManager, run: Path | None = None, every: int = 1
+    ) -> None:
         self._updater, self._manager = updater, manager
         self._agent, self._device = agent, next(agent.parameters()).device
         self._flat = getattr(updater, "flat", None)  # all trainable parameters in one block, where there is one
@@ -43,6 +48,10 @@ class BlackBox:
         self._generators = generators(agent)
         self._kept: State = {}
         self._batch: Batch | None = None
+        self._every = every  # learnings from one copy of everything to the next
+        self._since: list[tuple[Batch, float]] = []  # what was learned since, and the step sizes
+        self._memory: list[list[Tensor]] = [[] for _ in range(every)]  # for these batches
+        self._masked = any(map(is_mask, manager.observation))
         self.run = run  # the folder to save in; without one, nothing is saved
         self.step = 0  # decisions up to now, for the report; the container counts them
         self.saved = False
@@ -50,11 +59,12 @@ class BlackBox:
     def before(self, batch: Batch) -> None:
         """Refuse a batch with numbers that are none; keep what redoes the learning that follows."""
         self._batch = batch
-        self._keep()
-        try:
-            check_batch(batch, self._manager.action, getattr(self._manager, "name", "The environment"))
-        except NotFinite as error:
-            self._end(str(error), error.fault._asdict(), {})
+        if len(self._since) in (0, self._every):
+            self._keep()
+            self._since.clear()
+        self._note(batch)
+        if self._every == 1 or self._masked:  # else a number that is none shows in the loss, and is looked for then
+            self._check(batch)
 
     def after(self, metrics: Tensors) -> None:
         """End the run if a loss, the gradient's norm or a parameter is no number."""
@@ -69,6 +79,9 @@ class BlackBox:
         if not spoilt and not names:  # sums may overflow where no term does
             return
         what = (spoilt or ["parameters are not finite"])[0]
+        self._rewind()
+        if self._batch is not None:
+            self._check(self._batch)
         self._end(
             f"Training diverged: {what} at step {self.step}; lower agent.learning_rate, or "
             "turn on agent.normalize_reward if rewards are large; earlier checkpoints are whole.",
@@ -89,6 +102,51 @@ class BlackBox:
         self._kept["torch"] = torch.get_rng_state()
         self._kept["cuda"] = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
         self._kept["generators"] = {name: generator.get_state() for name, generator in self._generators.items()}
+
+    def _check(self, batch: Batch) -> None:
+        """End the run if the batch holds a number that is none."""
+        try:
+            check_batch(batch, self._manager.action, getattr(self._manager, "name", "The environment"))
+        except NotFinite as error:
+            self._keep()
+            self._end(str(error), error.fault._asdict(), {})
+
+    def _note(self, batch: Batch) -> None:
+        """Keep a batch, of which a replay uses the memory again."""
+        if self._every > 1:
+            live, memory = _tensors(batch), self._memory[len(self._since)]
+            if [x.shape for x in live] != [x.shape for x in memory]:
+                memory[:] = [x.clone() for x in live]
+            else:
+                torch._foreach_copy_(memory, live)
+        self._since.append((batch, self._updater.learning_rate))
+
+    def _rewind(self) -> None:
+        """Go back to the last copy, and learn again what came before the learning that failed."""
+        if len(self._since) < 2:
+            return
+        kept, rate = self._kept, self._updater.learning_rate
+        with torch.no_grad():
+            if self._flat is not None:
+                self._flat.value.copy_(kept["flat"])
+            for name, p in self._loose.items():
+                p.copy_(kept["loose"][name])
+            for name, owner, key in self._buffers:
+                if (buffer := owner[key]) is not None:
+                    buffer.copy_(kept["buffers"][name])
+        for name, module in self._extra.items():
+            module.set_extra_state(kept["extra"][name])
+        self._updater.load_state_dict(kept["updater"])
+        torch.set_rng_state(kept["torch"])
+        if kept["cuda"] is not None:
+            torch.cuda.set_rng_state(kept["cuda"], self._device)
+        for name, generator in self._generators.items():
+            generator.set_state(kept["generators"][name])
+        for (batch, step_size), memory in zip(self._since[:-1], self._memory, strict=False):
+            self._updater.learning_rate = step_size
+            self._agent.learn(_with_tensors(batch, iter(memory)), self._updater)
+        self._updater.learning_rate = rate
+        self._keep()
 
     def _end(self, message: str, wrong: dict[str, Any], metrics: dict[str, float]) -> NoReturn:
         if self.run is None:
@@ -155,6 +213,24 @@ def copied(value: Any, into: Any) -> Any:
         held = into if isinstance(into, dict) else {}
         return {key: copied(x, held.get(key)) for key, x in value.items()}
     return [copied(x, None) for x in value] if isinstance(value, list) else value
+
+
+def _tensors(batch: Batch) -> list[Tensor]:
+    """All tensors of a batch, in a fixed order."""
+    values = [getattr(batch, field.name) for field in fields(batch)]
+    return [x for value in values for x in (value.values() if isinstance(value, dict) else [value]) if x is not None]
+
+
+def _with_tensors(batch: Batch, tensors: Iterator[Tensor]) -> Batch:
+    """The batch with these in place of its own."""
+    made: dict[str, Any] = {}
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, dict):
+            made[field.name] = type(value)({name: next(tensors) for name in value})
+        else:
+            made[field.name] = None if value is None else next(tensors)
+    return Batch(**made)
 
 
 def _strides(value: Any) -> Any:

@@ -51,7 +51,7 @@ class LocalWorker(Container):
             if (generator := getattr(part, "generator", None)) is not None:
                 generator.manual_seed(own_seed)
         self.clock = Clock()
-        self.black_box = BlackBox(agent, updater, manager)
+        self.black_box = BlackBox(agent, updater, manager, every=32 if hasattr(agent.config, "updates_per_step") else 1)
         self.scheduled: Mapping[str, float] = {}  # what follows the progress of the run, to log
         self.env_step: EnvStep
         self.hidden_state = HiddenState()

@@ -17,7 +17,7 @@ from ludus.experience.priorities import Priorities
 from ludus.experience.reader import Reader
 from ludus.experience.ring import Ring
 from ludus.experience.space import bytes_needed, free_room, refuse_if_too_large, refuse_too_short
-from ludus.experience.track import ARRIVAL, Arrival, Integers, Track
+from ludus.experience.track import ARRIVAL, Arrival, Integers, Track, plain
 
 PAUSE = 256  # writes of a group without an update, after which the container gets a word in
 DUE = 1 - 1e-9  # a credit of 1: ten times 0.1 must do
@@ -82,13 +82,10 @@ class ExperienceReplay(ExperienceCache):
         track = self._tracks.get(start) or self._open(step, start)
         track.time += 1
         time, at = track.time, track.at()
-        for name, target in zip(self._plain, track.observation, strict=True):
-            target[at].copy_(step.observation[name])
-        track.reward[at].copy_(step.reward)
-        track.terminated[at].copy_(step.terminated)
-        track.truncated[at].copy_(step.truncated)
-        track.first[at].copy_(step.first)
-        fresh = step.first.cpu().numpy()
+        arrays = track.arrays(step, self._plain)
+        for target, x in zip(track.heard, arrays, strict=True):
+            target[at][...] = x
+        fresh = arrays[0] if step.first.is_cpu else step.first.cpu().numpy()
         self._fresh[track.rows, time % self.length] = fresh
         self._now[track.rows] = time
         for name, frames in self._frames.items():
@@ -114,7 +111,7 @@ class ExperienceReplay(ExperienceCache):
             self._listen()
             track.view()
         for (kind, name), target in zip(self._keys, track.said, strict=True):
-            target[at].copy_(step[kind][name])
+            target[at][...] = plain(step[kind][name])
 
     def ready(self) -> bool:
         """Whether an update has been earned."""
@@ -164,9 +161,9 @@ class ExperienceReplay(ExperienceCache):
         for track in self._tracks.values():
             rows, at = step.rows(track.rows), track.at()
             slot, fresh = track.time % self.length, rows.first.cpu().numpy()
-            for name, target in zip(self._plain, track.observation, strict=True):
-                target[at].copy_(rows.observation[name])
-            track.first[at].copy_(rows.first)
+            track.heard[0][at][...] = plain(rows.first)
+            for name, target in zip(self._plain, track.heard[4:], strict=True):
+                target[at][...] = plain(rows.observation[name])
             was_fresh = self._fresh[track.rows, slot].copy()
             begun = fresh & ~was_fresh
             self._fresh[track.rows, slot] = fresh

@@ -132,3 +132,21 @@ def _is_plain(network: ModularNetwork) -> bool:
     layers = network.plain_layers()
     learns = all(p.is_cpu and p.grad is not None for p in network.parameters())
     return learns and layers is not None and all(activation in ACTIVATIONS for _, activation in layers)
+
+
+def bare_mlp(network: nn.Module, output: str) -> Callable[[Tensor], Tensor] | None:
+    """One output of a plain MLP as a function of its only observation, without modules; None if it is not plain."""
+    layers = network.plain_layers() if isinstance(network, ModularNetwork) else None
+    if layers is None or any(activation not in ACTIVATIONS for _, activation in layers):
+        return None
+    last: Any = network.projections[output]  # type: ignore[index]
+    trunk = [(layer, ACTIVATIONS[activation][0]) for layer, activation in layers]
+
+    def forward(x: Tensor) -> Tensor:
+        leading = x.shape[:-1]
+        x = x.reshape(-1, x.shape[-1])
+        for layer, activate_ in trunk:
+            x = activate_(torch.addmm(layer.bias, x, layer.weight.t()))
+        return torch.addmm(last.bias, x, last.weight.t()).view(*leading, -1)
+
+    return forward

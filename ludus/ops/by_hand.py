@@ -47,3 +47,16 @@ def ppo_categorical(
     if entropy_coef:
         to_logits += p * (log_p - order.unsqueeze(-1)) * (entropy_coef * share).unsqueeze(-1)
     return losses, metrics, to_logits.view_as(logits), (pull * (2 * value_coef)).view_as(value)
+
+
+@torch.no_grad()
+def huber_q(q: Tensor, action: Tensor, target: Tensor, share: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
+    """Huber's loss of the values that were taken: the loss, its gradient by ``q`` and |target − Q| of each row.
+
+    ``q`` is ``[…, A]``, the rest ``[…]``; ``share`` is each row's share of a mean. As ``q_learning.huber`` at δ = 1.
+    """
+    chosen = action.unsqueeze(-1)
+    error = q.gather(-1, chosen).squeeze(-1) - target
+    slope = error.clamp(-1, 1)
+    loss = (slope * (error - 0.5 * slope) * share).sum()  # ½e² inside, |e| − ½ outside
+    return loss, torch.zeros_like(q).scatter_(-1, chosen, (slope * share).unsqueeze(-1)), error.abs_()

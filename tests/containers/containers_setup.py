@@ -22,17 +22,21 @@ SMALL: dict[str, Any] = {
     "network.hidden": (8,),
     "network.lstm_size": 4,
     "env.num": 4,
-    "agent.rollout": 8,
     "threads": 1,
     "evaluation.every": 0,
     "evaluation.episodes": 4,
 }
 
 
+def small(agent: str) -> dict[str, Any]:
+    """Settings of a run of moments; those that learn from rollouts have short ones."""
+    return SMALL | ({"agent.rollout": 8} if agent in ("ppo", "a2c") or ":" in agent else {})
+
+
 def make_worker(environment: str, agent: str = "ppo", on_update: OnUpdate | None = None, **changes: Any) -> LocalWorker:
     """A worker that reports to nobody; keys of ``changes`` have ``__`` for dots."""
     torch.set_num_threads(1)
-    settings = resolve_settings(environment, agent, "none", None, SMALL | dotted(changes)).settings
+    settings = resolve_settings(environment, agent, "none", None, small(agent) | dotted(changes)).settings
     manager = build_manager(settings)
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
     manager.use(made.treatment)
@@ -44,7 +48,7 @@ def train(
     folder: Path, environment: Any, agent: str = "ppo", on_update: OnUpdate | None = None, **changes: Any
 ) -> TrainResult:
     """A whole run in ``folder``."""
-    settings = SMALL | {"runs": str(folder), "quiet": True, "nb_step": 100} | dotted(changes)
+    settings = small(agent) | {"runs": str(folder), "quiet": True, "nb_step": 100} | dotted(changes)
     return ludus.train(environment, agent, preset="none", settings=settings, on_update=on_update)
 
 

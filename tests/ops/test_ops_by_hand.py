@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ludus.ops.by_hand import ppo_categorical
+from ludus.ops.by_hand import huber_q, ppo_categorical
 from ludus.ops.distributions import categorical_entropy, categorical_log_prob
 from ludus.ops.policy_gradient import approx_kl, clip_fraction, entropy_loss, ppo_clip_loss, shares, value_loss
+from ludus.ops.q_learning import huber, taken
 
 COEFFICIENTS = [{"value": 0.5, "entropy": 0.0}, {"policy": 2.0, "value": 0.7, "entropy": 0.3}, {}]
 
@@ -42,3 +43,18 @@ def test_ppo_is_that_of_autograd(coefficients: dict[str, float], choices: int) -
     torch.testing.assert_close(given[0], {name: x.detach() for name, x in losses.items()})
     torch.testing.assert_close(given[1], {name: (x * share).sum().detach() for name, x in metrics.items()})
     torch.testing.assert_close(given[2:], expected, rtol=1e-12, atol=1e-14)
+
+
+def test_huber_q_is_what_autograd_makes_of_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q = (3 * torch.randn(2, 9, 4, generator=generator, dtype=torch.float64)).requires_grad_()
+    action = torch.randint(4, (2, 9), generator=generator)
+    target, share = (torch.rand(2, 9, generator=generator, dtype=torch.float64) for _ in range(2))
+    loss, gradient, surprise = huber_q(q.detach(), action, target, share)
+    error = taken(q, action) - target
+    expected = (huber(error) * share).sum()
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, q)[0])
+    torch.testing.assert_close(surprise, error.detach().abs())
+    assert (error.abs() > 1).any()
+    assert (error.abs() < 1).any()
