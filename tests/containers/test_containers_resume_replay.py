@@ -1,0 +1,100 @@
+"""Exact resume with a replay inside, for every agent that has one."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from containers_setup import TOY, train
+from test_containers_resume import MANAGERS, all_but_offset, assert_same_run
+
+import ludus
+
+SMALL: dict[str, Any] = {
+    "nb_step": 360,
+    "agent__replay": 200,  # it wraps
+    "agent__warmup": 60,
+    "agent__batch_size": 16,
+    "agent__updates_per_step": 0.5,
+    "evaluation__every": 100,
+    "log_every": 50,
+    "checkpoint_every": 90,
+}
+UNROLLS: dict[str, Any] = {"nb_step": 360, "agent__replay": 200, "agent__warmup": 60, "agent__rollout": 5}
+SEQUENCES = {"network__body": "lstm", "agent__sequence": 6, "agent__burn_in": 3, "agent__overlap": 3}
+BOX, CHOICE = "Pendulum-v1", "CartPole-v1"
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "dqn": (CHOICE, "dqn", {}),
+    "dueling": (CHOICE, "dueling_dqn", {"agent__n_step": 3}),
+    "masked": (TOY + "MaskedEnv", "rainbow", {}),
+    "iqn": (CHOICE, "iqn", {}),
+    "r2d2": (CHOICE, "r2d2", SEQUENCES),
+    "ddpg": (BOX, "ddpg", {"agent__noise": "parameter"}),
+    "td3": (BOX, "td3", {"agent__noise": "ornstein_uhlenbeck", "agent__prioritized": True}),
+    "recurrent td3": (BOX, "td3", SEQUENCES),
+    "sac": (BOX, "sac", {"agent__n_step": 2}),
+    "discrete sac": (CHOICE, "discrete_sac", {}),
+    "acer": (CHOICE, "acer", UNROLLS),
+    "recurrent acer": (CHOICE, "acer_vtrace", UNROLLS | {"network__body": "lstm"}),
+}
+
+
+def stop_after(name: str, value: float) -> Callable[[dict[str, float]], None]:
+    """A hook that asks this process to stop, as Ctrl-C does, when a number of the log has come so far."""
+    asked: list[float] = []
+
+    def hook(values: dict[str, float]) -> None:
+        if not asked and values[name] >= value:
+            asked.append(value)
+            signal.raise_signal(signal.SIGTERM)
+
+    return hook
+
+
+def settings_of(case: str) -> dict[str, Any]:
+    own = CASES[case][2]
+    if "agent__rollout" in own:
+        return {key: x for key, x in SMALL.items() if not key.startswith("agent__")} | own
+    return SMALL | own
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_stopped_and_resumed_run_is_the_run_that_was_never_stopped(case: str, tmp_path: Path) -> None:
+    (environment, agent, _), settings = CASES[case], settings_of(case)
+    straight = train(tmp_path / "straight", environment, agent, **settings).run
+    stopped = train(tmp_path / "stopped", environment, agent, stop_after("updates", 34), **settings)
+    assert stopped.reason.startswith("SIG")
+    assert 60 < stopped.steps < 360
+    assert_same_run(straight, ludus.resume(stopped.run).run)
+
+
+@pytest.mark.parametrize("manager", ["vector", "subproc", "alternate"])
+@pytest.mark.parametrize("case", ["dqn", "r2d2", "acer"])
+def test_so_it_is_with_every_manager(case: str, manager: str, tmp_path: Path) -> None:
+    (environment, agent, _), settings = CASES[case], settings_of(case) | MANAGERS[manager]
+    straight = train(tmp_path / "straight", environment, agent, **settings).run
+    stopped = train(tmp_path / "stopped", environment, agent, stop_after("updates", 34), **settings)
+    assert 60 < stopped.steps < 360
+    assert_same_run(straight, ludus.resume(stopped.run).run)
+
+
+def test_a_run_stopped_in_its_warm_up_goes_on_with_it(tmp_path: Path) -> None:
+    settings = SMALL | {"agent__warmup": 3000, "agent__replay": 4000, "nb_step": 3500}
+    straight = train(tmp_path / "straight", CHOICE, "dqn", **settings).run
+    stopped = train(tmp_path / "stopped", CHOICE, "dqn", stop_after("step", 1000), **settings)
+    assert 1000 < stopped.steps < 3000
+    assert_same_run(straight, ludus.resume(stopped.run).run)
+
+
+def test_a_replay_that_is_left_out_warms_up_anew(tmp_path: Path) -> None:
+    settings = SMALL | {"agent__save_replay": False}
+    stopped = train(tmp_path, CHOICE, "dqn", stop_after("updates", 34), **settings)
+    counters = all_but_offset(stopped.run)["counters"]
+    first = ludus.resume(stopped.run)
+    again = all_but_offset(first.run)["counters"]
+    assert first.steps >= 360
+    assert counters["updates"] == 34
+    assert 0 < again["updates"] - 34 <= 0.5 * (first.steps - stopped.steps - 60) + 1
