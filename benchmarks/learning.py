@@ -21,7 +21,17 @@ from typing import Any, NamedTuple
 
 from benchmarks.protocol import OUT
 from ludus.containers.settings import resolve_settings, to_flat
-from tests.learning.learning_tasks import CLASSIC, TASKS, TOYS, Outcome, Task, run, settings_of
+from tests.learning.learning_tasks import (
+    CLASSIC,
+    OFF_POLICY,
+    OFF_POLICY_TOYS,
+    TASKS,
+    TOYS,
+    Outcome,
+    Task,
+    run,
+    settings_of,
+)
 
 ROOT = Path(__file__).parents[1]
 KEPT, PAGE = OUT / "learning.jsonl", ROOT / "docs" / "results.md"
@@ -140,7 +150,9 @@ with a + had edits to the library that were not committed yet.
 def write(jobs: list[Job], have: dict[Job, Row]) -> None:
     """Make docs/results.md of the kept results."""
     by_task = {name: [have[job] for job in jobs if job.task == name and job in have] for name in TASKS}
-    parts = [INTRO, _summary(by_task)] + [_seeds(task, by_task[task.name]) for task in CLASSIC if by_task[task.name]]
+    parts = [INTRO, _summary(by_task)] + [
+        _seeds(task, by_task[task.name]) for task in (*CLASSIC, *OFF_POLICY) if by_task[task.name]
+    ]
     parts.append(_toys(by_task))
     PAGE.write_text("\n".join(parts), encoding="utf-8")
     print(f"Wrote {PAGE.relative_to(ROOT)}.")
@@ -191,7 +203,7 @@ def _toys(by_task: dict[str, list[Row]]) -> str:
         "| task | environment | commit | seeds 0, 1, 2 |",
         "|---|---|---|---|",
     ]
-    for task in TOYS:
+    for task in (*TOYS, *OFF_POLICY_TOYS):
         rows = by_task[task.name]
         told = ", ".join(f"{r['best']:.3g}" + (f" at {r['reached']:,}" if r["reached"] else "") for r in rows)
         commits = ", ".join(sorted({row["commit"] for row in rows}))

@@ -60,7 +60,7 @@ class ACERConfig(UnrollConfig):
 
 @dataclass(frozen=True)
 class ACERVTraceConfig(ACERConfig):
-    """Settings of ACER with V-trace targets."""
+    """ACER with V-trace targets (Espeholt et al. 2018) in place of Retrace."""
 
     targets: Literal["retrace", "vtrace"] = "vtrace"  # retrace: learns Q of all actions; vtrace: V alone
     importance_clip: float = 1.0  # of the targets' ratios too; above 1: less bias, more variance

@@ -1,4 +1,4 @@
-"""DDPG (Lillicrap et al. 2016), HDDPG (hysteretic, after Matignon et al. 2007) and TD3 (Fujimoto et al. 2018)."""
+"""DDPG: a policy that climbs learned values of continuous actions (Lillicrap et al. 2016); HDDPG, TD3 by settings."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class DDPGConfig(ReplayConfig):
 
 @dataclass(frozen=True)
 class TD3Config(DDPGConfig):
-    """Settings of TD3: twin critics, delayed policy, smoothed targets."""
+    """TD3 (Fujimoto et al. 2018): DDPG with twin critics, a delayed policy and smoothed targets."""
 
     critics: int = 2  # their least value counts: with two, values are not too hopeful
     policy_delay: int = 2  # updates of the critics for one of the policy and the targets
@@ -88,7 +88,7 @@ class TD3Config(DDPGConfig):
 
 @dataclass(frozen=True)
 class HDDPGConfig(DDPGConfig):
-    """Settings of HDDPG: bad news count less than good ones, as several learners need who disturb each other."""
+    """HDDPG: hysteretic DDPG (after Matignon et al. 2007): bad news count less, as learners need who disturb others."""
 
     hysteretic: float = 0.5  # weight of errors that lower a value: less than 1 forgives what others spoil
 

@@ -1,4 +1,4 @@
-"""DQN (Mnih et al. 2015) and what has been added to it: double, dueling, noisy, distributional, Munchausen, R2D2."""
+"""DQN: the values of choices, learned from a replay (Mnih et al. 2015); what was added to it since is settings."""
 
 from __future__ import annotations
 

@@ -50,6 +50,11 @@ class OffPolicy(Agent):
                 "The network has a memory, which learns from sequences: set agent.sequence, such as to 20, and "
                 "agent.burn_in, such as to 10; or take a network without one."
             )
+        if config.sequence and not self.recurrent:
+            raise UserError(
+                f"agent.sequence is {config.sequence}, but the network has no memory that needs sequences; set "
+                "network.body to lstm, or agent.sequence, agent.burn_in and agent.overlap to 0."
+            )
         self.generator = torch.Generator()  # of what learning draws; the container seeds it
         self.updates = 0
 

@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from ludus.agents import AGENTS
+from ludus.agents import AGENTS, CONFIGS
 from ludus.cli.arguments import parse
 from ludus.containers.settings import presets
 from ludus.networks import NETWORKS, SUBMODULES
@@ -59,7 +59,8 @@ def agents() -> Table:
     """Agents by name, each with what the first line of its file says."""
     table = _table("Agents (--agent NAME)", "name", "what it is")
     for name, path in AGENTS.items():
-        table.add_row(name, _first_line(_source(path)).partition(": ")[2])
+        told = describe(CONFIGS[name]) if name in CONFIGS else _first_line(_source(path)).partition(": ")[2]
+        table.add_row(name, told)
     return table
 
 

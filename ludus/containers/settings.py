@@ -53,7 +53,7 @@ class EvaluationConfig:
 class Settings(Generic[A]):
     """All settings of a run; ``A`` is the agent's own Config."""
 
-    # What learns: ppo, a2c, or your own as package.module:Class.
+    # What learns: ppo, dqn, sac, … (ludus list agents), or your own as package.module:Class.
     agent_name: Annotated[str, tyro.conf.arg(name="agent", metavar="NAME")] = DEFAULT_AGENT
     # decisions to train for, over all environments, up to the end of a rollout; schedules end here
     nb_step: int = 100_000

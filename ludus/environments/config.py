@@ -26,7 +26,7 @@ class EnvConfig:
     # How many run at once: more give more varied batches and fewer, larger forward passes; fewer learn sooner per step.
     num: int = 8
     # What steps them: simple (a loop in this process), vector (Gymnasium's native), envpool (C++ threads), subproc (own
-    # processes, which pays where a step takes long); auto picks vector where there is one, else simple.
+    # processes, which pays where a step takes long); auto picks vector for 6 or more where there is one, else simple.
     backend: Backend = "auto"
     # Arguments of the environment's constructor as key=value, the value as in TOML (gravity=-5.0 name='"x"' slow=true).
     options: tuple[str, ...] = ()

@@ -131,14 +131,33 @@ def toys(agent: str) -> tuple[Task, ...]:
 
 TOYS = tuple(task for agent in AGENTS for task in toys(agent))
 VALUES = ("dqn", "double_dqn", "dueling_dqn", "c51", "qr_dqn", "iqn", "munchausen_dqn", "rainbow")
-REPLAYED = {"agent.warmup": 200, "agent.batch_size": 64, "agent.updates_per_step": 0.5, "agent.target_every": 50}
-QUICK |= dict.fromkeys(VALUES, {"agent.gamma": 0.9, "network.hidden": (32, 32), "agent.learning_rate": 2e-3} | REPLAYED)
-QUICK["r2d2"] = (
-    SMALL | REPLAYED | {"agent.batch_size": 16, "agent.updates_per_step": 0.125, "agent.learning_rate": 2e-3}
-)
 ACTORS = ("ddpg", "hddpg", "td3", "sac")
-OFF_POLICY_TOYS = (
-    *(toy("masked", "MaskedEnv", agent, 7.8, 6_000) for agent in VALUES),
-    toy("memory", "MemoryEnv", "r2d2", 0.95, 10_000, settings=LSTM),
+REPLAYED = {"agent.warmup": 200, "agent.batch_size": 64, "agent.updates_per_step": 0.5}
+FEED_FORWARD = (
+    {key: value for key, value in SMALL.items() if "lstm" not in key} | {"agent.learning_rate": 2e-3} | REPLAYED
 )
-TASKS = {task.name: task for task in (*CLASSIC, *TOYS, *OFF_POLICY_TOYS)}
+QUICK |= dict.fromkeys(VALUES, FEED_FORWARD | {"agent.target_every": 50})
+QUICK |= dict.fromkeys(ACTORS, FEED_FORWARD | {"network.hidden": (64, 64), "network.activation": "relu"})
+QUICK["discrete_sac"] = FEED_FORWARD | {"agent.tau": 0.02, "agent.target_entropy": 0.5}
+QUICK["r2d2"] = SMALL | REPLAYED
+QUICK["r2d2"] |= {"agent.batch_size": 16, "agent.updates_per_step": 0.125, "agent.learning_rate": 2e-3}
+UNROLLED = SMALL | {"agent.rollout": 16, "agent.optimizer": "adam", "agent.learning_rate": 2e-3, "agent.warmup": 500}
+QUICK |= dict.fromkeys(("acer", "acer_vtrace"), UNROLLED)
+OFF_POLICY_TOYS = (
+    *(toy("masked", "MaskedEnv", agent, 7.8, 6_000) for agent in (*VALUES, "discrete_sac", "acer", "acer_vtrace")),
+    *(toy("memory", "MemoryEnv", agent, 0.95, 10_000, settings=LSTM) for agent in ("r2d2", "acer", "acer_vtrace")),
+    *(toy("target", "TargetEnv", agent, -0.3, 4_000) for agent in ACTORS),
+)
+OFF_POLICY = (
+    *(
+        Task(f"cartpole/{agent}", "CartPole-v1", agent, 475, 100_000, 5)
+        for agent in ("dqn", "double_dqn", "qr_dqn", "iqn")
+    ),
+    *(
+        Task(f"cartpole/{agent}", "CartPole-v1", agent, 475, 50_000, 5)
+        for agent in ("dueling_dqn", "c51", "rainbow", "acer", "acer_vtrace", "discrete_sac")
+    ),
+    Task("novelocity/r2d2", BLIND_CARTPOLE, "r2d2", 475, 200_000, 5),
+    *(Task(f"pendulum/{agent}", "Pendulum-v1", agent, -200, 20_000, 5) for agent in ("ddpg", "td3", "sac")),
+)
+TASKS = {task.name: task for task in (*CLASSIC, *OFF_POLICY, *TOYS, *OFF_POLICY_TOYS)}

@@ -31,9 +31,15 @@ from ludus.managers.vector import VectorEnvManager
     ],
 )
 def test_auto_picks(settings, arguments, kind):
-    manager = make_manager(EnvConfig(**settings), num=2, **arguments)
+    manager = make_manager(EnvConfig(**settings), num=6, **arguments)
     assert type(manager) is kind
-    assert (manager.batch, manager.groups) == (2, [slice(0, 2)])
+    assert (manager.batch, manager.groups) == (6, [slice(0, 6)])
+    manager.close()
+
+
+def test_a_few_environments_step_faster_one_by_one():
+    manager = make_manager(EnvConfig(), num=5)
+    assert type(manager) is SimpleEnvManager
     manager.close()
 
 
@@ -72,7 +78,7 @@ def test_a_negative_seed_is_refused():
 
 def test_native_cartpole_truncates_at_500_and_resets_at_the_next_step():
     """Physics held still, so that nothing but the time limit can end an episode."""
-    manager = make_manager(EnvConfig(), num=3)
+    manager = make_manager(EnvConfig(backend="vector"), num=3)
     manager._env.gravity = manager._env.force_mag = 0.0
     step = manager.reset(0)
     manager._env.state[:] = 0
