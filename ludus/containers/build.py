@@ -113,8 +113,12 @@ def _devices() -> list[Device]:
 def memory_needed(settings: Settings[Any], agent: Agent, observation: Specs) -> int:
     """Bytes that learning takes: parameters, gradients and two moments, and the experience that is kept."""
     parameters = sum(p.numel() * p.element_size() for p in agent.parameters())
-    row = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in observation.values())
-    return 4 * parameters + row * settings.env.num * (getattr(settings.agent, "rollout", 0) + 1)
+    row = sum(spec.size * np.dtype(spec.dtype).itemsize // spec.stack for spec in observation.values())
+    config = settings.agent
+    steps = settings.env.num * (getattr(config, "rollout", 0) + 1)
+    if not getattr(config, "replay_folder", ""):
+        steps += getattr(config, "replay", 0)
+    return 4 * parameters + row * steps
 
 
 def choose_engines(settings: Settings[Any], agent: Agent) -> Engines:

@@ -84,7 +84,7 @@ class Reporter:
             self.warn(f"Resumed at step {step:,}. Environments {restored}.")
 
     def _info(self, engines: Engines, agent: Agent) -> dict[str, str]:
-        settings, size = self.settings, sum(p.numel() for p in agent.parameters())
+        settings, size = self.settings, sum(p.numel() for p in agent.parameters() if p.requires_grad)
         preset = next((x for x in self._origins.values() if x.startswith("preset ")), "defaults (no preset fits)")
         return {
             "environment": f"{settings.env.id} x {settings.env.num}",

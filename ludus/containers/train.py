@@ -162,6 +162,9 @@ def _build(
     worker.reporter, worker.black_box.run = reporter, run.path
     if saved is not None:
         reporter.resumed(worker, saved, restored)
+    if room := getattr(worker.cache, "bytes", 0):
+        where = getattr(settings.agent, "replay_folder", "") or "memory"
+        reporter.note(f"The replay will take {room / 1e6:,.1f} MB of {where} when it is full.")
     manager.on_report = evaluator.on_report = reporter.warn
     for report in early:
         reporter.warn(report)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import FrameStackObservation, TimeLimit
 
 from ludus.core.errors import UserError, nearest
 from ludus.core.names import resolve
@@ -208,3 +208,14 @@ class Adapted(gymnasium.Env[Any, Any]):
     def close(self) -> None:
         if hasattr(self.env, "close"):
             self.env.close()
+
+
+def frame_stack(env: Any) -> int:
+    """How many frames Gymnasium's own wrapper stacks, where nothing around it changes what is seen; else 1."""
+    while isinstance(env, gymnasium.Wrapper) and not isinstance(env, gymnasium.ObservationWrapper):
+        if isinstance(env, FrameStackObservation):
+            return env.stack_size
+        if not type(env).__module__.startswith("gymnasium.wrappers"):  # who knows what another one does to a frame
+            return 1
+        env = env.env
+    return 1

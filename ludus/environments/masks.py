@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,12 @@ class ObservationReader:
                 )
             arrays.update(self.masks.read(tree, batch))
         return arrays
+
+    def tell_stack(self, frames: int) -> None:
+        """Say in the specs where the leading dimension is a stack of so many frames, of which a replay stores one."""
+        for name, spec in self.specs.items():
+            if frames > 1 and len(spec.shape) >= 3 and spec.shape[0] % frames == 0:
+                self.specs[name] = replace(spec, stack=frames)
 
     def _refuse_reserved(self) -> None:
         for name in self.layout.specs:

@@ -15,7 +15,7 @@ from ludus.core.errors import UserError
 from ludus.core.spec import Specs
 from ludus.environments.failure import failed
 from ludus.environments.findings import in_observation
-from ludus.environments.gym import Environment
+from ludus.environments.gym import Environment, frame_stack
 from ludus.environments.infos import numeric
 from ludus.environments.masks import ObservationReader
 from ludus.environments.snapshot import put, take
@@ -104,6 +104,7 @@ class EnvRows:
         self._example = self._reset(start, 0)
         space = self._envs[0].observation_space
         self.reader = ObservationReader(space, self.layout.specs, mask, self._example[1], name)
+        self.reader.tell_stack(frame_stack(self._envs[0]))
         self.observation, self.action = self.reader.specs, self.layout.specs
         self._episodes = [0] * count
         self._ended = [False] * count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,7 @@ class EnvPoolManager(BatchManager):
         spec = self._make_spec()
         actions = Layout(spec.gymnasium_action_space, "action", id)
         reader = ObservationReader(_honest(spec.gymnasium_observation_space), actions.specs, mask, {}, id)
-        _tell_stack(reader, spec.config)
+        reader.tell_stack(getattr(spec.config, "stack_num", 1))
         super().__init__(id, num, reader, actions, branch)
 
     def send(self, actions: Tensors, group: int = 0) -> None:
@@ -112,11 +111,3 @@ def _honest(space: spaces.Space[Any]) -> spaces.Space[Any]:
         return space
     low = np.where(space.low == np.finfo(space.dtype).tiny, -np.inf, space.low)
     return spaces.Box(low.astype(space.dtype), space.high, dtype=space.dtype.type)
-
-
-def _tell_stack(reader: ObservationReader, config: Any) -> None:
-    """Say in the spec that the leading dimension is a stack of frames, where it is one."""
-    stack = getattr(config, "stack_num", 1)
-    for name, spec in reader.specs.items():
-        if stack > 1 and len(spec.shape) == 3 and spec.shape[0] % stack == 0:
-            reader.specs[name] = replace(spec, stack=stack)

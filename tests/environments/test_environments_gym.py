@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.wrappers import FrameStackObservation
 
 from ludus.core.errors import UserError
 from ludus.environments.config import EnvConfig
-from ludus.environments.gym import find, make, make_environment
+from ludus.environments.gym import find, frame_stack, make, make_environment
+from ludus.environments.rows import EnvRows
 from ludus.environments.toy import CountingEnv
 
 
@@ -147,3 +150,37 @@ def test_environment_side_needs_no_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=False).returncode == 0
+
+
+def test_a_stack_of_frames_is_known_where_nothing_changes_what_is_seen() -> None:
+    def frames(*wrappers: Any) -> int:
+        env: Any = Picture()
+        for wrap in wrappers:
+            env = wrap(env)
+        return frame_stack(env)
+
+    stacked = lambda env: FrameStackObservation(env, 4)  # noqa: E731
+    assert frames() == 1
+    assert frames(stacked) == 4
+    assert frames(stacked, lambda env: gymnasium.wrappers.TimeLimit(env, 9)) == 4
+    assert frames(stacked, Dimming) == 1
+    assert frames(stacked, lambda env: gymnasium.wrappers.FlattenObservation(env)) == 1
+    rows = EnvRows(lambda: stacked(Picture()), 0, 1, "Picture")
+    assert rows.observation["observation"].stack == 4
+    rows.close()
+
+
+class Picture(gymnasium.Env[Any, Any]):
+    observation_space = gymnasium.spaces.Box(0, 255, (8, 9), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+class Dimming(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Sees the same space and other frames."""
