@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ludus.agents.dqn import DQN
     from ludus.agents.ppo import PPO
 
-DQN_PARTS = ("compute_loss", "run", "make_head")
+DQN_PARTS = ("compute_loss", "run", "make_head", "_aim", "_outputs")
 
 
 def loss_by_hand(agent: PPO, known: type[PPO]) -> LossFunction | None:
@@ -51,6 +51,7 @@ def q_loss_by_hand(agent: DQN, known: type[DQN]) -> LossFunction | None:
     """
     config, own = agent.config, any(getattr(type(agent), name) is not getattr(known, name) for name in DQN_PARTS)
     plain = config.values == "expected" and not (config.dueling or config.noisy or config.sequence or config.rescaled)
+    own = own or bool(agent.loss_coefficients())
     if own or not plain or config.double or config.munchausen or agent.mask is not None:
         return None
     network, target = agent.networks["q"], bare_mlp(agent.target.networks["q"], "q")

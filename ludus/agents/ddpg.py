@@ -21,6 +21,7 @@ from ludus.agents.replayed import (
     ends,
     numpy_actor,
     random_actions,
+    seeded,
     surprise,
     targets,
 )
@@ -97,8 +98,7 @@ class DDPG(OffPolicy):
     """A deterministic policy that climbs what critics learn from a replay."""
 
     Config: type[Any] = DDPGConfig
-    acting = ("actor",)
-    followed = ("actor", "critic")
+    acting, followed = ("actor",), ("actor", "critic")
     last_actor_loss: Tensor
 
     def __init__(
@@ -107,10 +107,9 @@ class DDPG(OffPolicy):
         super().__init__(observation, action, config, networks)
         self.flat = FlatActions(config, action)
         kind: NoiseKind = "normal" if config.noise == "parameter" else config.noise
-        self.noise: ActionNoise = make_action_noise(
-            kind, config.noise_sigma, config.noise_sigma_end, clip=config.noise_clip, theta=config.noise_theta
-        )
-        actor, sigma = networks["actor"], config.noise_sigma  # what the noise begins with, and keeps actions at
+        actor, sigma = networks["actor"], config.noise_sigma  # what parameter noise begins with, and keeps actions at
+        shape = {"clip": config.noise_clip, "theta": config.noise_theta}
+        self.noise: ActionNoise = make_action_noise(kind, sigma, config.noise_sigma_end, **shape)
         self.parameter_noise = ParameterNoise(actor, sigma, sigma) if config.noise == "parameter" else None
         self._numpy: Callable[[EnvStep], Any] | None = None
         self.register_buffer("last_actor_loss", torch.zeros(()))  # to log it where an update leaves the policy alone
@@ -138,15 +137,17 @@ class DDPG(OffPolicy):
         size = self.flat.size
 
         def draw(steps: int, g: torch.Generator) -> Tensors:
-            drawn = self.noise.draw(steps, batch, size, g)
-            return {"noise": drawn, "random": random_actions(steps, batch, size, g)}
+            drawn = {"noise": self.noise.draw(steps, batch, size, g), "random": random_actions(steps, batch, size, g)}
+            if self.parameter_noise is not None:
+                drawn["perturbation"] = torch.randint(2**31, (steps, batch), generator=g, device=g.device)
+            return drawn
 
         return Noise(draw, generator, chunk(2 * batch * size))
 
     def use_numpy(self) -> bool:
         """Act in numpy where the actor is a plain MLP on the CPU."""
-        if self.parameter_noise is None and type(self)._act is DDPG._act:
-            self._numpy = numpy_actor(self)
+        plain = self.parameter_noise is None and type(self)._act is DDPG._act
+        self._numpy = numpy_actor(self) if plain else None
         return self._numpy is not None
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
@@ -167,7 +168,7 @@ class DDPG(OffPolicy):
         network = self.networks["actor"]
         if noise is not None and self.parameter_noise is not None:
             if self.training:  # an evaluation leaves it as it is
-                self.parameter_noise.begin(step.first, self.generator)
+                self.parameter_noise.begin(step.first, seeded(noise["perturbation"]))
             network = self.parameter_noise.perturbed
         seen = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
         outputs, new = network(seen, state.within("actor") if state else state, step.first.unsqueeze(0))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ludus.agents.by_hand import q_loss_by_hand
 from ludus.agents.off_policy import OffPolicy, one_choice, with_experience
+from ludus.agents.replayed import seeded
 from ludus.core.agent import Updater
 from ludus.core.errors import UserError, refuse_outside
 from ludus.core.network import Need, Network
@@ -79,8 +80,8 @@ class DQNConfig(ReplayConfig):
         refuse_outside(
             self,
             share=("munchausen", "priority_mix"),
-            positive=("atoms", "target_every", "temperature"),
-            finite=("v_min",),
+            positive=("atoms", "target_every", "temperature", "tau"),
+            finite=("v_min", "v_max"),
         )
         if self.values == "categorical" and self.v_min >= self.v_max:
             raise UserError(f"agent.v_min is {self.v_min:g}, but must be less than agent.v_max, {self.v_max:g}.")
@@ -103,22 +104,19 @@ class DQN(OffPolicy):
     ) -> None:
         head = self.make_head(action, config)
         super().__init__(observation, action, config, networks, {"head": head})
-        self.head: ValueHead = head
-        self._of_target: list[Any] = [
-            self.target.networks["head"]
-        ]  # in a list: it is the target's part, not this one's
+        self.head = head
+        self._of_target: list[Any] = [self.target.networks["head"]]  # in a list: it is a part of the target alone
         (self.name,) = action
-        self.mask = mask_name(self.name, action) if len(network_inputs(observation)) < len(observation) else None
+        self.mask = mask_name(self.name, action) if mask_name(self.name, action) in observation else None
         settings = (config.epsilon_start, config.epsilon_end, config.epsilon_share, config.epsilon_ladder)
         self.epsilon = Epsilon("constant", 0.0) if config.noisy else Epsilon(config.epsilon_schedule, *settings)
         self._by_hand = q_loss_by_hand(self, DQN)
         self._numpy: NumpyMlp | None = None
 
     @staticmethod
-    def make_head(action: Specs, config: Any) -> ValueHead:
+    def make_head(action: Specs, c: Any) -> ValueHead:
         """From the network's outputs to values of choices."""
-        support = (config.atoms, config.v_min, config.v_max)
-        return make_value_head(config.values, one_choice("dqn", action), config.dueling, *support, config.noisy)
+        return make_value_head(c.values, one_choice(action), c.dueling, c.atoms, c.v_min, c.v_max, c.noisy)
 
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, Need]:
@@ -160,11 +158,11 @@ class DQN(OffPolicy):
     def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
         ready = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
         if noise is not None and "noisy" in noise:
-            resample_noise(self, torch.Generator().manual_seed(int(noise["noisy"][0])))
+            resample_noise(self, seeded(noise["noisy"]))
         with quiet(self) if noise is None else nullcontext():
             outputs, state = self.run("q", ready, state, step.first.unsqueeze(0))
-        outputs = {name: x.squeeze(0) for name, x in outputs.items()}
-        q = self.head.q(outputs, None if noise is None else noise.get("taus"))
+            outputs = {name: x.squeeze(0) for name, x in outputs.items()}
+            q = self.head.q(outputs, (noise or {}).get("taus"))
         mask = None if self.mask is None else step.observation[self.mask]
         if noise is None:
             return AgentStep({self.name: greedy(q, mask)}, {}, state)

@@ -50,13 +50,8 @@ class OffPolicy(Agent):
                 "The network has a memory, which learns from sequences: set agent.sequence, such as to 20, and "
                 "agent.burn_in, such as to 10; or take a network without one."
             )
-        if config.sequence and not self.recurrent:
-            raise UserError(
-                f"agent.sequence is {config.sequence}, but the network has no memory that needs sequences; set "
-                "network.body to lstm, or agent.sequence, agent.burn_in and agent.overlap to 0."
-            )
         self.generator = torch.Generator()  # of what learning draws; the container seeds it
-        self.updates = 0
+        self.updates, self.progress = 0, 0.0
 
     @property
     def device(self) -> torch.device:
@@ -82,7 +77,8 @@ class OffPolicy(Agent):
     def make_cache(self, batch: int) -> ExperienceReplay:
         """The replay that the settings describe."""
         reward = None if self.goal_reward is None else _of_tensors(self.goal_reward)
-        return ExperienceReplay(self.config, batch, self.config.gamma, self.observation, self.device, reward)
+        kept = (self.action, self.initial_state(1))
+        return ExperienceReplay(self.config, batch, self.config.gamma, self.observation, self.device, reward, *kept)
 
     def draw(self, *shape: int, uniform: bool = False) -> Tensor:
         """Random numbers for learning, normal unless ``uniform``."""
@@ -133,27 +129,30 @@ class OffPolicy(Agent):
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """The learning rate at this share of the run."""
+        self.progress = progress
         if self.config.learning_rate_schedule == "linear":
             return {"learning_rate": self.config.learning_rate * max(1 - progress, 0.0)}
         return {}
 
-    def get_extra_state(self) -> dict[str, int]:
-        """The number of updates, which decides when targets move."""
-        return {"updates": self.updates}
+    def get_extra_state(self) -> dict[str, float]:
+        """The number of updates, which decides when targets move, and the progress that exploration follows."""
+        return {"updates": self.updates, "progress": self.progress}
 
     def set_extra_state(self, state: Any) -> None:
-        """Go on counting."""
+        """Go on from there."""
         self.updates = int(state["updates"])
+        self.schedule(state["progress"])
 
 
 def _of_tensors(goal_reward: GoalReward) -> RewardFunction:
-    """The environments' rewards of goals, which are numpy's, for a replay on any device."""
+    """The environments' rewards and endings of goals, which are numpy's, for a replay on any device."""
 
-    def reward(reached: Tensor, wanted: Tensor) -> Tensor:
-        made = goal_reward(reached.cpu().numpy(), wanted.cpu().numpy())
-        return torch.from_numpy(made).to(reached.device)
+    def judge(reached: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
+        reward, ends = goal_reward(reached.cpu().numpy(), wanted.cpu().numpy())
+        device = reached.device
+        return torch.from_numpy(reward).to(device), None if ends is None else torch.from_numpy(ends).to(device)
 
-    return reward
+    return judge
 
 
 def with_experience(batch: Batch, **more: Tensor) -> Batch:
@@ -161,13 +160,13 @@ def with_experience(batch: Batch, **more: Tensor) -> Batch:
     return replace(batch, experience=batch.experience | more)
 
 
-def one_choice(agent: str, action: Specs) -> int:
+def one_choice(action: Specs) -> int:
     """The number of choices of the only action; refuse anything else."""
     spec = next(iter(action.values()))
     if len(action) == 1 and spec.kind == "categorical" and spec.shape == ():
         return spec.sizes[0]
     told = ", ".join(f"{name} ({s.kind} of shape {s.shape})" for name, s in action.items())
     raise UserError(
-        f"agent {agent} takes one Discrete action, but the environment has {told}; use ppo, or sac or td3 for "
+        f"The agent takes one Discrete action, but the environment has {told}; use ppo, or sac or td3 for "
         "continuous actions."
     )

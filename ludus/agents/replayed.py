@@ -18,11 +18,12 @@ from ludus.core.spec import Spec, Specs, network_inputs
 from ludus.core.types import Batch, EnvStep, HiddenState, Tensors
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.parameter_noise import ParameterNoise, rms_distance
+from ludus.networks.joined import TAKEN
 from ludus.networks.numpy_actor import NumpyMlp, plain_input, plain_network
 from ludus.ops.q_learning import mixed_priority, n_step_targets, td_target
 from ludus.preprocess.observation import ObsPreprocessor
 
-ACTION = "action"  # the name under which a critic gets it
+ACTION = TAKEN  # the name under which a critic gets it
 PRIORITY_MIX = 0.9  # share of the largest surprise in a sequence's priority, the rest is the mean (R2D2)
 ADAPT_EVERY = 50  # updates between two looks at how far noise on parameters moves actions
 BELOW_ONE = 1 - 2**-20  # the largest random action: atanh of it is finite
@@ -161,3 +162,8 @@ def surprise(error: Tensor, batch: Batch, config: ReplayConfig) -> Tensors:
         return {}
     size = error.detach().abs().mean(-1)
     return {"priority": mixed_priority(size, batch.weight, PRIORITY_MIX) if config.sequence else size[0]}
+
+
+def seeded(numbers: Tensor) -> torch.Generator:
+    """A generator that acting's own numbers seed: learning's must not know of acting."""
+    return torch.Generator(numbers.device).manual_seed(int(numbers[0]))

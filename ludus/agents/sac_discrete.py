@@ -61,7 +61,7 @@ class DiscreteSAC(OffPolicy):
         self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
     ) -> None:
         super().__init__(observation, action, config, networks)
-        self.choices, (self.name,) = one_choice("discrete_sac", action), action
+        self.choices, (self.name,) = one_choice(action), action
         self.mask = mask_name(self.name, action) if any(map(is_mask, observation)) else None
         log_alpha = torch.tensor(math.log(config.alpha))
         if config.learn_alpha:
@@ -72,7 +72,7 @@ class DiscreteSAC(OffPolicy):
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, Need]:
         """An actor, and critics that value all choices at once; they share nothing."""
-        inputs, choices = observation_shapes(observation), one_choice("discrete_sac", action)
+        inputs, choices = observation_shapes(observation), one_choice(action)
         return {
             "actor": Need(inputs, {"policy": (choices,)}),
             "critic": Need(inputs, {"value": (choices,)}, members=config.critics),

@@ -78,6 +78,7 @@ def preset_table() -> Table:
     """Presets: for which environment, how long they train, and on how many environments at once."""
     title = "Presets (taken where environment and agent fit)"
     table = _table(title, "name", "environment", "nb_step", "env.num")
+    table.columns[1].overflow = "fold"  # a path cannot be cut short
     for column in table.columns[2:]:
         column.justify = "right"
     for name, (environment, settings) in presets().items():

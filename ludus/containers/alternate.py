@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 def alternate(loop: Loop) -> int:
-    """One group of rows steps while the actions of the others are computed; in a fixed order, whoever is faster."""
+    """One group of rows steps while the actions of the others are computed; in a fixed order, whoever is faster.
+
+    The first group is asked for all, so that all step equally often: if each were, those already on their way when
+    another makes learning due would step once more, and in a fixed order these are always the same.
+    """
     agent, manager, cache, clock = loop.agent, loop.manager, loop.cache, loop.clock
     groups, decisions = manager.groups, 0
     steps = [loop.env_step.rows(rows) for rows in groups]
@@ -31,20 +35,17 @@ def alternate(loop: Loop) -> int:
     numbers = loop.noise.next()
     for group in range(len(groups)):
         act(group)
-    flying = list(range(len(groups)))
-    while flying:
-        drawn = False
-        for group in list(flying):
+    goes_on = True
+    while goes_on:
+        for group, rows in enumerate(groups):
             raw = manager.recv(group)
             clock.lap("environment")
             steps[group] = raw.to(loop.device)
-            cache.env_write(steps[group], states[group], groups[group].start)
+            cache.env_write(steps[group], states[group], rows.start)
             decisions += len(raw.first) - int(np.count_nonzero(raw.first.numpy()))
-            if not cache.accepts(groups[group].start):
-                flying.remove(group)
-                continue
-            if not drawn:
-                numbers, drawn = loop.noise.next(), True
-            act(group)
+            if group == 0 and (goes_on := cache.accepts(rows.start)):
+                numbers = loop.noise.next()
+            if goes_on:
+                act(group)
     loop.env_step, loop.hidden_state = manager.last().to(loop.device), HiddenState.join(states)
     return decisions

@@ -28,6 +28,7 @@ from ludus.experience.validate import NotFinite, check_batch
 from ludus.track import checkpoint as checkpoints
 
 FOLDER = "blackbox"
+ROOM = 64_000_000  # bytes for batches that were learned from since everything was copied
 
 
 class BlackBox:
@@ -115,6 +116,7 @@ class BlackBox:
         """Keep a batch, of which a replay uses the memory again."""
         if self._every > 1:
             live, memory = _tensors(batch), self._memory[len(self._since)]
+            self._every = max(1, min(self._every, ROOM // sum(x.nbytes for x in live)))
             if [x.shape for x in live] != [x.shape for x in memory]:
                 memory[:] = [x.clone() for x in live]
             else:

@@ -167,6 +167,16 @@ def _optimizer_steps(settings: Settings[Any]) -> float:
     return float(settings.nb_step / (rows * getattr(config, "rollout", 1)) * per_rollout)
 
 
+def refuse_sequences(settings: Settings[Any], agent: Agent) -> None:
+    """Refuse sequences for a network that has no use for them."""
+    length = getattr(settings.agent, "sequence", 0)
+    if length and not getattr(agent, "recurrent", True):
+        raise UserError(
+            f"agent.sequence is {length}, but the network has no memory that needs sequences; set network.body to "
+            "lstm, or agent.sequence, agent.burn_in and agent.overlap to 0."
+        )
+
+
 def refuse_nameless(id: str, environment: Callable[..., Any] | None) -> None:
     """Refuse to look for a lambda, a partial or a local class by its name."""
     if environment is None and "<" in id:

@@ -53,7 +53,7 @@ class EvaluationConfig:
 class Settings(Generic[A]):
     """All settings of a run; ``A`` is the agent's own Config."""
 
-    # What learns: ppo, dqn, sac, … (ludus list agents), or your own as package.module:Class.
+    # What learns: ppo, dqn, sac or another that `ludus list agents` shows, or your own as package.module:Class.
     agent_name: Annotated[str, tyro.conf.arg(name="agent", metavar="NAME")] = DEFAULT_AGENT
     # decisions to train for, over all environments, up to the end of a rollout; schedules end here
     nb_step: int = 100_000
@@ -126,7 +126,9 @@ def resolve_settings(
         preset = find_preset(known.get("env.id", ""), known.get("agent.name", DEFAULT_AGENT))
     if preset != NO_PRESET:
         layers.insert(0, (f"preset {preset}", load_preset(preset)))
-    return _build(layers)
+    resolved = _build(layers)
+    _refuse_all_warmup(resolved.settings)
+    return resolved
 
 
 def to_flat(settings: Settings[Any]) -> Flat:
@@ -219,6 +221,18 @@ def _build(layers: list[tuple[str, Flat]]) -> Resolved:
     settings = _make(_unflatten({k: _typed(k, x, types, origins.get(k, "default")) for k, x in values.items()}), config)
     settings.validate()
     return Resolved(settings, {key: origins.get(key, "default") for key in to_flat(settings)})
+
+
+def _refuse_all_warmup(settings: Settings[Any]) -> None:
+    """Refuse a new run that ends before its replay is used; one that is resumed may end wherever it is told to."""
+    warmup, nb_step = getattr(settings.agent, "warmup", 0), settings.nb_step
+    aims = {"updates_per_step": "learned", "replay_ratio": "replayed"}
+    aim = next((aim for name, aim in aims.items() if getattr(settings.agent, name, 0)), "")
+    if aim and warmup >= nb_step:
+        raise UserError(
+            f"agent.warmup is {warmup}, but nb_step is {nb_step}, so nothing would ever be {aim}; lower agent.warmup, "
+            "or raise nb_step."
+        )
 
 
 def _typed(key: str, value: Any, types: Mapping[str, Any], origin: str) -> Any:

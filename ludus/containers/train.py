@@ -22,6 +22,7 @@ from ludus.containers.build import (
     build_manager,
     build_updater,
     choose_engines,
+    refuse_sequences,
 )
 from ludus.containers.evaluate import Evaluation
 from ludus.containers.local import LocalWorker, OnUpdate
@@ -143,6 +144,7 @@ def _build(
     if saved is None:
         refuse_unused(resolved, manager.observation, manager.action)
     agent = build_agent(settings, manager.observation, manager.action, settings.device)
+    refuse_sequences(settings, agent)
     manager.use(agent.treatment)
     if settings.init_from and (saved is None or saved.state is None):
         initialise_from(agent, settings)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from inspect import isabstract
 from typing import Any
 
+import torch
+
+from ludus.agents import AGENTS
 from ludus.containers.coerce import typed
 from ludus.containers.settings import Resolved, Settings, to_flat
+from ludus.core.agent import Agent
 from ludus.core.errors import UserError
-from ludus.core.spec import Specs, network_inputs
+from ludus.core.names import resolve
+from ludus.core.network import Need
+from ludus.core.spec import Specs
 from ludus.networks.config import NetworkConfig
 from ludus.preprocess.observation import ObsPreprocessor
 
@@ -32,7 +39,10 @@ def refuse_unused(resolved: Resolved, observation: Specs, action: Specs) -> None
 
 def unused(settings: Settings[Any], observation: Specs, action: Specs) -> Iterator[tuple[str, str]]:
     """Every setting that nothing reads, with the reason."""
-    yield from _of_network(settings.network, observation)
+    apart, together = (_needs(settings, observation, action, shared) for shared in (False, True))
+    yield from _of_network(settings.network, apart)
+    if apart and apart == together:
+        yield "network.shared", f"agent {settings.agent_name} has nothing to share between networks"
     if ":" in settings.agent_name:  # who knows what an agent of the user's own reads
         return
     config = settings.agent
@@ -46,26 +56,47 @@ def unused(settings: Settings[Any], observation: Specs, action: Specs) -> Iterat
     vectors = [name for name, shape in shapes.items() if observation[name].kind == "continuous" and len(shape) == 1]
     if getattr(config, "normalize_observation", False) and not vectors:
         yield "agent.normalize_observation", "the environment has no vector of numbers among its observations"
-    if getattr(config, "n_step", 0):
+    if getattr(config, "n_step", 0) and hasattr(config, "gae_lambda"):
         yield "agent.gae_lambda", f"agent.n_step is {config.n_step}, and n-step returns take the place of GAE"
+    if hasattr(config, "replay"):
+        from ludus.containers.unused_replay import unused_replay  # most runs do without
+
+        yield from unused_replay(settings)
 
 
-def _of_network(config: NetworkConfig, observation: Specs) -> Iterator[tuple[str, str]]:
+def _needs(settings: Settings[Any], observation: Specs, action: Specs, shared: bool) -> list[Need]:
+    """The networks that the agent asks for; none for what is no agent, which is refused when it is made."""
+    kind = resolve(settings.agent_name, AGENTS, "agent")
+    if not (isinstance(kind, type) and issubclass(kind, Agent)) or isabstract(kind):
+        return []
+    with torch.random.fork_rng(devices=[]):  # what an agent makes to find out may draw first weights
+        return [Need(*need) for need in kind.requirements(observation, action, settings.agent, shared).values()]
+
+
+def _of_network(config: NetworkConfig, needs: list[Need]) -> Iterator[tuple[str, str]]:
     if ":" in config.name:
         for name in (field.name for field in fields(config) if field.name not in ("name", "shared")):
             yield f"network.{name}", f"the network {config.name} does not read it"
         return
-    shapes = ObsPreprocessor(network_inputs(observation)).shapes
-    ranks, config = {len(shape) for shape in shapes.values()}, config.settled(len(shapes))
-    sources = {rank: getattr(config, f"net{rank}d") for rank in KINDS}
-    for rank in KINDS.keys() - ranks:
+    ranks = {len(shape) for need in needs for shape in need.inputs.values()}
+    for rank in KINDS.keys() - ranks if needs else ():
         yield f"network.net{rank}d", f"the environment has no {KINDS[rank]} observation"
-    pieces = {config.body, config.head, *(sources[rank] for rank in ranks)}
-    if any(":" in piece for piece in pieces):  # a piece of the user's own may read everything
+    pieces = {piece for need in needs for piece in _pieces(config, need)}
+    if not needs or any(":" in piece for piece in pieces):  # a piece of the user's own may read everything
         return
     for name, piece in SIZES.items():
-        if piece not in pieces:
+        if piece not in pieces and not (name == "activation" and any(need.streams for need in needs)):
             yield f"network.{name}", f"no piece of the network is an {piece}"
+
+
+def _pieces(config: NetworkConfig, need: Need) -> set[str]:
+    """The names of the pieces that a network has."""
+    if need.joined:
+        from ludus.networks.joined import joined
+
+        config = joined(config)
+    config = config.settled(len(need.inputs))
+    return {config.body, config.head, *(getattr(config, f"net{len(shape)}d") for shape in need.inputs.values())}
 
 
 def _default(settings: Settings[Any], key: str) -> Any:

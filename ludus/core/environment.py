@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ludus.core.spec import Specs
 from ludus.core.types import EnvStep, Episode, State, Tensors
 
-GoalReward = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]  # of goals reached and wanted [n, …]: rewards [n]
+GoalReward = Callable[..., tuple[NDArray[Any], NDArray[Any] | None]]  # of goals reached and wanted: rewards, endings
 
 
 class EnvironmentManager(ABC):
@@ -60,7 +60,7 @@ class EnvironmentManager(ABC):
         """The episodes that ended since the last call."""
 
     def goal_reward(self) -> GoalReward | None:
-        """What tells the rewards of goals that were not set, for hindsight; None where nothing does."""
+        """What tells rewards and endings of goals that were not set, for hindsight; None where nothing does."""
         return None
 
     @abstractmethod

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Bits = NDArray[np.int8]
+Flags = NDArray[np.bool_]
 Info = dict[str, Any]
 
 
@@ -44,12 +45,16 @@ class BitFlipEnv(gymnasium.Env[Any, np.int64]):
         self._step += 1
         self._now[action] ^= 1
         reward = float(self.compute_reward(self._now, self._wanted, {}))
-        reached = reward == 0
+        reached = bool(self.compute_terminated(self._now, self._wanted, {}))
         return self._observe(), reward, reached, not reached and self._step >= self.bits, {"reached": reached}
 
     def compute_reward(self, achieved_goal: Bits, desired_goal: Bits, info: Info) -> Floats:
         """0 where all bits are as wanted, else −1; of one goal or of many."""
         return np.asarray((achieved_goal == desired_goal).all(-1), np.float32) - 1
+
+    def compute_terminated(self, achieved_goal: Bits, desired_goal: Bits, info: Info) -> Flags:
+        """Whether all bits are as wanted; of one goal or of many."""
+        return np.asarray((achieved_goal == desired_goal).all(-1))
 
     def _observe(self) -> dict[str, Bits]:
         return {"observation": self._now.copy(), "achieved_goal": self._now.copy(), "desired_goal": self._wanted.copy()}
@@ -85,6 +90,10 @@ class PointGoalEnv(gymnasium.Env[Any, Floats]):
     def compute_reward(self, achieved_goal: Floats, desired_goal: Floats, info: Info) -> Floats:
         """0 where the point is near its goal, else −1; of one goal or of many."""
         return np.asarray(np.linalg.norm(achieved_goal - desired_goal, axis=-1) <= self.near, np.float32) - 1
+
+    def compute_terminated(self, achieved_goal: Floats, desired_goal: Floats, info: Info) -> Flags:
+        """Never; of one goal or of many."""
+        return np.zeros(achieved_goal.shape[:-1], np.bool_)
 
     def _observe(self) -> dict[str, Floats]:
         return {"observation": self._now.copy(), "achieved_goal": self._now.copy(), "desired_goal": self._wanted.copy()}

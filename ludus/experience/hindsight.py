@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -17,14 +18,21 @@ from ludus.experience.track import Integers
 REACHED, WANTED = "achieved_goal", "desired_goal"
 OPEN = -1  # the end of an episode that goes on
 
-RewardFunction = Callable[[Tensor, Tensor], Tensor]  # of goals reached [n, …] and wanted [n, …]: rewards [n]
+# of goals reached [n, …] and wanted [n, …]: rewards [n], and whether the episode terminates [n] (None: nothing tells)
+RewardFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
 class Hindsight:
-    """Knows where each step's episode ends, and draws a goal that was reached between the step and that end."""
+    """Knows where each step's episode ends, and draws a goal that was reached between the step and that end.
 
-    def __init__(self, share: float, length: int, batch: int, reward: RewardFunction) -> None:
-        self.reward, self._share, self._length = reward, share, length
+    With a new goal, what ``judge`` says holds: a transition that reaches it terminates if the environment would have
+    ended there, and one that terminated for the old goal goes on. Where nothing tells endings, transitions keep
+    theirs, of which there is one warning. Truncation has nothing to do with goals and stays.
+    """
+
+    def __init__(self, share: float, length: int, batch: int, judge: RewardFunction) -> None:
+        self.judge, self._share, self._length = judge, share, length
+        self._warned = False
         self._end = np.full((batch, length), OPEN, np.int64)  # the time of the last observation of a step's episode
         self._since = np.zeros(batch, np.int64)  # where each row's episode began
 
@@ -57,6 +65,18 @@ class Hindsight:
         end = self._end[row[chosen], start % self._length]
         left = np.where(end == OPEN, now[chosen], end) - start
         return chosen, start + 1 + np.minimum((moment[chosen] * left).astype(np.int64), left - 1)
+
+    def keep(self, terminated: Tensor) -> None:
+        """Warn, once, if transitions with new goals ``terminated`` with their old ones and nothing tells endings."""
+        if not self._warned and bool(terminated.any()):
+            self._warned = True
+            warnings.warn(
+                "agent.hindsight: episodes terminate, but the environment has no compute_terminated(achieved_goal, "
+                "desired_goal, info), so transitions keep their endings with new goals too; give it one if endings "
+                "depend on the goal.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def refuse_hindsight(config: ReplayConfig, observation: Specs, reward: RewardFunction | None) -> None:

@@ -145,17 +145,22 @@ class Reader:
         )
 
     def _relabelled(self, where: Where, row: Integers, chosen: Integers, times: Integers) -> Batch:
-        """Transitions of which the ``chosen`` ones want what was reached at ``times``, with the rewards of that."""
+        """Transitions; the ``chosen`` ones want what was reached at ``times``, with the rewards and endings of that."""
         assert self._hindsight is not None
         length = self._ring.length
         which = torch.from_numpy(chosen).to(self._device)
         at = torch.from_numpy(row[chosen] * length + times % length).to(self._device)
         goal = self._reached(at)
         if len(chosen):
-            later = where.slots[1:, which]  # [n, m]: each reward is that of the state that the transition led to
+            later = where.slots[1:, which]  # [n, m]: what counts is the state that each transition led to
             reached = self._reached(later.flatten())
             wanted = goal.expand(len(later), *goal.shape).flatten(0, 1)
-            self._reward[:, which] = self._hindsight.reward(reached, wanted).view(later.shape).to(self._reward)
+            reward, ends = self._hindsight.judge(reached, wanted)
+            self._reward[:, which] = reward.view(later.shape).to(self._reward)
+            if ends is not None:  # before the window is cut at endings
+                self._terminated[:, which] = ends.view(later.shape)
+            else:
+                self._hindsight.keep(self._terminated[:, which])
         read = self._transitions(where)
         read.observation[WANTED][:, which] = goal
         return read

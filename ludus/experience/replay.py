@@ -19,7 +19,7 @@ from ludus.experience.ring import Ring
 from ludus.experience.space import bytes_needed, free_room, refuse_if_too_large, refuse_too_short
 from ludus.experience.track import ARRIVAL, Arrival, Integers, Track, plain
 
-PAUSE = 256  # writes of a group without an update, after which the container gets a word in
+PAUSE = 32  # steps of all rows, while updates are rarer than that, after which the container gets a word in
 DUE = 1 - 1e-9  # a credit of 1: ten times 0.1 must do
 
 
@@ -39,13 +39,17 @@ class ExperienceReplay(ExperienceCache):
         observation: Specs,
         device: torch.device,
         reward_fn: RewardFunction | None = None,
+        action: Specs | None = None,
+        state: HiddenState | None = None,
     ) -> None:
         refuse_too_short(config, batch, device)
         refuse_hindsight(config, observation, reward_fn)
-        self.bytes = bytes_needed(config, batch, observation)
-        refuse_if_too_large(self.bytes, free_room(device, config.replay_folder), config.replay_folder)
+        self.bytes = bytes_needed(config, batch, observation, action, state)
+        room = free_room(device, config.replay_folder)
+        refuse_if_too_large(self.bytes, room, config.replay_folder, device.type)
         self.config, self.batch, self.gamma, self.device = config, batch, gamma, device
         self.length = config.replay // batch
+        self._pause = max(1, PAUSE // batch)  # writes
         self.generator = torch.Generator()
         self.importance_exponent = config.importance_exponent
         self._stride = config.sequence - config.overlap if config.sequence else 1
@@ -118,10 +122,13 @@ class ExperienceReplay(ExperienceCache):
         return self._credit >= DUE and self.size > 0
 
     def accepts(self, start: int) -> bool:
-        """Whether these rows may step again; now and then one no lets the container log and heed signals."""
-        track = self._tracks[start]
-        pausing, track.pausing = track.pausing, False
-        return not pausing and not self.ready()
+        """Whether these rows may step again; now and then one no lets the container log and heed signals.
+
+        When, follows from what is saved, not from a clock or a signal: schedules move at every pause.
+        """
+        rare = not self._earning or self.config.updates_per_step * PAUSE < 1
+        pauses = rare and self._tracks[start].time % self._pause == 0
+        return not pauses and not self.ready()
 
     def read(self) -> Batch:
         """Draw a batch; it is valid until the next one. ``index`` is on the CPU, where priorities are."""
@@ -256,7 +263,6 @@ class ExperienceReplay(ExperienceCache):
         if over > 0 and (self._earning or self._holds_enough(track)):
             self._earning += over
             self._credit += over * self.config.updates_per_step
-        track.pausing = track.time % PAUSE == 0 and self._credit < DUE
 
     def _holds_enough(self, track: Track) -> bool:
         """Whether there is a batch to draw, or the ring is full and will not hold more than it does."""

@@ -10,6 +10,7 @@ import torch
 
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec, Specs
+from ludus.core.types import HiddenState
 from ludus.experience.config import ReplayConfig
 from ludus.experience.frames import frames_kept
 from ludus.parallel.devices import free_memory
@@ -17,8 +18,14 @@ from ludus.parallel.devices import free_memory
 ACCOUNT = 8 + 1 + 8  # bytes a step beside what was seen and said: rewards and endings, beginnings, the queue
 
 
-def bytes_needed(config: ReplayConfig, batch: int, observation: Specs, action: Specs | None = None) -> int:
-    """Bytes that a full replay takes; what an agent notes at each step, and hidden states, come on top."""
+def bytes_needed(
+    config: ReplayConfig,
+    batch: int,
+    observation: Specs,
+    action: Specs | None = None,
+    state: HiddenState | None = None,
+) -> int:
+    """Bytes that a full replay takes; ``state`` is the hidden state of any number of rows."""
     length = config.replay // batch
     span = config.burn_in + config.sequence if config.sequence else config.n_step
     said = sum(_bytes(spec) for spec in (action or {}).values())
@@ -29,7 +36,9 @@ def bytes_needed(config: ReplayConfig, batch: int, observation: Specs, action: S
             seen += frames_kept(spec, length, span) * _bytes(spec) // spec.stack + 8 * length
         else:
             seen += length * _bytes(spec)
-    return batch * (length * a_step + seen)
+    kept = sum(x.nbytes // len(x) for x in (state or {}).values())  # at the starts of sequences
+    starts = length // (config.sequence - config.overlap) + 2 if config.sequence else 0
+    return batch * (length * a_step + seen + starts * kept)
 
 
 def free_room(device: torch.device, folder: str) -> int:
@@ -42,12 +51,14 @@ def free_room(device: torch.device, folder: str) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
 
 
-def refuse_if_too_large(needed: int, free: int, folder: str) -> None:
+def refuse_if_too_large(needed: int, free: int, folder: str, device: str = "cpu") -> None:
     """Refuse a replay that does not fit."""
     if needed <= free:
         return
     where = f'in the folder "{folder}"' if folder else "in memory"
     other = "choose another folder" if folder else "set agent.replay_folder to keep it in files"
+    if device != "cpu":
+        other = "set device to cpu"
     raise UserError(
         f"agent.replay needs {needed / 1e9:,.2f} GB {where}, where {free / 1e9:,.2f} GB are free; lower agent.replay, "
         f"or {other}."

@@ -44,7 +44,6 @@ class Track:
         self._names = seen, said  # columns of observations, and of what the agent says, in the order of writing
         self.all = np.arange(rows.start, rows.stop, dtype=np.int64)
         self.time, self.oldest, self.since = -1, 0, 0  # of the last observation, the oldest whole one, the first ever
-        self.pausing = False
         self._numbers = np.zeros(capacity, np.int64)
         self._head, self._tail = 0, 0
         self._low, self._high = 0, 0  # the slots that views were made of

@@ -19,10 +19,6 @@ def build_network(config: NetworkConfig, need: Need) -> Network:
     its constructor has one required argument, as ``Class()`` if it has none (see CustomNetwork).
     """
     config.validate()
-    if need.joined:
-        from ludus.networks.joined import joined  # what most runs do without is loaded where it is needed
-
-        config = joined(config)
     if need.members == 1:
         return _build_one(config, need)
     from ludus.networks.ensemble import make_ensemble
@@ -41,6 +37,12 @@ def _build_one(config: NetworkConfig, need: Need) -> Network:
                 'network.name to "modular", or let the agent explore in another way.'
             )
         return make_own(made_by, config.name, need.inputs, need.outputs)
+    if need.joined:
+        from ludus.networks.joined import TAKEN, MemoryFirst, joined, remembers  # most runs do without
+
+        if TAKEN in need.inputs and remembers(config, need):
+            return MemoryFirst(need, config)
+        config = joined(config)
     network = ModularNetwork(need.inputs, need.outputs, config, need.streams, need.noisy)
     config = config.settled(len(need.inputs))
     names = (config.net1d, config.net2d, config.net3d, config.net4d, config.body, config.head)

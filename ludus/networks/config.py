@@ -29,8 +29,15 @@ class NetworkConfig:
     orthogonal: bool = True  # orthogonal first weights and a nearly uniform first policy; off: PyTorch's own
 
     def settled(self, inputs: int) -> NetworkConfig:
-        """The same with ``auto`` decided: of several observations each alone would only be added to the others."""
-        return replace(self, body="mlp" if inputs > 1 else "identity1d") if self.body == "auto" else self
+        """The same with ``auto`` decided: several observations meet before an mlp, as vectors as they are.
+
+        With layers of their own first and none together, what is learned of each would only be added up.
+        """
+        if self.body != "auto":
+            return self
+        if inputs < 2:
+            return replace(self, body="identity1d")
+        return replace(self, net1d="identity1d" if self.net1d == "mlp" else self.net1d, body="mlp")
 
     def validate(self) -> None:
         """Refuse sizes that no layer can have."""

@@ -345,7 +345,7 @@ def test_the_named_combination_differs_by_its_targets() -> None:
 @pytest.mark.parametrize("environment", ["Pendulum-v1", TOY + "MixedActionEnv"])
 def test_other_actions_than_one_discrete_are_refused(environment: str) -> None:
     with pytest.raises(UserError, match=r"ACER needs one Discrete action, and this environment has .*use ppo"):
-        make_worker(environment, NAME)
+        make_worker(environment, NAME, **SMALL)
 
 
 @pytest.mark.parametrize(
@@ -362,4 +362,4 @@ def test_other_actions_than_one_discrete_are_refused(environment: str) -> None:
 )
 def test_values_that_cannot_train_are_refused_by_name(key: str, value: float, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        make_worker("CartPole-v1", NAME, **{"agent__rollout": 16, f"agent__{key}": value})
+        make_worker("CartPole-v1", NAME, **SMALL | {"agent__rollout": 16, f"agent__{key}": value})

@@ -15,6 +15,7 @@ from ludus.containers.loop import begin, collect, improve
 from ludus.core.errors import UserError
 from ludus.core.types import Batch, EnvStep, HiddenState
 from ludus.exploration.action_noise import OU
+from ludus.networks.joined import TAKEN
 
 
 @pytest.mark.parametrize("name", ["ddpg", "td3"])
@@ -120,8 +121,9 @@ def test_noise_on_parameters_acts_and_adapts_but_not_in_an_evaluation() -> None:
     agent, updater = make(agent__noise="parameter", agent__noise_sigma=0.2)
     agent.updates = 1
     step, state = env_step(agent, first=True), HiddenState()
-    noise = agent.make_noise(4, torch.Generator().manual_seed(0)).next()
-    greedy, first, second = (agent.act(step, state, x).action["action"] for x in (None, noise, noise))
+    drawn = agent.make_noise(4, torch.Generator().manual_seed(0))
+    other, noise = drawn.next(), drawn.next()
+    greedy, first, second = (agent.act(step, state, x).action["action"] for x in (None, other, noise))
     assert not first.equal(greedy)
     assert not first.equal(second)
     agent.eval()
@@ -243,7 +245,7 @@ def test_a_memory_is_burned_in_to_where_acting_had_it() -> None:
     assert {name.split("/")[0] for name in ready.state} == {"actor", "critic", "target"}
     longer = agent.prepare(replace(batch, state=start, action={"action": -batch.action["action"]}))
     critic = next(name for name in ready.state if name.startswith("critic/"))
-    assert not longer.state[critic].equal(ready.state[critic])  # a critic remembers actions too
+    assert longer.state[critic].equal(ready.state[critic])  # whatever was done: it remembers what was seen
 
 
 def test_a_state_dict_keeps_the_turn_of_the_policy() -> None:
@@ -303,7 +305,7 @@ class Named(Point):
 
     def __init__(self) -> None:
         super().__init__()
-        self.observation_space = gymnasium.spaces.Dict({"action": self.observation_space})
+        self.observation_space = gymnasium.spaces.Dict({TAKEN: self.observation_space})
 
 
 def test_what_it_cannot_act_in_is_refused() -> None:
@@ -313,7 +315,7 @@ def test_what_it_cannot_act_in_is_refused() -> None:
         make_worker("CartPole-v1", "td3")
     with pytest.raises(UserError, match=r"^ddpg needs actions with two finite bounds"):
         make_worker(f"{__name__}:Unbounded", "ddpg")
-    with pytest.raises(UserError, match=r'^An observation is called "action"'):
+    with pytest.raises(UserError, match=r'^An observation is called "taken_action"'):
         make_worker(f"{__name__}:Named", "td3")
     with pytest.raises(UserError, match=r"agent\.sequence"):
         make_worker(POINT, "td3", network__body="lstm")

@@ -1,7 +1,8 @@
-"""Hindsight from the settings to the replay: where its rewards come from, what is refused, and its exact resume."""
+"""Hindsight from the settings to the replay: where rewards and endings come from, what is refused, and exact resume."""
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,18 @@ class Grudging(BitFlipEnv):
         return super().compute_reward(achieved_goal, desired_goal, info)
 
 
+class Untold(BitFlipEnv):
+    """Ends episodes, but does not say where others would end."""
+
+    compute_terminated = None  # type: ignore[assignment]
+
+    def step(self, action: Any) -> Any:
+        self._step += 1
+        self._now[action] ^= 1
+        reward = float(self.compute_reward(self._now, self._wanted, {}))
+        return self._observe(), reward, reward == 0, self._step >= self.bits, {}
+
+
 class Mine(DQN):
     """A user's agent with a cache of its own making."""
 
@@ -67,21 +80,47 @@ def train(runs: Path, environment: Any = BITS, agent: str = "dqn", hook: Any = N
 
 @pytest.mark.parametrize("backend", [{}, {"env.backend": "subproc", "env.workers": 1}], ids=["simple", "subproc"])
 @pytest.mark.parametrize("share", [0.8, 0.0])
-def test_what_is_drawn_has_the_rewards_of_its_goals(backend: dict[str, Any], share: float) -> None:
+def test_what_is_drawn_has_the_rewards_and_endings_of_its_goals(backend: dict[str, Any], share: float) -> None:
     worker = make_worker(**backend | {"agent.hindsight": share})
     try:
         worker.run(300)
-        reached_at_once = 0
+        reached = 0
         for _ in range(20):
             batch = worker.cache.read()
             got, wanted = batch.observation["achieved_goal"][1], batch.observation["desired_goal"]
             assert torch.equal(wanted[0], wanted[1])
-            assert torch.equal(batch.reward[0], (got == wanted[1]).all(-1).float() - 1)
-            reached_at_once += int(((batch.reward == 0) & ~batch.terminated).sum())
+            there = (got == wanted[1]).all(-1)
+            assert torch.equal(batch.reward[0], there.float() - 1)
+            assert torch.equal(batch.terminated[0], there)
+            assert torch.equal(batch.discount[0] == 0, there)
+            reached += int(there.sum())
         # in hindsight, of goals 1 to 4 steps ahead, the next state is every second or third
-        assert reached_at_once > 20 * 32 * 0.8 * 0.2 if share else reached_at_once == 0
+        assert (reached > 20 * 32 * 0.8 * 0.3) == (share > 0)
     finally:
         worker.close()
+
+
+def test_the_flip_that_ends_an_episode_is_worth_nothing_more() -> None:
+    """Were a goal met in hindsight bootstrapped from, it would be −0.9 / (1 − 0.81) in the end."""
+    quick = {"agent.learning_rate": 3e-3, "agent.gamma": 0.9, "agent.target_every": 20, "agent.replay": 2500}
+    worker = make_worker(**quick | {"network.hidden": (64,), "network.activation": "relu"})
+    worker.run(2500)
+    agent: Any = worker.agent
+    bits = torch.tensor(list(product((0, 1), repeat=4)), dtype=torch.int8)
+    now, flip = bits.repeat_interleave(4, 0), torch.arange(4).repeat(16)
+    wanted = now.clone()
+    wanted[torch.arange(64), flip] ^= 1
+    seen = agent.preprocess({"observation": now[None], "achieved_goal": now[None], "desired_goal": wanted[None]})
+    with torch.no_grad():
+        outputs, _ = agent.run("q", seen, agent.initial_state(64), torch.ones(1, 64, dtype=torch.bool))
+        last = agent.head.q(outputs)[0].gather(-1, flip[:, None])[:, 0]
+    assert last.abs().mean() < 0.1
+
+
+def test_a_run_says_that_endings_are_kept() -> None:
+    worker = make_worker(f"{__name__}:Untold")
+    with pytest.warns(RuntimeWarning, match="the environment has no compute_terminated"):
+        worker.run(300)
 
 
 def test_the_rewards_of_goals_are_in_no_checkpoint() -> None:

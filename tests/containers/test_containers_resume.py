@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from containers_setup import COUNTING, SMALL, TOY, dotted, make_worker, saved, train
+from containers_setup import COUNTING, TOY, make_worker, saved, small, train
 from test_containers_determinism import assert_same
 from torch import nn
 
@@ -200,7 +200,7 @@ def test_a_run_that_broke_off_goes_on_with_other_episodes(tmp_path: Path) -> Non
         if values["updates"] == 3:
             raise Broken
 
-    settings = SMALL | {"runs": str(tmp_path), "quiet": True, "nb_step": 200} | dotted({})
+    settings = small("ppo") | {"runs": str(tmp_path), "quiet": True, "nb_step": 200}
     with pytest.raises(Broken):
         ludus.train(COUNTING, preset="none", settings=settings, on_update=fail)
     run = RunDirectory.open("latest", tmp_path).path
@@ -239,7 +239,8 @@ def test_ctrl_c_then_resume_from_the_command_line(tmp_path: Path) -> None:
 
 def test_a_second_ctrl_c_in_an_evaluation_plays_it_again_after_the_resume(tmp_path: Path) -> None:
     """The evaluation is broken off by an exception; its episodes are played again, and no others."""
-    straight = train(tmp_path / "straight", "CartPole-v1", **EVERYTHING).run
+    settings = EVERYTHING | MANAGERS["vector"]
+    straight = train(tmp_path / "straight", "CartPole-v1", **settings).run
     step, steps = VectorEnvManager._advance, iter(range(10**6))
 
     def broken(self: VectorEnvManager, group: int) -> None:
@@ -250,7 +251,7 @@ def test_a_second_ctrl_c_in_an_evaluation_plays_it_again_after_the_resume(tmp_pa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(VectorEnvManager, "_advance", broken)
         with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "broken", "CartPole-v1", **EVERYTHING)
+            train(tmp_path / "broken", "CartPole-v1", **settings)
     assert_same_run(straight, ludus.resume(RunDirectory.open("latest", tmp_path / "broken").path).run)
 
 

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +196,24 @@ def test_a_bad_name_is_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=r"^[^\n]+$") as caught:
         resolve_settings(**({"environment": "CartPole-v1"} | arguments))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("agent", ["dqn", "r2d2", "sac", "acer"])
+def test_a_run_that_would_only_warm_up_is_refused(agent: str) -> None:
+    aim = "replayed" if agent == "acer" else "learned"
+    given = {"agent.warmup": 500, "nb_step": 500}
+    with pytest.raises(UserError, match=rf"^agent\.warmup is 500, but nb_step is 500, so nothing .* be {aim}; lower"):
+        resolve_settings("CartPole-v1", agent, overrides=given)
+    resolve_settings("CartPole-v1", agent, overrides=given | {"nb_step": 501})
+
+
+def test_a_run_that_needs_no_warm_up_or_was_begun_is_not_refused_for_it() -> None:
+    resolve_settings("CartPole-v1", overrides={"nb_step": 10})
+    resolve_settings("CartPole-v1", "acer", overrides={"nb_step": 10, "agent.replay_ratio": 0})
+    settings = resolve_settings("CartPole-v1", "dqn", overrides={"nb_step": 2000}).settings
+    shorter = replace(settings, nb_step=500)  # as a resume may ask for
+    shorter.validate()
+    assert from_flat(to_flat(shorter)) == shorter
 
 
 def test_a_bad_file_is_named(tmp_path: Path) -> None:

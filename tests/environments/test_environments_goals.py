@@ -1,4 +1,4 @@
-"""Rewards of goals that were not set: from one environment, from managers, and from what gets them wrong."""
+"""Rewards and endings of goals that were not set: of one environment, of managers, and of what gets them wrong."""
 
 from __future__ import annotations
 
@@ -94,6 +94,41 @@ class Listing(Goals):
         return achieved_goal - desired_goal
 
 
+class Declared(Alone):
+    """Inherits the declaration of a method, as from Gymnasium-Robotics' GoalEnv."""
+
+    def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> bool:
+        raise NotImplementedError
+
+
+class AloneEnding(Alone):
+    """As PointMaze: the norm of a batch of differences is one number."""
+
+    def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> bool:
+        return bool(np.linalg.norm(achieved_goal - desired_goal) <= 0.45)
+
+
+class TogetherEnding(Together):
+    """Takes batches only."""
+
+    def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return np.linalg.norm(achieved_goal - desired_goal, axis=1) <= 0.45
+
+
+class NeverEnding(Alone):
+    """As Fetch: one False, however many goals it is given."""
+
+    def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> bool:
+        return False
+
+
+class Fallen(Alone):
+    """Needs what the step said."""
+
+    def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> bool:
+        return bool(info["fallen"])
+
+
 class Counted(Goals):
     """Goals are numbers counted from 5; it keeps what it was asked."""
 
@@ -153,7 +188,7 @@ def drawn(shape: tuple[int, ...]) -> tuple[Any, Any]:
 )
 def test_rewards_are_those_of_each_row_however_it_is_written(kind: type[Goals], batched: bool, size: int) -> None:
     env: Any = kind(spaces.Box(-1, 1, (size,), np.float64))
-    reward = found(env)
+    reward = found(env).reward
     assert reward.batched == batched
     a, b = drawn((size, size))  # as many rows as a goal has parts: what is summed the wrong way fits
     one = slice(None) if kind is not Together else None  # a goal, or a batch of one
@@ -163,22 +198,47 @@ def test_rewards_are_those_of_each_row_however_it_is_written(kind: type[Goals], 
     np.testing.assert_allclose(made, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("kind", "batched", "near"), [(AloneEnding, False, 0.45), (TogetherEnding, True, 0.45), (NeverEnding, False, -1)]
+)
+def test_endings_are_those_of_each_row_however_they_are_written(kind: type[Goals], batched: bool, near: float) -> None:
+    judge = found(kind())
+    assert judge.ending is not None
+    assert judge.ending.batched == batched
+    a, b = drawn((8, 3))
+    ends = judge(a, b)[1]
+    assert ends is not None
+    assert ends.dtype == np.bool_
+    assert ends.tolist() == [bool(np.linalg.norm(x - y) <= near) for x, y in zip(a, b, strict=True)]
+
+
+@pytest.mark.parametrize("kind", [Alone, Declared])
+def test_an_environment_without_endings_of_goals_tells_none(kind: type[Goals]) -> None:
+    rewards, ends = found(kind())(*drawn((4, 3)))
+    assert rewards[0] == 0
+    assert ends is None
+
+
 @pytest.mark.parametrize("env", [BitFlipEnv(2), BitFlipEnv(10), PointGoalEnv()])
 def test_the_toys_say_in_a_batch_what_they_say_step_by_step(env: Any) -> None:
-    reward = found(env)
-    assert reward.batched
+    judge = found(env)
+    assert judge.reward.batched
+    assert judge.ending is not None
+    assert judge.ending.batched
     observation, _ = env.reset(seed=1)
     steps = []
     env.action_space.seed(1)
     for _ in range(300):
         observation, given, terminated, truncated, info = env.step(env.action_space.sample())
-        steps.append((observation["achieved_goal"], observation["desired_goal"], given))
+        steps.append((observation["achieved_goal"], observation["desired_goal"], given, terminated))
         assert info["reached"] == (given == 0)
         if terminated or truncated:
             env.reset()
-    reached, wanted, rewards = map(np.stack, zip(*steps, strict=True))
-    assert np.array_equal(reward(reached, wanted), rewards)
-    assert (reward(reached, reached) == 0).all()
+    reached, wanted, *said = map(np.stack, zip(*steps, strict=True))
+    for told, before in zip(judge(reached, wanted), said, strict=True):
+        assert told is not None
+        assert np.array_equal(told, before)
+    assert (judge(reached, reached)[0] == 0).all()
 
 
 def test_an_episode_of_bits_ends_where_it_should() -> None:
@@ -202,7 +262,7 @@ def test_goals_are_given_as_the_environment_has_them() -> None:
     """The replay counts choices from 0 and may hold less exact numbers; an environment sees its own kind."""
     env = Counted()
     reward = found(env)
-    assert reward(np.array([0, 3, 1]), np.array([0, 2, 1])).tolist() == [0, -1, 0]
+    assert reward(np.array([0, 3, 1]), np.array([0, 2, 1]))[0].tolist() == [0, -1, 0]
     assert env.asked[-1].tolist() == [5, 8, 6]
     seen: list[Any] = []
     other: Any = Alone()
@@ -234,10 +294,15 @@ def test_goals_of_two_shapes_are_none() -> None:
 
 def test_it_is_found_within_wrappers_and_classes_that_are_not_gymnasium_s() -> None:
     bits = np.array([[0, 1], [1, 1]], np.int8)
-    assert found(TimeLimit(BitFlipEnv(2), 5))(bits, bits[::-1]).tolist() == [-1, -1]
+    assert _lists(found(TimeLimit(BitFlipEnv(2), 5))(bits, bits[::-1])) == ([-1, -1], [False, False])
     assert has_goals(make(Plain))
-    assert found(make(Plain))(np.eye(4, dtype=np.int8), np.eye(4, dtype=np.int8)).tolist() == [0] * 4
-    assert found(Halved(BitFlipEnv(2)))(bits, bits[::-1]).tolist() == [-0.5, -0.5]
+    assert _lists(found(make(Plain))(np.eye(4, dtype=np.int8), np.eye(4, dtype=np.int8))) == ([0] * 4, None)
+    assert _lists(found(Halved(BitFlipEnv(2)))(bits, bits)) == ([0, 0], [True, True])
+    assert _lists(found(Halved(BitFlipEnv(2)))(bits, bits[::-1])) == ([-0.5, -0.5], [False, False])
+
+
+def _lists(told: tuple[Any, Any]) -> tuple[Any, Any]:
+    return told[0].tolist(), None if told[1] is None else told[1].tolist()
 
 
 @pytest.mark.parametrize(
@@ -262,13 +327,20 @@ def test_a_compute_reward_that_fails_is_told_in_a_sentence(env: Any, said: str) 
         goal_reward(env)
 
 
+def test_so_is_a_compute_terminated_that_fails() -> None:
+    with pytest.raises(
+        UserError, match=r"Fallen: compute_terminated\(.*raised KeyError: 'fallen'; let it need nothing"
+    ):
+        goal_reward(Fallen())
+
+
 def test_one_that_fails_later_is_told_too() -> None:
     env = BitFlipEnv(3)
     reward, goals = found(env), np.zeros((4, 3), np.int8)
-    reward._compute = lambda a, b, info: np.zeros(3)
+    reward.reward._compute = lambda a, b, info: np.zeros(3)
     with pytest.raises(UserError, match=r"shape \(3,\) for 4 goals"):
         reward(goals, goals)
-    reward._compute = lambda a, b, info: 1 / 0
+    reward.reward._compute = lambda a, b, info: 1 / 0
     with pytest.raises(UserError, match="raised ZeroDivisionError: division by zero"):
         reward(goals, goals)
 
@@ -295,7 +367,7 @@ def test_managers_tell_it(backend: str) -> None:
         manager.reset(0)
         assert reward is not None
         a, b = np.zeros((3, 2), np.float32), np.array([[0.4, 0], [0.6, 0], [0, -0.45]], np.float32)
-        assert reward(a, b).tolist() == [0, -1, 0]
+        assert _lists(reward(a, b)) == ([0, -1, 0], [False] * 3)
     finally:
         manager.close()
 

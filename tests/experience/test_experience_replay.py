@@ -210,21 +210,40 @@ def test_credit_is_earned_by_real_steps_after_the_warm_up(per_step: float) -> No
     assert replay.report()["replay/size"] == replay.size
 
 
-def test_warm_up_pauses_now_and_then_and_a_read_is_waited_for() -> None:
-    world = World([1, 1], 4)
-    replay = world.replay(replay=4000, warmup=1500, batch_size=16)
-    said = {0: [], 1: []}  # type: dict[int, list[bool]]
-    for _ in range(700):
-        for lane in (0, 1):
+@pytest.mark.parametrize(
+    ("per_step", "lanes", "pauses"),
+    [
+        (1.0, [1, 1], range(16, 500, 16)),  # two rows, so that 32 steps are 16 writes
+        (0.1, [1, 1], range(16, 500, 16)),
+        (0.01, [1, 1], range(16, 700, 16)),  # updates stay rarer than pauses
+        (1.0, [2, 1], range(10, 334, 10)),
+        (1.0, [40], range(1, 26)),
+    ],
+)
+def test_it_pauses_now_and_then_unless_updates_do(per_step: float, lanes: list[int], pauses: range) -> None:
+    world = World(lanes, 4, longest=10**6)  # one episode, so that every step counts
+    rows = sum(lanes)
+    replay = world.replay(replay=4000, warmup=1000, batch_size=16, updates_per_step=per_step)
+    for time in range(700 if rows < 9 else 40):
+        for lane, at in enumerate(world.lanes):
             world.write(lane, replay)
-            said[lane].append(replay.accepts(lane))
-    for lane in (0, 1):
-        assert [t for t, yes in enumerate(said[lane]) if not yes] == [256, 512]
+            due = replay.ready()
+            if time:
+                assert replay.accepts(at.start) == (not due and time not in pauses), time
+            while replay.ready() and lane == len(lanes) - 1:
+                replay.read()
+
+
+def test_a_read_is_waited_for() -> None:
+    world = World([1, 1], 4)
+    replay = world.replay(replay=4000, warmup=100, batch_size=16)
     while not replay.ready():
         world.write(0, replay)
+        world.write(1, replay)
     assert not replay.accepts(0)
     assert not replay.accepts(1)
-    replay.read()
+    while replay.ready():
+        replay.read()
     assert replay.accepts(0)
 
 

@@ -1,7 +1,8 @@
-"""Goals are replaced by what was reached later in the same episode, with the rewards of that."""
+"""Goals are replaced by what was reached later in the same episode, with the rewards and endings of that."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -23,20 +24,29 @@ GOALS: Specs = {
 GAMMA, ROWS = 0.5, 2
 
 
-def reward(reached: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def judge(reached: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Only goals of even times end an episode, so that windows pass others and meet the old ending."""
     assert reached.shape == wanted.shape
     assert reached.dim() == 2
-    return -(reached - wanted).abs().sum(1)
+    return -(reached - wanted).abs().sum(1), (reached == wanted).all(1) & (wanted[:, 1] % 2 == 0)
+
+
+def rewards_alone(reached: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, None]:
+    return judge(reached, wanted)[0], None
 
 
 class Goals:
-    """Row r at time t reaches (r, t) and wants (r, −episode); every reward in it is 0.5, which no new one is."""
+    """Row r at time t reaches (r, t) and wants (r, −episode); every reward in it is 0.5, which no new one is.
+
+    Episodes terminate and truncate in turn.
+    """
 
     def __init__(self, longest: int = 9, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
         self.longest, self.time = longest, -1
         self.episode, self.left = np.zeros(ROWS, int), np.zeros(ROWS, int)
         self.firsts: list[list[bool]] = []
+        self.terminated: list[list[bool]] = []
 
     def write(self, *replays: ExperienceReplay) -> None:
         self.time += 1
@@ -54,8 +64,10 @@ class Goals:
             "desired_goal": torch.stack([row, -torch.from_numpy(self.episode).float()], 1),
             "observation": torch.full((ROWS, 1), float(self.time)),
         }
-        no = torch.zeros(ROWS, dtype=torch.bool)
-        step = EnvStep(observation, torch.full((ROWS,), 0.5), no, torch.from_numpy(self.left == 0), torch.tensor(first))
+        terminated, truncated = (self.left == 0) & (self.episode % 2 == 0), (self.left == 0) & (self.episode % 2 == 1)
+        self.terminated.append(terminated.tolist())
+        ends = torch.from_numpy(terminated), torch.from_numpy(truncated)
+        step = EnvStep(observation, torch.full((ROWS,), 0.5), *ends, torch.tensor(first))
         for replay in replays:
             replay.env_write(step, HiddenState())
 
@@ -65,10 +77,22 @@ class Goals:
             t += 1
         return t
 
+    def expected(self, t: int, row: int, n: int, goal: int, told: bool) -> tuple[int, float, float, bool]:
+        """Steps, reward, discount and termination of a window from ``t``, with a goal of that time (below 0: its own).
 
-def make(**settings: Any) -> ExperienceReplay:
+        ``told``: whether the environment can say what ends with a new goal.
+        """
+        value, over, steps = 0.0, False, 0
+        while steps < n and t + steps < self.last(t, row) and not over:
+            value += GAMMA**steps * (0.5 if goal < 0 else -abs(t + steps + 1 - goal))
+            steps += 1
+            over = t + steps == goal and goal % 2 == 0 if told and goal >= 0 else self.terminated[t + steps][row]
+        return steps, value, 0.0 if over else GAMMA**steps, over
+
+
+def make(function: Any = judge, **settings: Any) -> ExperienceReplay:
     config = ReplayConfig(**({"replay": 60 * ROWS, "batch_size": 64, "warmup": 0, "hindsight": 0.8} | settings))
-    replay = ExperienceReplay(config, ROWS, GAMMA, GOALS, CPU, reward)
+    replay = ExperienceReplay(config, ROWS, GAMMA, GOALS, CPU, function)
     replay.generator.manual_seed(0)
     return replay
 
@@ -77,6 +101,23 @@ def make(**settings: Any) -> ExperienceReplay:
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_goals_come_from_later_in_the_episode(n: int, prioritized: bool) -> None:
     goals, replay = Goals(), make(n_step=n, prioritized=prioritized)
+    changed, total = check(goals, replay, n, told=True)
+    assert abs(changed / total - 0.8) < 4 * np.sqrt(0.16 / total)
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_endings_that_nothing_tells_anew_are_kept_with_one_warning(n: int) -> None:
+    goals, replay = Goals(), make(rewards_alone, n_step=n)
+    with pytest.warns(RuntimeWarning, match=r"no compute_terminated.*keep their endings with new goals") as warned:
+        check(goals, replay, n, told=False)
+    assert len(warned) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(Goals(), make(n_step=n), n, told=True)  # no cause
+
+
+def check(goals: Goals, replay: ExperienceReplay, n: int, told: bool) -> tuple[int, int]:
+    """Compare all that is drawn with what it should be; return how many had a new goal, and how many there were."""
     changed, total = 0, 0
     for round_ in range(60):
         for _ in range(61 if round_ == 0 else 7):
@@ -87,19 +128,14 @@ def test_goals_come_from_later_in_the_episode(n: int, prioritized: bool) -> None
         assert torch.equal(wanted[0], wanted[1])
         for i, number in enumerate(batch.index.tolist()):
             t, row = divmod(number, ROWS)
-            last = goals.last(t, row)
-            k = min(n, last - t)
-            assert batch.observation["achieved_goal"][:, i].tolist() == [[row, t], [row, t + k]]
             to_row, goal = wanted[0, i].tolist()
             assert to_row == row
-            if goal < 0:  # as it was
-                expected = sum(0.5 * GAMMA**j for j in range(k))
-            else:
-                assert t < goal <= last
-                expected = sum(-abs(t + j + 1 - goal) * GAMMA**j for j in range(k))
-            assert batch.reward[0, i] == expected
+            assert goal < 0 or t < goal <= goals.last(t, row)
+            steps, *rest = goals.expected(t, row, n, goal, told)
+            assert batch.observation["achieved_goal"][:, i].tolist() == [[row, t], [row, t + steps]]
+            assert [float(x[0, i]) for x in (batch.reward, batch.discount, batch.terminated)] == rest
             changed, total = changed + (goal > 0), total + 1
-    assert abs(changed / total - 0.8) < 4 * np.sqrt(0.16 / total)
+    return changed, total
 
 
 def test_each_later_moment_has_an_equal_chance() -> None:
@@ -131,6 +167,7 @@ def test_a_resumed_replay_draws_the_same_goals() -> None:
         a, b = whole.read(), resumed.read()
         assert torch.equal(a.observation["desired_goal"], b.observation["desired_goal"])
         assert torch.equal(a.reward, b.reward)
+        assert torch.equal(a.discount, b.discount)
         for _ in range(9):
             goals.write(whole, resumed)
 
@@ -138,10 +175,10 @@ def test_a_resumed_replay_draws_the_same_goals() -> None:
 @pytest.mark.parametrize(
     ("specs", "function", "settings", "says"),
     [
-        ({"observation": GOALS["observation"]}, reward, {}, 'no observation "achieved_goal" .it has observation.'),
+        ({"observation": GOALS["observation"]}, judge, {}, 'no observation "achieved_goal" .it has observation.'),
         (GOALS, None, {}, "compute_reward"),
-        (GOALS | {"desired_goal": Spec((3,), "float32")}, reward, {}, r"achieved_goal has shape \(2,\)"),
-        (GOALS, reward, {"sequence": 5}, "single transitions; set agent.sequence to 0"),
+        (GOALS | {"desired_goal": Spec((3,), "float32")}, judge, {}, r"achieved_goal has shape \(2,\)"),
+        (GOALS, judge, {"sequence": 5}, "single transitions; set agent.sequence to 0"),
     ],
 )
 def test_hindsight_without_goals_is_refused(specs: Specs, function: Any, settings: dict[str, Any], says: str) -> None:

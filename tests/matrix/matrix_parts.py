@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
     "gaussian": spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, np.inf], np.float32)),
     "tanh": spaces.Box(-2, 5, (2,), np.float32),
     "beta": spaces.Box(0, 3, (1, 2), np.float64),
+    "boxes": spaces.Dict({"arm": spaces.Box(-1, 2, (2, 1), np.float32), "leg": spaces.Box(0, 3, (1,), np.float32)}),
     "mixed masked": spaces.Dict(
         {
             "move": spaces.Discrete(3),
@@ -211,15 +213,18 @@ FACTORS: list[tuple[Any, ...]] = [
 Choice = tuple[Any, ...]  # one of each factor
 
 
-def pairwise(seed: int) -> list[Choice]:
+def pairwise(
+    seed: int, factors: list[tuple[Any, ...]] = FACTORS, possible: Callable[[Choice], bool] = lambda choice: True
+) -> list[Choice]:
     """Few choices that hold every pair of values of two factors: greedily, the best of some random ones each time."""
     rng = random.Random(seed)
-    open_pairs = set().union(*(_pairs(choice) for choice in itertools.product(*FACTORS)))
+    everything = [choice for choice in itertools.product(*factors) if possible(choice)]
+    open_pairs = set().union(*map(_pairs, everything))
     chosen: list[Choice] = []
     while open_pairs:
-        start = dict(min(open_pairs, key=repr))
-        drawn = [tuple(start.get(i, rng.choice(values)) for i, values in enumerate(FACTORS)) for _ in range(60)]
-        best = max(drawn, key=lambda choice: len(_pairs(choice) & open_pairs))
+        start = min(open_pairs, key=repr)
+        fitting = [choice for choice in everything if start in _pairs(choice)]
+        best = max(rng.choices(fitting, k=60), key=lambda choice: len(_pairs(choice) & open_pairs))
         open_pairs -= _pairs(best)
         chosen.append(best)
     return chosen
@@ -232,7 +237,19 @@ def _pairs(choice: Choice) -> set[tuple[tuple[int, Any], tuple[int, Any]]]:
 def settings_of(choice: Choice, folder: Path) -> tuple[str, str, dict[str, Any]]:
     """Environment, agent and settings of a tiny run of two updates and one evaluation."""
     network, observation, action, learning, backend, normalized = choice
-    settings: dict[str, Any] = {
+    settings = common(observation, action, backend, folder) | {
+        "agent.rollout": 6,
+        "agent.normalize_observation": normalized,
+        "agent.normalize_reward": normalized,
+    }
+    if action in ("tanh", "beta"):
+        settings["agent.distribution"] = action
+    return environment_of(backend), learning.split()[0], settings | NETWORKS[network] | LEARNING[learning]
+
+
+def common(observation: str, action: str, backend: str, folder: Path) -> dict[str, Any]:
+    """What all tiny runs have."""
+    return {
         "runs": str(folder),
         "quiet": True,
         "threads": 1,
@@ -241,13 +258,10 @@ def settings_of(choice: Choice, folder: Path) -> tuple[str, str, dict[str, Any]]
         "env.num": 3,
         "env.options": (f"observation='{observation}'", f"action='{action}'"),
         "env.backend": "auto" if backend == "simple" else backend,
-        "agent.rollout": 6,
-        "agent.normalize_observation": normalized,
-        "agent.normalize_reward": normalized,
         "network.hidden": (8,),
         "network.lstm_size": 4,
     }
-    if action in ("tanh", "beta"):
-        settings["agent.distribution"] = action
-    environment = f"{__name__}:MatrixEnv" if backend == "simple" else "Matrix-v0"
-    return environment, learning.split()[0], settings | NETWORKS[network] | LEARNING[learning]
+
+
+def environment_of(backend: str) -> str:
+    return "Matrix-v0" if backend == "vector" else f"{__name__}:MatrixEnv"

@@ -14,7 +14,7 @@ from ludus.core.types import HiddenState
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
 from ludus.networks.ensemble import Ensemble, PlainEnsemble
-from ludus.networks.joined import joined
+from ludus.networks.joined import TAKEN, joined
 from ludus.networks.noisy import NoisyLinear
 from ludus.networks.streams import Stream
 from ludus.networks.tape import Tape
@@ -88,14 +88,23 @@ def test_pieces_of_a_joined_network(given: Any, expected: tuple[str, str, str]) 
     assert made.hidden == (5,)
 
 
-def test_a_recurrent_critic_has_a_memory_and_an_mlp() -> None:
-    network: Any = build_network(NetworkConfig(body="lstm", hidden=(9,)), Need(CRITIC, Q, joined=True))
-    assert set(network.pieces) == {"body", "head1d"}
-    assert network.pieces["body"].input_shape == (6,)
-    assert network.projections["q"].in_features == 9
-    outputs, state = network(rows(CRITIC), network.initial_state(B), FIRST)
+def test_what_a_recurrent_critic_remembers_does_not_depend_on_actions() -> None:
+    inputs = {"observation": (4,), TAKEN: (2,)}
+    network: Any = build_network(NetworkConfig(body="lstm", hidden=(9,)), Need(inputs, Q, joined=True))
+    given = rows(inputs)
+    given[TAKEN].requires_grad_()
+    outputs, state = network(given, network.initial_state(B), FIRST)
     assert outputs["q"].shape == (T, B, 1)
+    assert network.recurrent
     assert set(state) == {"body/h", "body/c"}
+    assert not any(x.grad_fn is not None and _reaches(x, given[TAKEN]) for x in state.values())
+    (slope,) = torch.autograd.grad(outputs["q"][-1].sum(), given[TAKEN])
+    assert slope[-1].abs().min() > 0
+    assert not slope[:-1].any()  # of earlier actions
+
+
+def _reaches(x: torch.Tensor, leaf: torch.Tensor) -> bool:
+    return torch.autograd.grad(x.sum(), leaf, allow_unused=True, retain_graph=True)[0] is not None
 
 
 @pytest.mark.parametrize("noisy", [False, True])

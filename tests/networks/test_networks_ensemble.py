@@ -74,7 +74,7 @@ def test_members_do_not_touch_each_other() -> None:
 @pytest.mark.parametrize(
     ("need", "config"),
     [
-        (Need(CRITIC, OUTPUTS), {}),  # a source each
+        (Need(CRITIC, OUTPUTS), {"body": "identity1d"}),  # a source each
         (Need(CRITIC, OUTPUTS, joined=True), {"body": "lstm"}),
         (Need(CRITIC, OUTPUTS, joined=True), {"head": "mlp"}),
         (Need(CRITIC, OUTPUTS, joined=True, streams=True), {}),
