@@ -205,7 +205,7 @@ def _toys(by_task: dict[str, list[Row]]) -> str:
         "| task | environment | commit | seeds 0, 1, 2 |",
         "|---|---|---|---|",
     ]
-    for task in (*TOYS, *OFF_POLICY_TOYS):
+    for task in (task for task in (*TOYS, *OFF_POLICY_TOYS) if by_task[task.name]):
         rows = by_task[task.name]
         told = ", ".join(f"{r['best']:.3g}" + (f" at {r['reached']:,}" if r["reached"] else "") for r in rows)
         commits = ", ".join(sorted({row["commit"] for row in rows}))
