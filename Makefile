@@ -19,7 +19,7 @@ train: $(INSTALLED)  ## train PPO on CartPole-v1 until it is solved
 	$(BIN)/ludus train $(TRAIN_ARGS)
 
 test: $(INSTALLED)  ## all fast tests, the checks of lint and type among them
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist worksteal
 
 test-slow: $(INSTALLED)  ## learning runs of minutes to hours
 	$(BIN)/pytest -m slow
