@@ -83,17 +83,22 @@ def pick(ways: tuple[Side, ...], job: str, options: list[str]) -> Side:
     return max(tried, key=lambda side: tried[side])
 
 
+def take_turns(sides: list[Side], rounds: int, job: str, timed: list[str]) -> dict[str, list[Result]]:
+    """Let the sides play, one round after the other; nobody always runs after the same neighbour."""
+    played: dict[str, list[Result]] = {side.name: [] for side in sides}
+    for round_ in range(rounds):
+        for side in sides if round_ % 2 == 0 else sides[::-1]:
+            played[side.name].append(side.run(job, *timed, "--seed", str(round_)))
+    return played
+
+
 def contest(job: str, rounds: int, seconds: float) -> Result:
     """Pick each contestant's best way, then let them take turns."""
     seconds = max(seconds, 20.0) if job == "pong" else seconds  # an update of Pong takes seconds by itself
     timed = [] if job == "solve" else ["--seconds", str(seconds), "--warm-up", str(warm_up(job))]
     sides = [pick(ways, job, timed) for ways in CONTESTS[job]]
     print(f"{job}: " + "; ".join(f"{side.name} {' '.join(side.options)}" for side in sides))
-    played: dict[str, list[Result]] = {side.name: [] for side in sides}
-    for round_ in range(rounds):
-        order = sides if round_ % 2 == 0 else sides[::-1]  # nobody always runs after the same neighbour
-        for side in order:
-            played[side.name].append(side.run(job, *timed, "--seed", str(round_)))
+    played = take_turns(sides, rounds, job, timed)
     return {
         "rounds": played,
         "options": {side.name: list(side.options) for side in sides},

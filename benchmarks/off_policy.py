@@ -152,7 +152,7 @@ def play(args: argparse.Namespace) -> None:
 
 def contest(job: str, names: list[str], rounds: int, timed: list[str]) -> Result:
     """Pick each side's best way, then let them take turns."""
-    from benchmarks.harness import Side, pick
+    from benchmarks.harness import Side, pick, take_turns
 
     ways = {
         name: tuple(
@@ -163,11 +163,7 @@ def contest(job: str, names: list[str], rounds: int, timed: list[str]) -> Result
     }
     sides = [pick(way, job, timed) for way in ways.values()]
     print(f"{job}: " + "; ".join(" ".join(side.options) for side in sides))
-    played: dict[str, list[Result]] = {side.name: [] for side in sides}
-    for round_ in range(rounds):
-        order = sides if round_ % 2 == 0 else sides[::-1]  # nobody always runs after the same neighbour
-        for side in order:
-            played[side.name].append(side.run(job, *timed, "--seed", str(round_)))
+    played = take_turns(sides, rounds, job, timed)
     return {
         "rounds": played,
         "options": {side.name: list(side.options[2:]) for side in sides},

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ludus.agents import soft
 from ludus.agents.off_policy import OffPolicy, with_experience
 from ludus.agents.replayed import (
     ACTION,
@@ -33,7 +34,7 @@ from ludus.core.spec import Specs
 from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, Tensors
 from ludus.experience.config import ReplayConfig
 from ludus.ops.distributions import tanh_gaussian_draw, tanh_gaussian_sample
-from ludus.ops.q_learning import sac_actor_loss, sac_critic_loss, sac_value, temperature_loss
+from ludus.ops.q_learning import sac_actor_loss, sac_critic_loss, sac_value
 from ludus.ops.replay import counted
 
 LOG_STD = (-20.0, 2.0)  # bounds of the policy's log-deviation
@@ -196,31 +197,16 @@ class SAC(OffPolicy):
         share = counted(batch.weight)
         loss = (share * sac_actor_loss(q, log_prob, self.log_alpha.exp())).sum()
         entropy = -(share * log_prob.detach()).sum() / share.sum().clamp(min=1e-8)
-        return {"actor": loss}, {"entropy": entropy}
+        return {"actor": loss}, {"entropy": entropy, soft.EXCESS: entropy - self.target_entropy}
 
     def alpha_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """The temperature rises where the policy has less than the entropy that it should keep."""
-        loss = temperature_loss(self.log_alpha, -batch.experience["entropy"], self.target_entropy)
-        return {"alpha": loss}, {}
+        """The temperature's; of a batch that has what ``actor_loss`` told."""
+        return soft.alpha_loss(self, batch)
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """All losses of a batch that ``prepare`` made ready."""
-        losses, metrics = self.critic_loss(batch)
-        more, found = self.actor_loss(batch)
-        if self.config.learn_alpha:
-            more |= self.alpha_loss(with_experience(batch, **found))[0]
-        return losses | more, metrics | found
+        return soft.all_losses(self, batch)
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
-        """A step each of critics, actor and temperature, all with the temperature of before."""
-        batch = self.prepare(batch)
-        metrics = updater.step(self.critic_loss, batch, "critic")
-        priority = metrics.pop("priority", None)
-        found = updater.step(self.actor_loss, batch, "actor")
-        metrics |= {"loss/actor": found["loss/actor"], "entropy": found["entropy"]}
-        metrics["alpha"] = self.log_alpha.detach().exp()
-        if self.config.learn_alpha:
-            after = updater.step(self.alpha_loss, with_experience(batch, entropy=found["entropy"]), "alpha")
-            metrics["loss/alpha"] = after["loss/alpha"]
-        self.follow()
-        return Learned(metrics, priority)
+        """A step each of critics, actor and temperature."""
+        return soft.learn(self, self.prepare(batch), updater)

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ludus.agents.off_policy import OffPolicy, one_choice, with_experience
+from ludus.agents import soft
+from ludus.agents.off_policy import OffPolicy, one_choice
 from ludus.agents.replayed import burned_in, chunk, ends, observation_shapes, surprise, targets
 from ludus.core.agent import Updater
 from ludus.core.errors import refuse_outside
@@ -20,7 +21,7 @@ from ludus.core.spec import Specs, is_mask, mask_name
 from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, Tensors
 from ludus.experience.config import ReplayConfig
 from ludus.ops.distributions import categorical_sample, gumbel, mask_logits
-from ludus.ops.q_learning import sac_critic_loss, sac_discrete_actor_loss, soft_value, taken, temperature_loss
+from ludus.ops.q_learning import sac_critic_loss, sac_discrete_actor_loss, soft_value, taken
 from ludus.ops.replay import counted
 
 
@@ -152,31 +153,17 @@ class DiscreteSAC(OffPolicy):
             most = math.log(self.choices) if mask is None else mask.sum(-1).clamp(min=1).log()
             mean = share / share.sum().clamp(min=1e-8)
             found = {"entropy": (mean * entropy).sum()}
-            found["excess_entropy"] = (mean * (entropy - self.config.target_entropy * most)).sum()
+            found[soft.EXCESS] = (mean * (entropy - self.config.target_entropy * most)).sum()
         return {"actor": loss}, found
 
     def alpha_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """The temperature rises where the policy has less than the entropy that it should keep."""
-        return {"alpha": temperature_loss(self.log_alpha, -batch.experience["excess_entropy"], 0.0)}, {}
+        """The temperature's; of a batch that has what ``actor_loss`` told."""
+        return soft.alpha_loss(self, batch)
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """All losses of a batch that ``prepare`` made ready."""
-        losses, metrics = self.critic_loss(batch)
-        more, found = self.actor_loss(batch)
-        if self.config.learn_alpha:
-            more |= self.alpha_loss(with_experience(batch, **found))[0]
-        return losses | more, metrics | found
+        return soft.all_losses(self, batch)
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
-        """A step each of critics, actor and temperature, all with the temperature of before."""
-        batch = self.prepare(batch)
-        metrics = updater.step(self.critic_loss, batch, "critic")
-        priority = metrics.pop("priority", None)
-        found = updater.step(self.actor_loss, batch, "actor")
-        metrics |= {"loss/actor": found["loss/actor"], "entropy": found["entropy"]}
-        metrics["alpha"] = self.log_alpha.detach().exp()
-        if self.config.learn_alpha:
-            more = with_experience(batch, excess_entropy=found["excess_entropy"])
-            metrics["loss/alpha"] = updater.step(self.alpha_loss, more, "alpha")["loss/alpha"]
-        self.follow()
-        return Learned(metrics, priority)
+        """A step each of critics, actor and temperature."""
+        return soft.learn(self, self.prepare(batch), updater)

@@ -62,9 +62,9 @@ class ValueHead(nn.Module, ABC):
     def q(self, outputs: Tensors, taus: Tensor | None = None) -> Tensor:
         """The expected return of every choice, ``[..., A]``."""
 
-    @abstractmethod
     def evaluate(self, outputs: Tensors, action: Tensor, taus: Tensor | None = None) -> Tensor:
         """What is predicted for ``action``: its value ``[...]``, its logits or its quantiles ``[..., n]``."""
+        return taken(self.spread(outputs).mT, action)
 
     @abstractmethod
     def target(
@@ -131,9 +131,6 @@ class Categorical(ValueHead):
     def q(self, outputs: Tensors, taus: Tensor | None = None) -> Tensor:
         return self.spread(outputs).softmax(-1) @ self.support
 
-    def evaluate(self, outputs: Tensors, action: Tensor, taus: Tensor | None = None) -> Tensor:
-        return taken(self.spread(outputs).mT, action)
-
     @torch.no_grad()
     def target(
         self, outputs: Tensors, action: Tensor, reward: Tensor, discount: Tensor, taus: Tensor | None = None
@@ -161,9 +158,6 @@ class Quantile(ValueHead):
 
     def q(self, outputs: Tensors, taus: Tensor | None = None) -> Tensor:
         return self.spread(outputs).mean(-1)
-
-    def evaluate(self, outputs: Tensors, action: Tensor, taus: Tensor | None = None) -> Tensor:
-        return taken(self.spread(outputs).mT, action)
 
     @torch.no_grad()
     def target(

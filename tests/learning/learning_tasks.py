@@ -78,6 +78,15 @@ def evaluations(run: Path) -> list[tuple[int, float]]:
 
 
 TOY = "ludus.environments.toy:"
+UNWATCHED: dict[str, Any] = {  # a run of which only the last evaluation counts
+    "quiet": True,
+    "threads": 1,
+    "compile": "off",
+    "evaluation.every": 0,
+    "evaluation.episodes": 100,
+    "checkpoint_every": 0,
+    "log_every": 0,
+}
 BLIND_CARTPOLE = f"{TOY}NoVelocityCartPole"
 LSTM = {"network.body": "lstm"}
 SMALL = {"agent.gamma": 0.9, "network.hidden": (32, 32), "network.lstm_size": 32}

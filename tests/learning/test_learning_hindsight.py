@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from learning_tasks import UNWATCHED
 
 import ludus
 
@@ -30,18 +31,7 @@ QUICK: dict[str, dict[str, Any]] = {
 
 def learn(runs: Path, environment: str, agent: str, nb_step: int, hindsight: float) -> float:
     """The mean return of 100 greedy episodes after the last step."""
-    protocol: dict[str, Any] = {
-        "runs": str(runs),
-        "quiet": True,
-        "threads": 1,
-        "compile": "off",
-        "evaluation.every": 0,
-        "evaluation.episodes": 100,
-        "checkpoint_every": 0,
-        "log_every": 0,
-        "agent.hindsight": hindsight,
-        "agent.warmup": 300,
-    }
+    protocol = UNWATCHED | {"runs": str(runs), "agent.hindsight": hindsight, "agent.warmup": 300}
     settings = protocol | {"network.activation": "relu"} | QUICK[agent]
     result = ludus.train(TOY + environment, agent, nb_step=nb_step, seed=0, preset="none", settings=settings)
     assert result.evaluation is not None

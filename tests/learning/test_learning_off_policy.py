@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from learning_tasks import OFF_POLICY_TOYS, Task, run
+from learning_tasks import OFF_POLICY_TOYS, UNWATCHED, Task, run
 
 import ludus
 from ludus.agents.dqn import DQN
@@ -20,14 +20,7 @@ from ludus.core.types import Batch
 from ludus.experience.replay import ExperienceReplay
 
 OBSERVATION = np.zeros(1, np.float32)
-SMALL: dict[str, Any] = {
-    "quiet": True,
-    "threads": 1,
-    "compile": "off",
-    "evaluation.every": 0,
-    "evaluation.episodes": 100,
-    "checkpoint_every": 0,
-    "log_every": 0,
+SMALL: dict[str, Any] = UNWATCHED | {
     "env.num": 4,
     "network.hidden": (16,),
     "agent.gamma": 0.9,
