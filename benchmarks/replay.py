@@ -27,13 +27,12 @@ JOBS = {"halfcheetah": (17, 6), "cartpole": (4, 1)}  # numbers in an observation
 TARGET = 2.0  # times SB3's batches per second
 
 
-def filled(job: str, capacity: int) -> tuple[ExperienceReplay, ReplayBuffer, float]:
+def filled(job: str, capacity: int, prioritized: bool = False) -> tuple[ExperienceReplay, ReplayBuffer, float]:
     """Both replays with the same steps, and the seconds that ours took per step to write."""
     seen, said = JOBS[job]
     device, rng = torch.device("cpu"), np.random.default_rng(0)
-    ours = ExperienceReplay(
-        ReplayConfig(replay=capacity, batch_size=BATCH), 1, 0.99, {"observation": Spec((seen,), "float32")}, device
-    )
+    config = ReplayConfig(replay=capacity, batch_size=BATCH, prioritized=prioritized)
+    ours = ExperienceReplay(config, 1, 0.99, {"observation": Spec((seen,), "float32")}, device)
     box, one = spaces.Box(-np.inf, np.inf, (seen,)), spaces.Box(-1, 1, (said,))
     theirs = ReplayBuffer(capacity, box, one if said > 1 else spaces.Discrete(2), device="cpu")
     drawn = torch.from_numpy(rng.standard_normal((1024, 1, seen), np.float32))

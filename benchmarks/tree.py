@@ -1,9 +1,9 @@
-"""The prioritized part of a replay: SumTree against Tianshou's segment tree and its whole PrioritizedReplayBuffer.
+"""Drawing by priority: ExperienceReplay and its SumTree against Tianshou's PrioritizedReplayBuffer and segment tree.
 
 ``python -m benchmarks.tree --tianshou PYTHON`` (or ``TIANSHOU_PYTHON``) with the interpreter of an environment that has
 Tianshou; its version 2 cannot be installed beside our pins (filelock). An update draws 256 of 1,000,000
-transitions by priority, computes their importance weights and gives them new priorities; only Tianshou's buffer also
-fetches the transitions. All sides live in processes of their own for the whole run and take short turns on one thread,
+transitions by priority, computes their importance weights and gives them new priorities; the whole replays also
+fetch the transitions. All sides live in processes of their own for the whole run and take short turns on one thread,
 and the time is their CPU time, so that other work on the machine does less harm.
 """
 
@@ -32,6 +32,26 @@ Update = Callable[[Any], None]
 
 
 def ludus() -> tuple[Update, list[Any]]:
+    """The whole replay."""
+    import torch
+
+    from benchmarks.replay import filled
+
+    torch.set_num_threads(1)
+    replay = filled("halfcheetah", CAPACITY, prioritized=True)[0]
+    for start in range(0, CAPACITY, BATCH):  # priorities that differ, as they would
+        index = torch.arange(start, min(start + BATCH, CAPACITY - 1))
+        replay.feedback(index, torch.rand(len(index)))
+
+    def update(error: torch.Tensor) -> None:
+        batch = replay.read()
+        assert batch.index is not None
+        replay.feedback(batch.index, error.abs())
+
+    return update, [torch.from_numpy(x) for x in _errors()]
+
+
+def ludus_tree() -> tuple[Update, list[Any]]:
     """SumTree, with everything that a prioritized replay does besides fetching the transitions."""
     import torch
 
@@ -94,7 +114,7 @@ def _errors() -> list[Any]:
     return list(np.random.default_rng(1).standard_normal((DRAWN, BATCH), np.float32))
 
 
-SIDES = {"ludus": ludus, "tianshou tree": tianshou_tree, "tianshou buffer": tianshou_buffer}
+SIDES = {"ludus": ludus, "tianshou": tianshou_buffer, "ludus tree": ludus_tree, "tianshou tree": tianshou_tree}
 
 
 def serve(side: str) -> None:
@@ -114,7 +134,7 @@ def contest(tianshou: str, rounds: int, seconds: float) -> dict[str, list[float]
     """Start all sides, then let them take turns; the first round warms up."""
     running = {}
     for side in SIDES:
-        python = sys.executable if side == "ludus" else tianshou
+        python = sys.executable if side.startswith("ludus") else tianshou
         command = [python, "-m", "benchmarks.tree", "--side", side]
         running[side] = subprocess.Popen(
             command,
@@ -152,8 +172,9 @@ def table(rates: dict[str, list[float]]) -> str:
     for side, x in rates.items():
         low, middle, high = quartiles(x)
         told = f"| {side} | {middle:,.0f} ({low:,.0f} to {high:,.0f}) | {1e6 / middle:.0f} |"
-        r_low, r_middle, r_high = quartiles([a / b for a, b in zip(rates["ludus"], x, strict=True)])
-        ratio = "" if side == "ludus" else f"**{r_middle:.2f}** ({r_low:.2f} to {r_high:.2f})"
+        ours = rates[side.replace("tianshou", "ludus")]
+        r_low, r_middle, r_high = quartiles([a / b for a, b in zip(ours, x, strict=True)])
+        ratio = "" if side.startswith("ludus") else f"**{r_middle:.2f}** ({r_low:.2f} to {r_high:.2f})"
         lines.append(f"{told} {ratio} | {len(x)} |")
     return "\n".join(lines)
 

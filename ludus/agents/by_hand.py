@@ -9,6 +9,7 @@ import torch
 from ludus.core.agent import LossFunction
 from ludus.core.types import Batch, Tensors
 from ludus.networks.heads import Categorical
+from ludus.networks.numpy_actor import plain_input
 from ludus.networks.policy import Policy
 from ludus.networks.tape import bare_mlp
 from ludus.ops.by_hand import huber_q, ppo_categorical
@@ -57,18 +58,19 @@ def q_loss_by_hand(agent: DQN, known: type[DQN]) -> LossFunction | None:
     network, target = agent.networks["q"], bare_mlp(agent.target.networks["q"], "q")
     if target is None:
         return None
+    as_it_is = plain_input(agent.preprocess)
 
     def loss(batch: Batch) -> tuple[Tensors, Tensors]:
-        ready = agent.preprocess(batch.observation)
-        ((name, x),) = ready.items()
+        ((name, x),) = (batch.observation if as_it_is else agent.preprocess(batch.observation)).items()
         q = network({name: x[:1]}, batch.state, batch.first[:1])[0]["q"]
         with torch.no_grad():
+            found = q.detach()
             aim = torch.addcmul(batch.reward, batch.discount, target(x[1:]).amax(-1))
-            share = counted(batch.weight) if config.prioritized else 1 / batch.weight.numel()
-            value, q.grad, surprise = huber_q(q.detach(), batch.action[agent.name], aim, share)
-            metrics = {"q": q.detach().mean()}
-        if config.prioritized:
-            metrics["priority"] = surprise[0]
+            share = counted(batch.weight) if config.prioritized else None
+            value, q.grad, taken = huber_q(found, batch.action[agent.name], aim, share)
+            metrics = {"q": found.mean()}
+            if config.prioritized:
+                metrics["priority"] = (taken.squeeze(-1) - aim).abs_()[0]
         return {"value": value}, metrics
 
     return loss

@@ -91,6 +91,7 @@ class LocalUpdater(Updater):
         self._tape = Tape(agent)
         self.by_hand = self._tape.complete  # until all is compiled
         self._step: Callable[[LossFunction, Batch, Part], Tensors] = self._eager
+        self._flushed = bool(torch.tensor(2e-38).mul(0.1) == 0)  # whether the user has turned that on for all
 
     @property
     def learning_rate(self) -> float:
@@ -105,8 +106,15 @@ class LocalUpdater(Updater):
                 part.lr.fill_(rate if part.rate == self._first_rate else part.rate * rate / self._first_rate)
 
     def step(self, loss: LossFunction, batch: Batch, group: str = "all") -> Tensors:
-        """Take one step and return losses, metrics and the gradient's norm as 0-dimensional tensors."""
-        return self._step(loss, batch, self.parts[group])
+        """Take one step and return losses, metrics and the gradient's norm as 0-dimensional tensors.
+
+        Numbers too small to be normal count as 0 in it: the moments of dead units would make Adam three times slower.
+        """
+        torch.set_flush_denormal(True)
+        try:
+            return self._step(loss, batch, self.parts[group])
+        finally:
+            torch.set_flush_denormal(self._flushed)
 
     def mean(self, x: Tensor) -> Tensor:
         """One rank: ``x`` itself."""
@@ -147,7 +155,7 @@ class LocalUpdater(Updater):
             self.total(losses).backward(inputs=inputs)  # type: ignore[no-untyped-call]
         self._tape.backward()
         with torch.no_grad():
-            return self.report(losses, metrics, self.move(gradient, self.moving(part), part, fused_adam_))
+            return self.report(losses, metrics, self.move(gradient, self.moving(part), part, eager=True))
 
     def total(self, losses: Tensors) -> Tensor:
         """The sum of the losses, each weighted by its coefficient; those of weight 0 are left out."""
@@ -166,11 +174,12 @@ class LocalUpdater(Updater):
         """All that a step changes or depends on beside the gradient: parameters, moments, step count and step size."""
         return {"value": self.flat.value, "steps": part.steps, "lr": part.lr} | self._moments
 
-    def move(self, gradient: Tensor, at: Tensors, part: Part, adam: Callable[..., None] = adam_) -> Tensor:
+    def move(self, gradient: Tensor, at: Tensors, part: Part, eager: bool = False) -> Tensor:
         """Clip the gradient and step what ``moving`` names, in place; return the norm that it had."""
-        norm = clip_norm_(gradient, self.max_grad_norm)
+        norm = clip_norm_(gradient, self.max_grad_norm, looks=eager and gradient.is_cpu)
         value, square = part.of(at["value"]), part.of(at["square"])
         if self.optimizer == "adam":
+            adam = fused_adam_ if eager else adam_
             adam(value, gradient, part.of(at["mean"]), square, at["steps"], at["lr"], BETA1, BETA2, self.eps)
         else:
             rmsprop_tf_(value, gradient, square, at["lr"], RMSPROP_ALPHA, self.eps)

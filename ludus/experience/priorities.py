@@ -37,7 +37,7 @@ class Priorities:
     def update(self, slots: Integers, surprise: Reals) -> None:
         """Take how far off the learner was."""
         if len(slots):
-            values = (surprise + SMALLEST) ** self._exponent
+            values = torch.from_numpy(surprise + SMALLEST).pow_(self._exponent).numpy()  # half of numpy's time
             self.largest = max(self.largest, float(values.max()))
             self.set(slots, values)
 
@@ -55,16 +55,17 @@ class Priorities:
         return self._tree.get(torch.from_numpy(slots))
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Integers, Reals]:
-        """Slots in proportion to their values, one from each ``count``-th of the sum, and their probabilities."""
+        """Slots in proportion to their values, one from each ``count``-th of the sum, and these values."""
         self._settle()
         if len(self._parts) != count:
             self._parts = torch.arange(count, dtype=torch.float64)
         uniform = torch.rand(count, dtype=torch.float64, generator=generator).add_(self._parts).div_(count)
         slots = self._tree.sample(uniform)
-        return slots.numpy(), self._tree.get(slots).numpy() / self._tree.total
+        return slots.numpy(), self._tree.get(slots).numpy()
 
     def _settle(self) -> None:
         if self._waiting:
-            slots, values = (torch.from_numpy(np.concatenate(x)) for x in (self._slots, self._values))
-            self._tree.set(slots, values)
+            several = len(self._slots) > 1
+            joined = (np.concatenate(x) if several else x[0] for x in (self._slots, self._values))
+            self._tree.set(*map(torch.from_numpy, joined))
         self._slots, self._values, self._waiting = [], [], 0

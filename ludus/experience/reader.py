@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ludus.core.types import Batch, HiddenState, Tensors
@@ -86,9 +85,7 @@ class Reader:
         self._acted: Outputs = []
         self._learned: Outputs = []
 
-    def read(
-        self, numbers: Integers, weight: NDArray[np.float64] | None, now: Integers, generator: torch.Generator
-    ) -> Batch:
+    def read(self, numbers: Integers, weight: Tensor | None, now: Integers, generator: torch.Generator) -> Batch:
         """The batch of these items; ``weight``: of priorities; ``now``: the time of each row's last observation."""
         if not self._acted:
             self._make_memory()
@@ -108,7 +105,7 @@ class Reader:
             read = self._transitions(where)
         read.index = torch.from_numpy(numbers)
         if weight is not None:
-            read.weight = read.weight * torch.from_numpy(weight.astype(np.float32)).to(self._device)
+            read.weight = read.weight * weight.to(self._device)
         return read
 
     def _places(self) -> Where:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ludus.core.agent import ExperienceCache
@@ -142,10 +141,10 @@ class ExperienceReplay(ExperienceCache):
         if self._priorities is None:
             return
         numbers, surprise = index.cpu().numpy(), priority.detach().cpu().numpy().astype(np.float64)
-        oldest = np.zeros(self.batch, np.int64)
-        for track in self._tracks.values():
-            oldest[track.rows] = track.oldest
-        kept = numbers // self.batch >= oldest[numbers % self.batch]
+        each = [track.oldest * self.batch for track in self._tracks.values()]  # what is older has expired
+        if len(each) > 1:
+            each = np.repeat(each, [len(track.all) for track in self._tracks.values()])[numbers % self.batch]
+        kept = numbers >= each
         self._priorities.update(self._slots_of(numbers[kept]), surprise[kept])
 
     def schedule(self, progress: float) -> None:
@@ -280,17 +279,18 @@ class ExperienceReplay(ExperienceCache):
             low += track.size
         return numbers, None
 
-    def _prioritized(self, priorities: Priorities) -> tuple[Integers, NDArray[np.float64]]:
-        """Numbers, and (N·P)^−β over the largest of the batch."""
-        slots, chance = priorities.draw(self.config.batch_size, self.generator)
+    def _prioritized(self, priorities: Priorities) -> tuple[Integers, Tensor]:
+        """Numbers, and (N·P)^−β over the largest of the batch: of N and the sum of all priorities nothing is left."""
+        slots, values = priorities.draw(self.config.batch_size, self.generator)
+        weight = torch.from_numpy((values / values.min()).astype(np.float32)).pow_(-self.importance_exponent)
         row, slot = np.divmod(slots, self.length)
         now = self._now[row]
-        weight = (self.size * chance) ** -self.importance_exponent
-        weight /= weight.max()
-        numbers = (now - (now - slot) % self.length) * self.batch + row
+        numbers: Integers = (now - (now - slot) % self.length) * self.batch + row
         return numbers, weight
 
     def _slots_of(self, numbers: Integers) -> Integers:
+        if self.batch == 1:
+            return numbers % self.length
         time, row = numbers // self.batch, numbers % self.batch
         return row * self.length + time % self.length
 

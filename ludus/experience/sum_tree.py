@@ -11,7 +11,6 @@ from torch import Tensor
 
 WIDTH = 48  # values per block; 32 to 64 take about the same time
 TOP = 32_768  # sums that are not summed in blocks again: a running sum over all of them takes less time than a level
-ONES = torch.ones(WIDTH, dtype=torch.float64)
 Numbers = NDArray[np.float64]
 
 
@@ -59,7 +58,7 @@ class SumTree:
         self._leaves[nodes] = values  # of equal indices, numpy writes the last one last; torch does not say
         for level, above in zip(self._levels, self._flat[1:], strict=True):
             nodes = nodes // WIDTH
-            above[nodes] = _running_sums(level, nodes)[:, -1]
+            above[nodes] = _running_sums(level, nodes).numpy()[:, -1]
         self._stale = True
 
     def sample(self, uniform: Tensor) -> Tensor:
@@ -74,15 +73,16 @@ class SumTree:
         # ``rest`` is kept below the sum that it is looked up in, which rounding may have made it reach. So the running
         # sum that passes it first is greater than the one before: a child that is not 0.
         rest = np.minimum(np.multiply(uniform.numpy(), total, dtype=np.float64), np.nextafter(total, 0.0))  # [n]
-        nodes = ends.searchsorted(rest, "right") - 1
+        nodes = ends.searchsorted(rest, "right")
+        nodes -= 1
         rest -= ends.take(nodes)
         for level in reversed(self._levels):
-            sums = _running_sums(level, nodes)  # [n, WIDTH]
+            running = _running_sums(level, nodes)  # [n, WIDTH]
+            sums = running.numpy()
             np.minimum(rest, np.nextafter(sums[:, -1], 0.0), out=rest)
-            running = torch.from_numpy(sums)
-            passed = torch.le(running, torch.from_numpy(rest[:, None]), out=torch.empty_like(running))
-            child = torch.mv(passed, ONES).numpy().astype(np.int64)  # to count is faster than a search per row
-            nodes = nodes * WIDTH + child
+            child = torch.searchsorted(running, torch.from_numpy(rest[:, None]), right=True).numpy()[:, 0]
+            nodes *= WIDTH
+            nodes += child
             if level is not self._levels[0]:
                 before = np.arange(len(child)) * WIDTH + child - 1
                 rest -= np.where(child > 0, sums.reshape(-1).take(before), 0.0)
@@ -95,7 +95,6 @@ class SumTree:
         return self._ends
 
 
-def _running_sums(level: Numbers, nodes: NDArray[Any]) -> Numbers:
+def _running_sums(level: Numbers, nodes: NDArray[Any]) -> Tensor:
     """Those within the block of each node, from left to right ``[n, WIDTH]``."""
-    sums: Numbers = torch.from_numpy(level.take(nodes, 0)).cumsum(1).numpy()
-    return sums
+    return torch.from_numpy(level.take(nodes, 0)).cumsum_(1)

@@ -100,7 +100,7 @@ def epsilon_greedy_numpy(
 ) -> NDArray[np.int64]:
     """As ``epsilon_greedy``, for acting in numpy."""
     explore = uniform < epsilon
-    scores = np.where(explore[..., None], choice, q)
+    scores = np.where(explore[..., None], choice, q) if 1 in explore.tobytes() else q
     if mask is not None:
         scores = np.where(mask, scores, -np.inf)
     action: NDArray[np.int64] = scores.argmax(-1)

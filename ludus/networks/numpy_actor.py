@@ -17,9 +17,10 @@ from ludus.preprocess.observation import ObsPreprocessor
 from ludus.preprocess.running import ObsNormalizer
 
 Array = NDArray[np.float32]
+ZERO = np.float32(0)  # an int would be converted each time
 ACTIVATIONS: dict[str, Callable[..., Array]] = {
     "tanh": np.tanh,
-    "relu": lambda x, out: np.maximum(x, 0, out=out),
+    "relu": lambda x, out: np.maximum(x, ZERO, out=out),
 }
 LOG_2PI = float(np.log(2 * np.pi))
 

@@ -140,13 +140,14 @@ def bare_mlp(network: nn.Module, output: str) -> Callable[[Tensor], Tensor] | No
     if layers is None or any(activation not in ACTIVATIONS for _, activation in layers):
         return None
     last: Any = network.projections[output]  # type: ignore[index]
-    trunk = [(layer, ACTIVATIONS[activation][0]) for layer, activation in layers]
+    trunk = [(layer.weight, layer.bias, ACTIVATIONS[activation][0]) for layer, activation in layers]
+    weight, bias = last.weight, last.bias  # parameters are the same objects for ever
 
     def forward(x: Tensor) -> Tensor:
         leading = x.shape[:-1]
         x = x.reshape(-1, x.shape[-1])
-        for layer, activate_ in trunk:
-            x = activate_(torch.addmm(layer.bias, x, layer.weight.t()))
-        return torch.addmm(last.bias, x, last.weight.t()).view(*leading, -1)
+        for w, b, activate_ in trunk:
+            x = activate_(torch.addmm(b, x, w.t()))
+        return torch.addmm(bias, x, weight.t()).view(*leading, -1)
 
     return forward

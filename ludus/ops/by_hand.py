@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 Named = dict[str, Tensor]
+NONE, MEAN = 0, 1  # how PyTorch's own operations name reductions
+aten = torch.ops.aten
 
 
 @torch.no_grad()
@@ -49,14 +51,17 @@ def ppo_categorical(
     return losses, metrics, to_logits.view_as(logits), (pull * (2 * value_coef)).view_as(value)
 
 
-@torch.no_grad()
-def huber_q(q: Tensor, action: Tensor, target: Tensor, share: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
-    """Huber's loss of the values that were taken: the loss, its gradient by ``q`` and |target − Q| of each row.
+def huber_q(q: Tensor, action: Tensor, target: Tensor, share: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Huber's loss of the values that were taken: the loss, its gradient by ``q``, and those values ``[…, 1]``.
 
-    ``q`` is ``[…, A]``, the rest ``[…]``; ``share`` is each row's share of a mean. As ``q_learning.huber`` at δ = 1.
+    ``q`` is ``[…, A]``, the rest ``[…]``; ``share`` is each row's share of the loss, without one it is the mean. As
+    ``q_learning.huber`` at δ = 1, and nothing here may need a gradient.
     """
     chosen = action.unsqueeze(-1)
-    error = q.gather(-1, chosen).squeeze(-1) - target
-    slope = error.clamp(-1, 1)
-    loss = (slope * (error - 0.5 * slope) * share).sum()  # ½e² inside, |e| − ½ outside
-    return loss, torch.zeros_like(q).scatter_(-1, chosen, (slope * share).unsqueeze(-1)), error.abs_()
+    taken = q.gather(-1, chosen)
+    given = taken, target.unsqueeze(-1), MEAN if share is None else NONE, 1.0
+    loss = aten.smooth_l1_loss.default(*given)
+    each = torch.ones_like(loss) if share is None else share.unsqueeze(-1)
+    slope = aten.smooth_l1_loss_backward.default(each, *given)
+    gradient = torch.zeros_like(q).scatter_(-1, chosen, slope)
+    return loss if share is None else torch.dot(loss.flatten(), share.flatten()), gradient, taken

@@ -348,3 +348,18 @@ def test_counts_of_all_groups_are_saved() -> None:
     again = LocalUpdater(agent, "adam", 1e-2, 1e-8, 0.0)
     again.load_state_dict(updater.state_dict())
     assert [float(part.steps) for part in again.parts.values()] == [0, 1]
+
+
+def test_numbers_too_small_to_be_normal_are_zero_in_a_step_and_nowhere_else() -> None:
+    agent, (batch, *_) = make_agent()
+    updater = updater_of(agent)
+    updater._moments["mean"].fill_(1e-40)
+    updater._moments["square"].fill_(1e-40)
+
+    def still(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return {"all": updater.flat.value.sum() * 0 + sum(p.sum() * 0 for p in agent.parameters())}, {}
+
+    updater.step(still, batch)
+    assert not updater._moments["mean"].any()
+    assert not updater._moments["square"].any()
+    assert torch.tensor(2e-38).mul(0.1) > 0

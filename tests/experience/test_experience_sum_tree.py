@@ -21,7 +21,6 @@ def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     if request.param == "four levels":
         monkeypatch.setattr(sum_tree, "WIDTH", 3)
         monkeypatch.setattr(sum_tree, "TOP", 2)
-        monkeypatch.setattr(sum_tree, "ONES", torch.ones(3, dtype=torch.float64))
 
 
 def make(values: np.ndarray) -> SumTree:

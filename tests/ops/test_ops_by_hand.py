@@ -50,11 +50,12 @@ def test_huber_q_is_what_autograd_makes_of_it() -> None:
     q = (3 * torch.randn(2, 9, 4, generator=generator, dtype=torch.float64)).requires_grad_()
     action = torch.randint(4, (2, 9), generator=generator)
     target, share = (torch.rand(2, 9, generator=generator, dtype=torch.float64) for _ in range(2))
-    loss, gradient, surprise = huber_q(q.detach(), action, target, share)
     error = taken(q, action) - target
-    expected = (huber(error) * share).sum()
-    torch.testing.assert_close(loss, expected.detach())
-    torch.testing.assert_close(gradient, torch.autograd.grad(expected, q)[0])
-    torch.testing.assert_close(surprise, error.detach().abs())
+    for given, rows in ((share, share), (None, torch.full_like(share, 1 / share.numel()))):
+        loss, gradient, chosen = huber_q(q.detach(), action, target, given)
+        expected = (huber(error) * rows).sum()
+        torch.testing.assert_close(loss, expected.detach())
+        torch.testing.assert_close(gradient, torch.autograd.grad(expected, q, retain_graph=True)[0])
+        torch.testing.assert_close(chosen.squeeze(-1), taken(q, action).detach())
     assert (error.abs() > 1).any()
     assert (error.abs() < 1).any()

@@ -32,7 +32,8 @@ def test_adam_equals_torch(dtype: torch.dtype, tolerance: float, eps: float, ada
             optimizer.param_groups[0]["lr"] = 1e-4
         theirs.grad = gradient.clone()
         optimizer.step()
-        adam(ours, gradient, mean, square, step, lr, 0.9, 0.999, eps)
+        with torch.no_grad():
+            adam(ours, gradient, mean, square, step, lr, 0.9, 0.999, eps)
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     assert step.item() == 200
 
@@ -56,6 +57,16 @@ def test_clip_norm_equals_torch(max_norm: float) -> None:
     torch.nn.utils.clip_grad_norm_([theirs], max_norm)
     assert clip_norm_(ours, max_norm).item() == 5
     torch.testing.assert_close(ours, theirs.grad)
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 5.0, 5.000001, 6.0])
+def test_a_look_at_the_norm_first_changes_no_bit(max_norm: float) -> None:
+    blind, looking = torch.tensor([3.0, -4.0]), torch.tensor([3.0, -4.0])
+    assert clip_norm_(blind, max_norm) == clip_norm_(looking, max_norm, looks=True) == 5
+    assert torch.equal(blind, looking)
+    nothing = torch.tensor([torch.nan, 1.0])
+    clip_norm_(nothing, max_norm, looks=True)
+    assert nothing.isnan().all()  # as without a look: it must show
 
 
 def test_clip_norm_of_zero_only_measures() -> None:
