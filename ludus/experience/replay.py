@@ -239,8 +239,8 @@ class ExperienceReplay(ExperienceCache):
         if oldest > track.oldest:
             track.oldest = oldest
             gone = track.expire(oldest * self.batch)
-            if self._priorities is not None and len(gone):
-                self._priorities.drop(self._slots_of(gone))
+            if self._priorities is not None and gone[0] < gone[1]:
+                self._priorities.drop(self._slots_of(track.between(*gone)))
 
     def _offer(self, track: Track, time: int) -> None:
         """Let what began at ``time`` and is complete now be drawn: real transitions, or sequences."""

@@ -99,18 +99,18 @@ class Track:
             self._numbers[: size - fits] = numbers[fits:]
         self._tail += size
 
-    def expire(self, before: int) -> Integers:
-        """Forget the items whose numbers are below ``before``, and return them."""
+    def expire(self, before: int) -> tuple[int, int]:
+        """Forget the items whose numbers are below ``before``; return their places, for ``between``."""
         head, reach = self._head, 1
         while head + reach < self._tail and self._number(head + reach) < before:  # few expire at once: look near first
             reach *= 2
         self._head = self._bound(before, head, min(head + reach, self._tail))
-        return self._between(head, self._head)
+        return head, self._head
 
     def take_back(self, since: int) -> Integers:
         """Take out the items whose numbers are ``since`` or above, and return them."""
         tail, self._tail = self._tail, self._bound(since, self._head, self._tail)
-        return self._between(self._tail, tail)
+        return self.between(self._tail, tail)
 
     def _bound(self, number: int, low: int, high: int) -> int:
         """The first place from ``low`` on that holds ``number`` or more; ``high`` if none before it does."""
@@ -125,7 +125,8 @@ class Track:
     def _number(self, place: int) -> int:
         return int(self._numbers[place % len(self._numbers)])
 
-    def _between(self, low: int, high: int) -> Integers:
+    def between(self, low: int, high: int) -> Integers:
+        """The numbers at places of the queue, also of those that have just left it."""
         return self._numbers.take(np.arange(low, high), mode="wrap")
 
 
