@@ -31,7 +31,7 @@ from ludus.core.network import Need, Network
 from ludus.core.noise import Noise
 from ludus.core.spec import Specs
 from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, Tensors
-from ludus.experience.config import ReplayConfig
+from ludus.experience.config import WIDE, ReplayConfig
 from ludus.exploration.action_noise import ActionNoise, NoiseKind, make_action_noise
 from ludus.exploration.parameter_noise import ParameterNoise
 from ludus.ops.q_learning import clipped_double, ddpg_actor_loss, hysteretic, smoothed_action
@@ -42,6 +42,7 @@ from ludus.ops.replay import counted
 class DDPGConfig(ReplayConfig):
     """Settings of DDPG; HDDPG and TD3 are combinations of them."""
 
+    NETWORK = WIDE
     learning_rate: float = 1e-3  # raise for speed, lower when the return collapses
     actor_learning_rate: float = 0.0  # of the policy alone; 0: learning_rate
     critic_learning_rate: float = 0.0  # of the critics alone; 0: learning_rate
@@ -209,8 +210,7 @@ class DDPG(OffPolicy):
         target = targets(batch, self.target_value(batch, seen), config)
         now, first = ends(seen, batch.first, start=True)
         q = self.q(now, self.seen_action(batch), batch.state, first)
-        error = target.unsqueeze(-1) - q
-        squares = error.square()
+        squares = (error := target.unsqueeze(-1) - q).square()
         if config.hysteretic < 1:
             squares = hysteretic(error, decrease=config.hysteretic) * squares
         loss = (counted(batch.weight) * squares.sum(-1)).sum()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ludus.agents.dqn import DQNConfig
+from ludus.experience.config import REMEMBERING
 
 Values = Literal["expected", "categorical", "quantile", "implicit"]
 
@@ -70,8 +71,9 @@ class RainbowConfig(DQNConfig):
 
 @dataclass(frozen=True)
 class R2D2Config(DQNConfig):
-    """R2D2 (Kapturowski et al. 2019): a memory, learned from prioritized sequences; set network.body to lstm."""
+    """R2D2 (Kapturowski et al. 2019): a memory, learned from prioritized sequences."""
 
+    NETWORK = REMEMBERING
     batch_size: int = 32  # sequences per update
     sequence: int = 20  # steps of a sequence to learn from
     burn_in: int = 10  # steps before each sequence that only bring the memory up to date

@@ -32,7 +32,7 @@ from ludus.core.network import Need, Network
 from ludus.core.noise import Noise
 from ludus.core.spec import Specs
 from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, Tensors
-from ludus.experience.config import ReplayConfig
+from ludus.experience.config import WIDE, ReplayConfig
 from ludus.ops.distributions import tanh_gaussian_draw, tanh_gaussian_sample
 from ludus.ops.q_learning import sac_actor_loss, sac_critic_loss, sac_value
 from ludus.ops.replay import counted
@@ -44,6 +44,7 @@ LOG_STD = (-20.0, 2.0)  # bounds of the policy's log-deviation
 class SACConfig(ReplayConfig):
     """Settings of SAC."""
 
+    NETWORK = WIDE
     learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
     actor_learning_rate: float = 0.0  # of the policy alone; 0: learning_rate
     critic_learning_rate: float = 0.0  # of the critics alone; 0: learning_rate

@@ -25,6 +25,15 @@ class Flag(NamedTuple):
     switch: bool | None = None  # for true-or-false settings: the value that the flag itself stands for
 
 
+class UnknownFlag(UserError):
+    """A flag that the command does not have."""
+
+    def __init__(self, flag: str, hint: str) -> None:
+        super().__init__(f"Unknown flag {flag}.{hint}")
+        self.flag = flag
+        self.key = flag.lstrip("-").replace("-", "_")  # of the setting that it would set
+
+
 def parse(arguments: type[T], argv: list[str], command: str) -> T:
     """Read ``argv`` into a dataclass whose first field is the word without a flag."""
     if wants_help(argv):
@@ -73,7 +82,7 @@ def read_words(argv: list[str], flags: Mapping[str, Flag]) -> tuple[list[str], d
         name, equals, attached = word.partition("=")
         flag = flags.get(name.replace("_", "-"))
         if flag is None:
-            raise UserError(f"Unknown flag {name}.{nearest(name, flags) or ' `--help` shows all.'}")
+            raise UnknownFlag(name, nearest(name, flags) or " `--help` shows all.")
         if equals:
             left.appendleft(attached)
         values[flag.key] = _take(name, flag, left, bool(equals))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ludus import __version__
 from ludus.cli import BAD_INPUT, INTERRUPTED
@@ -37,9 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\nludus: stopped.", file=sys.stderr)
         return INTERRUPTED
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+        told = str(error)  # "DefaultCPUAllocator: can't allocate memory", "CUDA out of memory"
+        if not isinstance(error, MemoryError) and "allocate memory" not in told and "out of memory" not in told:
             raise
-        print("ludus: There is not enough memory; lower env.num, agent.rollout or network.hidden.", file=sys.stderr)
+        print(f"ludus: There is not enough memory; lower {_takes_memory(words)}.", file=sys.stderr)
         return BAD_INPUT
     except BrokenPipeError:  # `ludus list environments | head`
         sys.stderr.close()
@@ -58,6 +60,16 @@ def _dispatch(words: list[str]) -> int:
         raise UserError(f'Unknown command "{command}".{nearest(command, COMMANDS)} Commands: {", ".join(COMMANDS)}.')
     code: int = importlib.import_module(f"ludus.cli.{command}").run(words[1:])
     return code
+
+
+def _takes_memory(words: list[str]) -> str:
+    """The settings to lower where the memory does not suffice: of the agent's, those that it has."""
+    names = ["env.num"]
+    if words[:1] == ["train"]:
+        with suppress(Exception):  # a sentence that names less is better than none
+            agent = importlib.import_module("ludus.cli.train").parse(words[1:]).settings.agent
+            names += [f"agent.{name}" for name in ("rollout", "replay", "batch_size") if hasattr(agent, name)]
+    return f"{', '.join(names)} or network.hidden"
 
 
 def overview() -> str:

@@ -125,8 +125,9 @@ def _show_environment(console: Console, found: Replay) -> None:
     step = time if wrong["kind"] == "observation" else time + 1  # the observation that came with it
     element = f"[{', '.join(map(str, wrong['element']))}]" if wrong["element"] else ""
     what = "the reward" if wrong["kind"] == "reward" else f'observation "{wrong["name"]}"{element}'
-    by = "reset()" if step == 0 or bool(batch.first[step, row]) else "step()"
-    _say(console, "where", f"environment {row}, t={step} of {len(batch.reward)} in the rollout: {what} from its {by}")
+    begins = step == 0 and batch.index is None  # a rollout before it would have shown what it ended with
+    by = "reset()" if begins or bool(batch.first[step, row]) else "step()"
+    _say(console, "where", f"{_whose(found, row, step)}: {what} from its {by}")
     table = _table("t", *batch.observation, *(_label("action", k) for k in batch.action), "reward", "ended")
     for t in range(max(0, step - BEFORE), min(step, len(batch.reward)) + 1):
         acted = [_row(x[t, row]) if t < len(x) else "" for x in batch.action.values()]
@@ -135,6 +136,14 @@ def _show_environment(console: Console, found: Replay) -> None:
         table.add_row(str(t), *seen, *acted, *came, style="red" if t == step else "")
     console.print(table)
     console.print(Text("Reward and ending came with the observation on their line; the action is the answer to it.\n"))
+
+
+def _whose(found: Replay, row: int, t: int) -> str:
+    """The environment and time in a rollout, or the item of a batch that was drawn from a replay."""
+    length, items = found.batch.reward.shape
+    if found.batch.index is None:
+        return f"environment {row}, t={t} of {length} in the rollout"
+    return f"item {row} of the batch of {items} from the replay, t={t} of {length} in it"
 
 
 def _ending(found: Replay, t: int, row: int) -> str:
@@ -241,7 +250,7 @@ def _acted(found: Replay) -> str:
     if not bad:
         return ""
     time, row, name = min(bad)
-    return f"{name} was not finite already when the policy acted at t={time} in environment {row}"
+    return f"{name} was not finite already when the policy acted ({_whose(found, row, time)})"
 
 
 def _finite_losses(found: Replay) -> bool:

@@ -9,8 +9,9 @@ from typing import Annotated
 import tyro
 
 from ludus.cli import INTERRUPTED
-from ludus.cli.arguments import parse
+from ludus.cli.arguments import UnknownFlag, known_flags, parse
 from ludus.cli.train import closing
+from ludus.core.errors import UserError
 from ludus.track.rundir import RunDirectory
 
 
@@ -32,7 +33,7 @@ class Arguments:
 
 def run(argv: list[str]) -> int:
     """Resume, and say what to type next."""
-    given = parse(Arguments, argv, "resume")
+    given = _parse(argv)
     folder = RunDirectory.open(given.run, given.runs).path  # a wrong name is told before torch is imported
     from ludus.containers.train import resume
 
@@ -40,3 +41,26 @@ def run(argv: list[str]) -> int:
     stopped = result.reason.startswith("SIG")
     print(closing(result.run, Path(given.runs), stopped))
     return INTERRUPTED if stopped else 0
+
+
+def _parse(argv: list[str]) -> Arguments:
+    """Read the flags; of one that would change a setting, say what a resume keeps."""
+    try:
+        return parse(Arguments, argv, "resume")
+    except UnknownFlag as error:
+        if error.key == "evaluation.stop_at" or not _is_setting(error):  # --stop-at is meant
+            raise
+        raise UserError(
+            f"Unknown flag {error.flag}: a resume keeps the run's settings, of which only --nb-step, --stop-at and "
+            f"--device may change; `ludus train ENV --init-from RUN {error.flag} …` begins a new run from its policy "
+            "with others."
+        ) from None
+
+
+def _is_setting(error: UnknownFlag) -> bool:
+    from ludus.cli.train import LAYERS, SHORT
+    from ludus.containers.settings import DEFAULT_AGENT, agent_config, setting_types
+
+    types = setting_types(agent_config(DEFAULT_AGENT))
+    known = known_flags(types | LAYERS | dict.fromkeys(SHORT, str))
+    return error.key.startswith("agent.") or error.flag.replace("_", "-") in known

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from ludus.cli import INTERRUPTED
-from ludus.cli.arguments import known_flags, only_word, read_words, refuse_swallowed, wants_help
+from ludus.cli.arguments import Flag, UnknownFlag, known_flags, only_word, read_words, refuse_swallowed, wants_help
 from ludus.cli.help import show_help
 from ludus.containers.settings import (
     NO_PRESET,
@@ -69,10 +70,11 @@ def parse(argv: list[str]) -> Resolved:
     helps = wants_help(argv)
     words = [word for word in argv if word not in ("--help", "-h")]
     agent, preset, file = (_peek(words, flag) for flag in ("--agent", "--preset", "--config"))
-    types = setting_types(agent_config(agent_of(agent, preset, file)))
+    chosen = agent_of(agent, preset, file)
+    types = setting_types(agent_config(chosen))
     short = {flag: types[key] for flag, key in SHORT.items()}
     types.pop("agent.name")  # --agent is the one way: it decides which flags there are
-    alone, values = read_words(words, known_flags(types | LAYERS | short))
+    alone, values = _read(words, known_flags(types | LAYERS | short), chosen)
     overrides = {SHORT.get(key, key): value for key, value in values.items() if key not in LAYERS}
     environment = only_word(alone, "train")
     if environment is None and "env.id" not in overrides and file is None and not helps:
@@ -85,6 +87,19 @@ def parse(argv: list[str]) -> Resolved:
     if helps:
         _show_help(resolved.settings, preset, file)
     return resolved
+
+
+def _read(words: list[str], flags: Mapping[str, Flag], agent: str) -> tuple[list[str], dict[str, Any]]:
+    """As ``read_words``; of a flag that only other agents have, say which."""
+    try:
+        return read_words(words, flags)
+    except UnknownFlag as error:
+        from ludus.containers.whose import whose_setting
+
+        plain = error.key.replace("agent.no_", "agent.", 1)  # the flag that turns a setting off
+        if who := whose_setting(error.key, agent) or whose_setting(plain, agent):
+            raise UserError(f"Unknown flag {error.flag}: {who}.") from None
+        raise
 
 
 def closing(run: Path, runs: Path, stopped: bool) -> str:

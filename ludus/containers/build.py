@@ -94,7 +94,9 @@ def build_updater(settings: Settings[Any], agent: Agent) -> LocalUpdater:
 def choose_device(name: str, needs: int = 0) -> torch.device:
     """The device that a setting names; ``auto``: a GPU with ``needs`` bytes free if there is one, the freest first."""
     if name == "auto":
-        return torch.device(assign({"the agent": needs}, {}, _devices())["the agent"])
+        devices = _devices()
+        needs = min(needs, max(device.free for device in devices))  # else it is refused where it is made, by name
+        return torch.device(assign({"the agent": needs}, {}, devices)["the agent"])
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).cpu()
@@ -136,7 +138,8 @@ def choose_engines(settings: Settings[Any], agent: Agent) -> Engines:
 
 def _choose_threads(settings: Settings[Any], agent: Agent) -> int:
     """All cores where an update is work enough to share, else one: between small operations, threads only wait."""
-    size, config = sum(p.numel() for p in agent.parameters()), settings.agent
+    size = max(sum(p.numel() for p in group) for group in agent.parameter_groups().values())  # what one step moves
+    config = settings.agent
     if hasattr(config, "batch_size"):
         rows = float(config.batch_size)
     else:

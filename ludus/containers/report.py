@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,10 @@ import torch
 from ludus.containers.build import Engines
 from ludus.containers.evaluate import Evaluation
 from ludus.containers.saved import SavedRun
-from ludus.containers.settings import Settings, to_flat
+from ludus.containers.settings import NO_PRESET, Settings, find_preset, to_flat
 from ludus.core.agent import Agent
 from ludus.core.errors import UserError
 from ludus.core.types import State
-from ludus.parallel.devices import cores
 from ludus.track.checkpoint import CheckpointKeeper
 from ludus.track.clock import Rate
 from ludus.track.config_file import write_config
@@ -28,16 +28,17 @@ from ludus.track.rundir import RunDirectory
 if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker
 
-SHOWN = (
-    "loss/policy",
-    "loss/value",
-    "loss/entropy",
-    "kl",
-    "explained_variance",
-)  # on the console; all are in metrics.jsonl
-
-POOR = 0.1  # explained variance below which a hint is due
-SLOW = 0.6  # share of the time in environments above which one is due
+SHOWN = {  # metrics on the console, and what they are called there; all are in metrics.jsonl
+    "loss/policy": "policy loss",
+    "loss/actor": "actor loss",
+    "loss/value": "value loss",
+    "loss/critic": "critic loss",
+    "q": "q",
+    "loss/entropy": "entropy",
+    "entropy": "entropy",
+    "kl": "kl",
+    "explained_variance": "explained_variance",
+}
 
 
 class Reporter:
@@ -62,6 +63,7 @@ class Reporter:
         self._rate = Rate()
         self._rate.update(step)
         self._curve: list[tuple[int, float]] = []
+        self._emptied = 0, 0  # steps and updates when the replay, where there is one, was last empty
         info = self._info(engines, agent)
         self.log_file.note("\n".join(f"{name}: {value}" for name, value in info.items()))
         if self.console is not None:
@@ -76,22 +78,27 @@ class Reporter:
         for text in saved.warnings:
             self.warn(text)
         step = worker.local_step_count
-        if not restored:
+        if saved.state is None:
             self.note("Resumed before the first checkpoint: from step 0.")
-        elif restored == "exactly":
-            self.note(f"Resumed at step {step:,}. Environments came back exactly.")
-        else:
-            self.warn(f"Resumed at step {step:,}. Environments {restored}.")
+            return
+        from ludus.containers.hints import left_out, too_few_left  # what a new run does without
+
+        emptied, exactly = left_out(worker, saved.state), restored == "exactly"
+        came = "came back exactly" if exactly else restored
+        (self.note if exactly else self.warn)(f"Resumed at step {step:,}. Environments {came}.{emptied}")
+        if emptied:
+            self._emptied = step, worker.updates
+            if warning := too_few_left(worker):
+                self.warn(warning)
 
     def _info(self, engines: Engines, agent: Agent) -> dict[str, str]:
         settings, size = self.settings, sum(p.numel() for p in agent.parameters() if p.requires_grad)
-        preset = next((x for x in self._origins.values() if x.startswith("preset ")), "defaults (no preset fits)")
         return {
             "environment": f"{settings.env.id} x {settings.env.num}",
             "agent": f"{settings.agent_name}, {size:,} parameters, seed {settings.seed}",
             "engines": f"{engines.device}, {engines.threads} thread{'s' * (engines.threads > 1)}, "
             f"{engines.acting} acting, {engines.update} update",
-            "settings": preset,
+            "settings": where_from(settings, self._origins),
             "run": str(self.run.path),
         }
 
@@ -111,9 +118,9 @@ class Reporter:
         """Write a line of metrics, and how fast it goes."""
         self._rate.update(step)
         self.metrics.write(step, dict(values) | {"time/steps_per_second": self._rate.per_second()})
-        self._losses = {name.removeprefix("loss/"): values[name] for name in SHOWN if name in values}
-        if "entropy" in self._losses:
-            self._losses["entropy"] *= -1  # the loss is its negative
+        self._losses = {label: values[name] for name, label in SHOWN.items() if name in values}
+        if "loss/entropy" in values:
+            self._losses["entropy"] = -values["loss/entropy"]  # the loss is its negative
 
     def show(self, worker: LocalWorker) -> None:
         """Redraw the console, if it is time."""
@@ -162,6 +169,14 @@ class Reporter:
         self.checkpoint(worker)
         reason = worker.stopping or "all steps are done"
         self.log_file.note(f"ended at step {worker.local_step_count}: {reason}")
+        idle = worker.updates == self._emptied[1]
+        if self.console is None and not idle:
+            return
+        from ludus.containers.hints import hints, no_update  # what is quiet and learns does without
+
+        why = no_update(worker, self._emptied[0]) if idle else []
+        for text in why:
+            self.log_file.warning(text)
         if self.console is None:
             return
         self._draw(worker, self.console)
@@ -171,34 +186,23 @@ class Reporter:
             self.console.note(curve(steps, means, self.settings.evaluation.stop_at))
         self.console.note(f"Ended after {worker.local_step_count:,} steps: {reason}.")
         self.console.note(f"All is saved in {self.run.path}.")
-        for hint in self._hints(worker):
+        for hint in why + hints(worker, self._losses.get("explained_variance", 1.0)):
             self.console.note(hint)
-
-    def _hints(self, worker: LocalWorker) -> list[str]:
-        """What would likely have helped."""
-        hints, explained = [], self._losses.get("explained_variance", 1.0)
-        solved = worker.stopping and not worker.stopping.startswith("SIG")
-        if explained < POOR and not solved and not getattr(self.settings.agent, "normalize_reward", True):
-            hints.append(
-                f"The value function explains {max(explained, 0.0):.0%} of the returns. If the policy is stuck, "
-                "--agent.normalize-reward or a higher --agent.learning-rate often helps."
-            )
-        share = worker.clock.shares()["environment"]
-        if share > SLOW and cores() > 1 and worker.updates > 10 and self._steps_here(worker):
-            hints.append(
-                f"Stepping the environments took {share:.0%} of the time: --env.backend subproc does it in {cores()} "
-                "processes."
-            )
-        return hints
-
-    @staticmethod
-    def _steps_here(worker: LocalWorker) -> bool:
-        from ludus.managers.simple import SimpleEnvManager  # most runs do without it
-
-        return isinstance(worker.manager, SimpleEnvManager)
 
     def close(self) -> None:
         """Give the terminal back and close the files; may be called twice."""
         if self.console is not None:
             self.console.finish()
         self.metrics.close()
+
+
+def where_from(settings: Settings[Any], origins: Mapping[str, str]) -> str:
+    """The preset, the file and the number of flags that settings came from."""
+    counts = Counter(origin for key, origin in origins.items() if key != "env.id")  # which is a word without a flag
+    layers = [origin for origin in counts if origin.startswith("preset ")]
+    if not layers:
+        none = find_preset(settings.env.id, settings.agent_name) == NO_PRESET
+        layers = ["defaults (no preset fits)" if none else "defaults (no preset)"]
+    layers += [origin for origin in counts if origin.startswith("file ")]
+    layers += [f"{n} {kind}{'s' * (n > 1)}" for kind in ("flag", "argument") if (n := counts[kind])]
+    return ", ".join(layers + [f"{n} by resume" for n in [counts["flag of resume"]] if n])

@@ -52,11 +52,11 @@ def open_run(
         warnings: list[str] = []
         state = load_newest(run, warnings.append)[0] if run.latest_checkpoint() is not None else None
         if state is not None:
-            _refuse_ended(run, settings, state)
+            _refuse_ended(run, settings, state, nb_step)
         yield SavedRun(run, Resolved(settings, origins), state, warnings)
 
 
-def _refuse_ended(run: RunDirectory, settings: Settings[Any], state: State) -> None:
+def _refuse_ended(run: RunDirectory, settings: Settings[Any], state: State, nb_step: int | None) -> None:
     try:
         counters = state["counters"]
         step, last = int(counters["step"]), counters["evaluation"]
@@ -65,10 +65,10 @@ def _refuse_ended(run: RunDirectory, settings: Settings[Any], state: State) -> N
     except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
         raise UserError(f'The newest checkpoint of "{run.path}" does not hold the state of a run.') from error
     target = settings.evaluation.stop_at
-    if step >= settings.nb_step and evaluated:
+    if step >= settings.nb_step and (evaluated or step > (nb_step or step)):
         raise UserError(
-            f'The run "{run.path}" is complete: all of its {settings.nb_step:,} steps are done; go on with a higher '
-            "--nb-step."
+            f'The run "{run.path}" is complete: it has done {step:,} steps, and nb_step, the total, is '
+            f"{settings.nb_step:,}; go on with an --nb-step larger than {step:,}."
         )
     if target is not None and mean is not None and mean >= target and evaluated:
         raise UserError(

@@ -178,6 +178,11 @@ def agent_config(name: str) -> type[Any]:
     return config
 
 
+def network_of(config: type[Any]) -> Flat:
+    """The settings of the network that have other defaults for an agent: those that its Config names in NETWORK."""
+    return {f"network.{name}": value for name, value in getattr(config, "NETWORK", {}).items()}
+
+
 def presets() -> dict[str, tuple[str, Flat]]:
     """Every preset: name (``cartpole/ppo``) → environment and settings."""
     found: dict[str, tuple[str, Flat]] = {}
@@ -217,8 +222,10 @@ def _build(layers: list[tuple[str, Flat]]) -> Resolved:
         raise UserError("No environment was given; name one, as in `ludus train CartPole-v1`.")
     values.setdefault("agent.name", DEFAULT_AGENT)
     config = agent_config(values["agent.name"])
-    types = setting_types(config)
-    settings = _make(_unflatten({k: _typed(k, x, types, origins.get(k, "default")) for k, x in values.items()}), config)
+    types, values = setting_types(config), network_of(config) | values
+    agent = values["agent.name"]
+    typed = {key: _typed(key, x, types, origins.get(key, "default"), agent) for key, x in values.items()}
+    settings = _make(_unflatten(typed), config)
     settings.validate()
     return Resolved(settings, {key: origins.get(key, "default") for key in to_flat(settings)})
 
@@ -233,11 +240,26 @@ def _refuse_all_warmup(settings: Settings[Any]) -> None:
             f"agent.warmup is {warmup}, but nb_step is {nb_step}, so nothing would ever be {aim}; lower agent.warmup, "
             "or raise nb_step."
         )
+    if aim == "learned" and (first := _steps_of_a_batch(settings)) > nb_step:
+        raise UserError(
+            f"A batch of agent.batch_size {settings.agent.batch_size} takes {first:,} steps to be in the replay, but "
+            f"nb_step is {nb_step:,}, so nothing would ever be learned; lower agent.batch_size, or raise nb_step."
+        )
 
 
-def _typed(key: str, value: Any, types: Mapping[str, Any], origin: str) -> Any:
+def _steps_of_a_batch(settings: Settings[Any]) -> int:
+    """The fewest steps after which a replay can hold a batch, of transitions or of sequences."""
+    rows, names = settings.env.num, ("batch_size", "n_step", "sequence", "burn_in", "overlap")
+    size, n_step, sequence, burn_in, overlap = (getattr(settings.agent, name, 0) for name in names)
+    span, stride = (burn_in + sequence, sequence - overlap) if sequence else (n_step, 1)
+    return int(rows * (span + stride * (-(-size // rows) - 1)))
+
+
+def _typed(key: str, value: Any, types: Mapping[str, Any], origin: str, agent: str) -> Any:
     if key not in types:
-        raise UserError(f'There is no setting "{key}" ({origin}).{nearest(key, types)}')
+        from ludus.containers.whose import unknown  # it asks all agents
+
+        raise unknown(key, origin, agent, types)
     return coerce(key, value, types[key], origin)
 
 

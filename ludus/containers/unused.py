@@ -11,7 +11,7 @@ import torch
 
 from ludus.agents import AGENTS
 from ludus.containers.coerce import typed
-from ludus.containers.settings import Resolved, Settings, to_flat
+from ludus.containers.settings import Resolved, Settings, network_of, to_flat
 from ludus.core.agent import Agent
 from ludus.core.errors import UserError
 from ludus.core.names import resolve
@@ -20,6 +20,7 @@ from ludus.core.spec import Specs
 from ludus.networks.config import NetworkConfig
 from ludus.preprocess.observation import ObsPreprocessor
 
+OFF = ("agent.burn_in", "agent.overlap")  # 0 says that they should do nothing
 KINDS = {1: "vector", 2: "sequence", 3: "image", 4: "volume or clip"}
 SIZES = {"hidden": "mlp", "activation": "mlp", "lstm_size": "lstm"}  # setting of a network → the piece that reads it
 
@@ -33,6 +34,8 @@ def refuse_unused(resolved: Resolved, observation: Specs, action: Specs) -> None
     flat = to_flat(settings)
     for key, why in unused(settings, observation, action):
         origin = origins.get(key, "default")
+        if key in OFF and not flat[key]:
+            continue
         if origin == "flag" or (origin.startswith("file") and flat[key] != _default(settings, key)):
             raise UserError(f"{key} is {typed(flat[key])} ({origin}), but would do nothing: {why}; leave it out.")
 
@@ -100,6 +103,8 @@ def _pieces(config: NetworkConfig, need: Need) -> set[str]:
 
 
 def _default(settings: Settings[Any], key: str) -> Any:
+    if key in (own := network_of(type(settings.agent))):
+        return own[key]
     table, _, name = key.partition(".")
     (field,) = (field for field in fields(getattr(settings, table)) if field.name == name)
     return field.default if field.default is not MISSING else None

@@ -90,6 +90,7 @@ class Inspection:
             return
         self._look_at_spaces(env)
         trace = self._play(env, self._steps)
+        self._look_for_ends(env, trace)
         self._call("close", env.close)
         if trace and self._seeded:
             self._replay(trace)
@@ -186,6 +187,16 @@ class Inspection:
             episode.see(observation, info if isinstance(info, dict) else {}, ended)
         except UserError as error:
             self._note([Problem(str(error), "Mend the mask: one entry per choice, at least one of them allowed.")])
+
+    def _look_for_ends(self, env: Environment, trace: Trace) -> None:
+        """Warn of episodes that may never end: an evaluation plays whole ones."""
+        limit = self._config.max_episode_steps or getattr(getattr(env, "spec", None), "max_episode_steps", None)
+        begun = sum(len(given) == 1 for given in trace)
+        sound = all(problem.severity == "warning" for problem in self.problems)
+        if sound and begun == 1 and len(trace) >= self._steps and not limit:
+            what = f"No episode ended in {len(trace) - 1} random steps, and nothing limits their length."
+            fix = "If they may go on for ever, give --env.max-episode-steps, such as 1000: evaluation plays to the end."
+            self._note([Problem(what, fix, "warning")])
 
     def _replay(self, trace: Trace) -> None:
         """Play the beginning again in a new environment with the same seeds and actions."""

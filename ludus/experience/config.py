@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ludus.core.errors import UserError, refuse_outside
+
+# settings of networks that have other defaults for some agents, which name them in NETWORK
+WIDE = MappingProxyType({"hidden": (256, 256), "activation": "relu"})
+REMEMBERING = MappingProxyType({"body": "lstm"})
 
 
 @dataclass(frozen=True)

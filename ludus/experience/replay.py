@@ -153,10 +153,10 @@ class ExperienceReplay(ExperienceCache):
         self.importance_exponent = start + (1 - start) * progress
 
     def report(self) -> dict[str, float]:
-        """Numbers for the log."""
+        """Numbers for the log; updates per real step after the warm-up, those included that it waited for a batch."""
         values = {"replay/size": float(self.size)}
-        if self._earning:
-            values["replay/updates_per_step"] = self._reads / self._earning
+        if (past := self._real - self.config.warmup) > 0:
+            values["replay/updates_per_step"] = self._reads / past
         if self._priorities is not None:
             values["replay/importance_exponent"] = self.importance_exponent
             values["replay/largest_priority"] = self._priorities.largest

@@ -20,7 +20,7 @@ class Fault(NamedTuple):
     time: (
         int  # its row in the batch: a reward and the observation after it belong to one step, and have times t and t+1
     )
-    row: int  # the environment
+    row: int  # the environment; in a batch from a replay, the item
     element: list[int]  # within the observation
     value: float
 
@@ -37,11 +37,16 @@ def check_batch(batch: Batch, action: Specs, environment: str) -> None:
     """Refuse non-finite observations and rewards, and masks of all zeros, on rows that a decision was made for."""
     fault = find_fault(batch)
     if fault is not None:
-        raise NotFinite(_sentence(fault, environment), fault)
+        raise NotFinite(_sentence(fault, f"{environment} ({place(batch, fault.row)})", environment), fault)
     for name, spec in action.items():
         mask = batch.observation.get(mask_name(name, action))
         if mask is not None and spec.kind == "categorical":
-            _check_mask(mask[:-1], batch.weight, spec.sizes, f'{environment}: the mask of action "{name}"')
+            _check_mask(mask[:-1], batch, spec.sizes, f'{environment}: the mask of action "{name}"')
+
+
+def place(batch: Batch, row: int) -> str:
+    """What a row of a batch is: that of an environment, or an item that was drawn from a replay."""
+    return f"row {row}" if batch.index is None else f"item {row} of the batch of {batch.reward.shape[1]}"
 
 
 def find_fault(batch: Batch) -> Fault | None:
@@ -57,11 +62,11 @@ def _fault(kind: Literal["observation", "reward"], name: str, x: Tensor) -> Faul
     return Fault(kind, name, time, row, element, float(x[(time, row, *element)]))
 
 
-def _sentence(fault: Fault, environment: str) -> str:
+def _sentence(fault: Fault, where: str, environment: str) -> str:
     if fault.kind == "reward":
-        return f"{environment} (row {fault.row}): a reward is not a finite number; mend its step()."
+        return f"{where}: a reward is not a finite number; mend its step()."
     return (
-        f'{environment} (row {fault.row}): a number in observation "{fault.name}", at element {fault.element}, is not '
+        f'{where}: a number in observation "{fault.name}", at element {fault.element}, is not '
         f"finite; `ludus check {environment}` helps to find the step that makes it."
     )
 
@@ -71,9 +76,9 @@ def _finite(x: Tensor) -> bool:
     return not x.is_floating_point() or bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
 
 
-def _check_mask(mask: Tensor, weight: Tensor, sizes: tuple[int, ...], what: str) -> None:
+def _check_mask(mask: Tensor, batch: Batch, sizes: tuple[int, ...], what: str) -> None:
     for part in torch.split(mask.bool(), list(sizes), dim=-1):
-        stuck = ~part.any(-1) & (weight > 0)
+        stuck = ~part.any(-1) & (batch.weight > 0)
         if bool(stuck.any()):
-            row = int(stuck.nonzero()[0, 1])
-            raise UserError(f"{what} allows nothing (row {row}); allow one choice at least, or end the episode there.")
+            where = place(batch, int(stuck.nonzero()[0, 1]))
+            raise UserError(f"{what} allows nothing ({where}); allow one choice at least, or end the episode there.")

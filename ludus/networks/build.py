@@ -33,8 +33,8 @@ def _build_one(config: NetworkConfig, need: Need) -> Network:
 
         if need.noisy:
             raise UserError(
-                f'The agent asks for noisy layers, which a network of your own ("{config.name}") is not given: set '
-                'network.name to "modular", or let the agent explore in another way.'
+                f'The agent asks for noisy layers, which a network of your own ("{config.name}") is not given: '
+                'turn them off with --agent.no-noisy, or set network.name to "modular".'
             )
         return make_own(made_by, config.name, need.inputs, need.outputs)
     if need.joined:

@@ -34,6 +34,11 @@ class CustomNetwork(Network):
         else:
             self._add_projections(result)
 
+    @property
+    def reads(self) -> list[str]:
+        """The observations that the module takes."""
+        return list(self._arguments.values())
+
     def _dry_run(self, inputs: Shapes) -> Any:
         """Call the module on zeros, in evaluation mode so that no statistics of its own move."""
         device = next((p.device for p in self.module.parameters()), None)

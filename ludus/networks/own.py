@@ -11,6 +11,7 @@ from torch import nn
 from ludus.core.errors import UserError
 from ludus.core.network import Network, Shapes
 from ludus.networks.custom import CustomNetwork, check_outputs
+from ludus.networks.joined import TAKEN
 
 
 def make_own(made_by: Any, name: str, inputs: Shapes, outputs: Shapes) -> Network:
@@ -19,7 +20,13 @@ def make_own(made_by: Any, name: str, inputs: Shapes, outputs: Shapes) -> Networ
         raise UserError(f'Network "{name}" is no class of torch modules: derive it from torch.nn.Module.')
     if issubclass(made_by, Network):
         return _own_network(made_by, inputs, outputs)
-    return CustomNetwork(_own_module(made_by, inputs), inputs, outputs)
+    network = CustomNetwork(_own_module(made_by, inputs), inputs, outputs)
+    if TAKEN in inputs and TAKEN not in network.reads:
+        raise UserError(
+            f"Network {made_by.__name__} does not read {TAKEN}, so that as a critic it could not tell actions apart: "
+            f"give its forward an argument {TAKEN}=None, which is None for the actor."
+        )
+    return network
 
 
 def _own_network(made_by: type[Network], inputs: Shapes, outputs: Shapes) -> Network:

@@ -5,6 +5,8 @@ An op takes tensors ``[T, B, *shape]``, and its method ``shape`` says what becom
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -37,13 +39,23 @@ class UnitImage(nn.Module):
 
 
 class ChannelsFirst(nn.Module):
-    """``[H, W, C]`` → ``[C, H, W]``, without a copy."""
+    """``[H, W, C]`` → ``[C, H, W]``, also of every image in a stack, without a copy."""
 
     def shape(self, shape: Shape) -> Shape:
-        return (shape[2], shape[0], shape[1])
+        return (*shape[:-3], shape[-1], *shape[-3:-1])
 
     def forward(self, x: Tensor) -> Tensor:
         return x.movedim(-1, -3)
+
+
+class Frames(nn.Module):
+    """A stack of images ``[S, C, H, W]`` → one image ``[S·C, H, W]``, frame after frame."""
+
+    def shape(self, shape: Shape) -> Shape:
+        return (shape[0] * shape[1], *shape[2:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(-4, -3)  # copies bytes if channels were behind: quicker than to end channels-last
 
 
 class Vector(nn.Module):
@@ -106,9 +118,13 @@ def make_ops(name: str, spec: Spec) -> list[nn.Module]:
             f'Observation "{name}" has shape {spec.shape}: networks take ranks 0 to 4, so flatten some of it.'
         )
     ops: list[nn.Module] = []
-    if is_channels_last(spec):
+    image = spec.kind == "continuous" and spec.dtype == "uint8" and len(spec.shape) >= 2 and spec.high == 255
+    frame = _frame(spec) if image else spec
+    if is_channels_last(frame):
         ops.append(ChannelsFirst())
-    if spec.kind == "continuous" and spec.dtype == "uint8" and len(spec.shape) >= 2 and spec.high == 255:
+    if frame is not spec:
+        ops.append(Frames())
+    if image:
         ops.append(UnitImage())
     elif spec.dtype != "float32":
         ops.append(Float())
@@ -123,6 +139,13 @@ def is_channels_last(spec: Spec) -> bool:
         return False
     height, width, channels = spec.shape
     return channels in CHANNELS and height not in CHANNELS and min(height, width) > channels
+
+
+def _frame(spec: Spec) -> Spec:
+    """One image of what is a stack of them for sure; anything else as it is."""
+    frame = replace(spec, shape=spec.shape[1:], stack=1)
+    stacked = len(spec.shape) == 4 and 1 < spec.stack == spec.shape[0]
+    return frame if stacked and (is_channels_last(frame) or frame.shape[0] <= max(CHANNELS)) else spec
 
 
 def _out(shape: Shape, ops: list[nn.Module]) -> Shape:

@@ -129,7 +129,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(tmp_path: Pat
 
 def test_a_run_that_has_ended_is_refused_and_goes_on_with_a_new_end(tmp_path: Path) -> None:
     run = train(tmp_path, COUNTING, nb_step=100).run
-    with pytest.raises(UserError, match="complete: all of its 100 steps are done"):
+    with pytest.raises(UserError, match="complete: it has done 108 steps, and nb_step, the total, is 100"):
         ludus.resume(run)
     assert ludus.resume(run, nb_step=300).steps >= 300
     assert ludus.load(run, "latest").settings.nb_step == 300

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ludus.containers.coerce import coerce
 from ludus.containers.settings import find_preset, from_flat, presets, resolve_settings, setting_types, to_flat
 from ludus.core.errors import UserError
+from ludus.networks.config import NetworkConfig
 from ludus.track.config_file import read_config, write_config
 
 
@@ -205,6 +206,30 @@ def test_a_run_that_would_only_warm_up_is_refused(agent: str) -> None:
     with pytest.raises(UserError, match=rf"^agent\.warmup is 500, but nb_step is 500, so nothing .* be {aim}; lower"):
         resolve_settings("CartPole-v1", agent, overrides=given)
     resolve_settings("CartPole-v1", agent, overrides=given | {"nb_step": 501})
+
+
+def test_a_run_too_short_for_one_batch_is_refused() -> None:
+    given = {"agent.sequence": 10, "agent.burn_in": 5, "agent.warmup": 100, "env.num": 8, "nb_step": 2_600}
+    # 32 sequences of each of 8 environments: 15 steps for the first, 10 for each of the others
+    with pytest.raises(UserError, match=r"^A batch of agent\.batch_size 256 takes 2,600 steps .* nb_step is 2,599, so"):
+        resolve_settings("Pendulum-v1", "sac", "none", overrides=given | {"nb_step": 2_599})
+    resolve_settings("Pendulum-v1", "sac", "none", overrides=given)
+    with pytest.raises(UserError, match=r"^A batch of agent\.batch_size 128 takes 4,120 steps"):
+        resolve_settings("CartPole-v1", "dqn", "none", overrides={"agent.n_step": 500, "nb_step": 4_000})
+
+
+def test_agents_have_networks_of_their_own_by_default_which_all_else_overrides() -> None:
+    for agent in ("sac", "td3", "ddpg", "hddpg"):
+        resolved = resolve_settings("Pendulum-v1", agent, "none")
+        assert resolved.settings.network.hidden == (256, 256)
+        assert resolved.settings.network.activation == "relu"
+        assert resolved.origins["network.hidden"] == "default"
+    assert resolve_settings("Pendulum-v1", "sac").settings.network.hidden == (64, 64)  # the preset's
+    wide = resolve_settings("Pendulum-v1", "sac", "none", overrides={"network.hidden": (7,)}).settings
+    assert (wide.network.hidden, wide.network.activation) == ((7,), "relu")
+    assert from_flat(to_flat(wide)) == wide
+    assert resolve_settings("CartPole-v1", "r2d2", "none").settings.network.body == "lstm"
+    assert resolve_settings("CartPole-v1", "dqn", "none").settings.network == NetworkConfig()
 
 
 def test_a_run_that_needs_no_warm_up_or_was_begun_is_not_refused_for_it() -> None:

@@ -203,3 +203,10 @@ def test_no_preset_holds_what_its_own_environment_does_not_use(name: str) -> Non
     manager = build_manager(settings)
     assert not values.keys() & {key for key, _ in unused(settings, manager.observation, manager.action)}
     manager.close()
+
+
+def test_zero_is_a_way_to_turn_off_what_belongs_to_sequences() -> None:
+    off = {"agent.sequence": 0, "agent.burn_in": 0, "agent.overlap": 0, "network.body": "identity1d"}
+    refuse_unused(
+        resolve_settings("CartPole-v1", "r2d2", "none", overrides=off), {"observation": VECTOR}, {"action": CHOICE}
+    )

@@ -256,3 +256,11 @@ def test_an_environment_that_says_it_renders_must_take_a_render_mode():
 def test_values_that_are_no_numbers_repeat_themselves():
     (problem,) = found(observation=np.full(2, np.nan, np.float32))
     assert "NaN" in problem.what
+
+
+def test_episodes_that_may_never_end_are_a_warning():
+    (problem,) = found(terminated=False)
+    assert problem.severity == "warning"
+    assert problem.what == "No episode ended in 59 random steps, and nothing limits their length."
+    limited = check(EnvConfig(max_episode_steps=1000), lambda: Good(terminated=False), steps=60)
+    assert limited == []

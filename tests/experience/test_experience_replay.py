@@ -210,6 +210,20 @@ def test_credit_is_earned_by_real_steps_after_the_warm_up(per_step: float) -> No
     assert replay.report()["replay/size"] == replay.size
 
 
+def test_steps_that_waited_for_a_batch_count_among_those_without_an_update() -> None:
+    world = World([1], 4, longest=10**6)
+    replay = world.replay(replay=4000, warmup=60, batch_size=16, sequence=20, updates_per_step=1.0)
+    reads = 0
+    for time in range(401):
+        world.write(0, replay)
+        while replay.ready():
+            replay.read()
+            reads += 1
+        reached = replay.report().get("replay/updates_per_step")
+        assert reached == (reads / (time - 60) if time > 60 else None)
+    assert 0 < reads < 100
+
+
 @pytest.mark.parametrize(
     ("per_step", "lanes", "pauses"),
     [

@@ -209,8 +209,14 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     **{f"{agent}, sequences": (agent, "lstm body", {}, EXPECTED) for agent in ("c51", "qr_dqn", "iqn", "rainbow")},
     **{
         f"{agent}, sequences without memory": (agent, "separate", {"agent.sequence": 4}, "has no memory that needs")
-        for agent in ("r2d2", "discrete_sac", "ddpg", "sac")
+        for agent in ("discrete_sac", "ddpg", "sac")
     },
+    "r2d2, sequences without memory": (
+        "r2d2",
+        "separate",
+        {"agent.sequence": 4, "network.body": "identity1d"},
+        "has no memory that needs",
+    ),
     "noisy layers of one's own": ("rainbow", "own module", {}, NOISY),
     "burn-in without sequences": ("dqn", "separate", {"agent.burn_in": 2}, "agent.burn_in and agent.overlap are about"),
     "munchausen and double": (

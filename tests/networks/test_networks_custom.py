@@ -7,6 +7,7 @@ from ludus.core.network import Need, Network
 from ludus.core.types import HiddenState
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
+from ludus.networks.own import make_own
 
 T, B = 3, 2
 FIRST = torch.zeros(T, B, dtype=torch.bool)
@@ -137,3 +138,19 @@ def test_a_network_of_ones_own():
 def test_mistakes_are_sentences(made_by, message):
     with pytest.raises(UserError, match=message):
         build(made_by)
+
+
+class Blind(nn.Module):
+    def __init__(self, inputs: dict[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 8)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.layer(observation)
+
+
+def test_a_critic_that_does_not_read_the_action_is_refused() -> None:
+    outputs = {"value": (1,)}
+    make_own(Blind, "mine:Blind", {"observation": (3,)}, outputs)
+    with pytest.raises(UserError, match=r"^Network Blind does not read taken_action, .* an argument taken_action=None"):
+        make_own(Blind, "mine:Blind", {"observation": (3,), "taken_action": (2,)}, outputs)

@@ -1,0 +1,90 @@
+"""What a run says now and then: what would likely have helped, and why a replay has taught nothing or will not soon."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ludus.core.types import State
+from ludus.parallel.devices import cores
+
+if TYPE_CHECKING:
+    from ludus.containers.local import LocalWorker
+
+POOR = 0.1  # explained variance below which a hint is due
+SLOW = 0.6  # share of the time in environments above which one is due
+
+
+def hints(worker: LocalWorker, explained: float) -> list[str]:
+    """What would likely have helped; ``explained`` is the share of the returns that the value function explains."""
+    found = []
+    solved = worker.stopping and not worker.stopping.startswith("SIG")
+    if explained < POOR and not solved and not getattr(worker.settings.agent, "normalize_reward", True):
+        found.append(
+            f"The value function explains {max(explained, 0.0):.0%} of the returns. If the policy is stuck, "
+            "--agent.normalize-reward or a higher --agent.learning-rate often helps."
+        )
+    share = worker.clock.shares()["environment"]
+    if share > SLOW and cores() > 1 and worker.updates > 10 and _steps_here(worker):
+        found.append(
+            f"Stepping the environments took {share:.0%} of the time: --env.backend subproc does it in {cores()} "
+            "processes."
+        )
+    return found
+
+
+def _steps_here(worker: LocalWorker) -> bool:
+    from ludus.managers.simple import SimpleEnvManager  # most runs do without it
+
+    return isinstance(worker.manager, SimpleEnvManager)
+
+
+def no_update(worker: LocalWorker, step: int = 0) -> list[str]:
+    """Why a run whose replay was empty at ``step`` has made no update since; nothing where there is no replay."""
+    config: Any = worker.agent.config
+    steps = worker.local_step_count - step
+    if not hasattr(config, "updates_per_step") or not steps:
+        return []
+    size = int(worker.cache.report()["replay/size"])
+    items, longer = ("sequences", "agent.sequence") if config.sequence else ("transitions", "agent.n_step")
+    if steps <= config.warmup:
+        why = f"{steps:,} steps do not end the warm-up; take more, or lower agent.warmup, {config.warmup:,}"
+    elif size < config.batch_size:
+        why = (
+            f"the replay held {size:,} {items} of the {config.batch_size:,} that agent.batch_size asks for; take more "
+            f"steps, or lower agent.batch_size or {longer}"
+        )
+    else:
+        why = (
+            f"the steps after the warm-up and the first {config.batch_size:,} {items} were too few for one at "
+            f"agent.updates_per_step {config.updates_per_step:g}; take more, or raise it"
+        )
+    return [f"No update was made{' since the resume' * bool(step)}: {why}."]
+
+
+def left_out(worker: LocalWorker, state: State) -> str:
+    """What it means that a checkpoint does not hold the replay; nothing where it does, or where there is none."""
+    config: Any = worker.agent.config
+    whole = bool(getattr(config, "save_replay", True)) and state["cache"] is not None  # it lacks it if it broke off
+    every = hasattr(config, "updates_per_step")
+    if whole or not (every or (hasattr(config, "replay_ratio") and config.replay_ratio)):
+        return ""
+    return (
+        f" The replay was not saved and fills anew: there will be no update{'' if every else ' from kept rollouts'} "
+        f"before agent.warmup, {config.warmup:,} steps, has passed once more."
+    )
+
+
+def too_few_left(worker: LocalWorker) -> str:
+    """A warning where a run ends before its replay, empty now, can be learned from."""
+    config: Any = worker.agent.config
+    left = worker.settings.nb_step - worker.local_step_count
+    if not hasattr(config, "updates_per_step") or left <= 0:  # an evaluation is all that is left
+        return ""
+    each = config.sequence - config.overlap if config.sequence else 1  # steps from one item to the next
+    filled = min(config.batch_size * each, config.replay)
+    if left > max(config.warmup, filled):
+        return ""
+    return (
+        f"The {left:,} steps left are too few for an update: the warm-up takes {config.warmup:,}, and a batch about "
+        f"{filled:,}; raise --nb-step."
+    )

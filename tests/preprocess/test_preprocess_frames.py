@@ -1,0 +1,122 @@
+"""Stacks of images: one image with the channels of all frames, from the environment to the network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import ludus
+from ludus.containers.build import build_agent, build_manager
+from ludus.containers.settings import resolve_settings
+from ludus.core.spec import Spec
+from ludus.networks.net3d.nature_cnn import NatureCNN
+from ludus.preprocess.observation import Frames, ObsPreprocessor
+
+T, B, S, H, W = 3, 2, 4, 8, 9
+
+
+def bytes_of(shape: tuple[int, ...], **changes: Any) -> Spec:
+    return Spec(**({"shape": shape, "dtype": "uint8", "low": 0, "high": 255, "stack": shape[0]} | changes))
+
+
+def prepared(spec: Spec) -> tuple[Tensor, Tensor]:
+    """Bytes of a spec, and what becomes of them."""
+    preprocess = ObsPreprocessor({"x": spec})
+    x = torch.randint(0, 256, (T, B, *spec.shape), dtype=torch.uint8)
+    y = preprocess({"x": x})["x"]
+    assert y.shape == (T, B, *preprocess.shapes["x"])
+    assert y.dtype == torch.float32
+    return x, y
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_frames_with_channels_behind_become_one_image(channels: int) -> None:
+    x, y = prepared(bytes_of((S, H, W, channels)))
+    assert y.shape == (T, B, S * channels, H, W)
+    for frame in range(S):
+        for channel in range(channels):
+            torch.testing.assert_close(y[:, :, frame * channels + channel], x[:, :, frame, ..., channel] / 255)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_frames_with_channels_in_front_become_one_image(channels: int) -> None:
+    x, y = prepared(bytes_of((S, channels, H, W)))
+    assert y.shape == (T, B, S * channels, H, W)
+    torch.testing.assert_close(y, x.flatten(2, 3) / 255)
+    assert Frames()(x).data_ptr() == x.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        bytes_of((S, H, W, 3), stack=1),  # nobody said that these are frames
+        bytes_of((2 * S, H, W, 3), stack=S),  # more than one of something per frame
+        bytes_of((S, H, W, 3), dtype="float32"),
+        bytes_of((S, H, W, 3), high=7),
+        bytes_of((S, H, W, 2)),  # no image: what are its channels?
+        bytes_of((S, H, W, 5)),
+        bytes_of((S, H, W)),  # an image already
+    ],
+    ids=lambda spec: f"{spec.shape}-{spec.dtype}-{spec.high}-{spec.stack}",
+)
+def test_what_is_no_stack_of_images_for_sure_stays(spec: Spec) -> None:
+    assert ObsPreprocessor({"x": spec}).shapes == {"x": spec.shape}
+
+
+class Img(gym.Env[NDArray[np.uint8], np.int64]):
+    """Images of 48×48 in color that grow brighter; the second action is rewarded."""
+
+    observation_space = gym.spaces.Box(0, 255, (48, 48, 3), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.time = 0
+        return self._seen(), {}
+
+    def step(self, action: np.int64) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        return self._seen(), float(action), self.time >= 20, False, {}
+
+    def _seen(self) -> NDArray[np.uint8]:
+        return np.full((48, 48, 3), 10 * self.time, np.uint8)
+
+
+SMALL: dict[str, Any] = {
+    "env.num": 2,
+    "env.workers": 0,
+    "env.wrappers": ("gymnasium.wrappers:FrameStackObservation(stack_size=4)",),
+    "agent.replay": 120,
+    "agent.warmup": 40,
+    "agent.batch_size": 8,
+    "evaluation.every": 0,
+    "evaluation.episodes": 1,
+    "compile": "off",
+    "quiet": True,
+}
+
+
+@pytest.mark.parametrize("agent", ["dqn", "rainbow"])
+def test_stacked_color_images_reach_the_cnn(agent: str) -> None:
+    settings = resolve_settings(f"{__name__}:Img", agent, "none", None, SMALL).settings
+    manager = build_manager(settings)
+    try:
+        made: Any = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
+        (spec,) = manager.observation.values()
+    finally:
+        manager.close()
+    assert (spec.shape, spec.stack) == ((4, 48, 48, 3), 4)
+    assert list(made.preprocess.shapes.values()) == [(12, 48, 48)]
+    assert any(isinstance(module, NatureCNN) for module in made.modules())
+    assert sum(p.numel() for p in made.parameters()) < 3_000_000
+
+
+def test_dqn_learns_from_stacked_color_images(tmp_path: Any) -> None:
+    settings = SMALL | {"nb_step": 300, "runs": str(tmp_path)}  # more than the replay holds
+    assert ludus.train(f"{__name__}:Img", "dqn", preset="none", settings=settings).steps >= 300
