@@ -39,7 +39,12 @@ def fields(step: Fields, action: Fields, parts: int, workers: int) -> dict[str, 
 
 
 def work(settings: dict[str, Any], fds: dict[str, int]) -> None:
-    """Make the environments of one worker's parts, say so, and do as told until told to quit."""
+    """Make the environments of one worker's parts, say so, and do as told until told to quit.
+
+    Where there are several GPUs it sees one of them, so that environments which use one do not all crowd the first.
+    """
+    if settings["gpu"] is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = settings["gpu"]
     block, config = Block(settings["fields"], fds["memory"]), EnvConfig(**settings["config"])
     place = block["places"][settings["worker"]]
     parts = [Part(block, config, place, fds, **part) for part in settings["parts"]]

@@ -21,7 +21,7 @@ from ludus.environments.config import EnvConfig
 from ludus.environments.rows import StepArrays
 from ludus.environments.spaces import Arrays
 from ludus.environments.worker import ACTION, LETTER, QUIT, STEP, STEPS, fields
-from ludus.parallel.devices import cores
+from ludus.parallel.devices import assign_workers, cores, gpus
 from ludus.parallel.memory import Block
 from ludus.parallel.message import put_letter, take_letter
 from ludus.parallel.process import GRACE, Launcher, Process, WorkerError, end_all
@@ -79,6 +79,8 @@ class Crew:
         self.workers = max(part.worker for part in parts) + 1
         ordered = platform.machine() in ("x86_64", "AMD64")  # where one process sees writes in the order of the other
         self._spin = SPIN if self.workers < cores() and ordered else 0
+        found = gpus()
+        self._gpus = assign_workers(self.workers, found) if len(found) > 1 else []  # a single one is everybody's
         actions = {key: ((batch, *s.shape), s.dtype) for key, s in specs[1].items()}
         self._fields = fields(StepArrays.fields(specs[0], batch), actions, len(parts), self.workers)
         self._block = Block(self._fields)
@@ -223,6 +225,7 @@ class Crew:
             "config": asdict(self._config),
             "worker": worker,
             "spin": self._spin,
+            "gpu": self._gpus[worker] if self._gpus else None,
             "parts": [{"number": p.number, "start": p.start, "count": p.count, **place} for p in parts],
         }
         letters = {f"letter {part.number}": self._letters[part.number] for part in parts}

@@ -118,3 +118,21 @@ class Unsure(Faulty):
 
     def _observe(self):
         return np.array([self.seed or 0, self.t, time.perf_counter_ns()], np.float64)
+
+
+class Sees(gymnasium.Env):
+    """Shows the number of the GPU that its process sees; −1 where nobody said."""
+
+    def __init__(self):
+        self.observation_space = spaces.Box(-1, 9, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+
+    def _gpu(self):
+        return np.array([os.environ.get("CUDA_VISIBLE_DEVICES") or -1], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._gpu(), {}
+
+    def step(self, action):
+        return self._gpu(), 0.0, False, False, {}

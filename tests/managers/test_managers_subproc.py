@@ -20,6 +20,7 @@ from ludus.managers import crew
 from ludus.managers.crew import divide
 from ludus.managers.make import make_manager
 from ludus.managers.subproc import SubProcEnvManager
+from ludus.parallel.devices import gpus
 from ludus.parallel.process import Launcher
 
 TOY = "ludus.environments.toy"
@@ -635,3 +636,23 @@ def running(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "seen"), [("4,7", 2, [4, 7, 4]), (None, 3, [0, 1, 2]), ("5", 1, [-1] * 3), (None, 0, [-1] * 3)]
+)
+def test_workers_take_turns_with_gpus(monkeypatch, visible, count, seen):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)  # no machine of ours has them
+    with monkeypatch.context() as patch:
+        if visible is not None:
+            patch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        found = gpus()
+    assert [device.name for device in found] == (visible.split(",") if visible else [str(i) for i in range(count)])
+    config = EnvConfig(f"{WORLDS}:Sees", 3, "subproc", workers=3)
+    monkeypatch.setattr(crew, "gpus", lambda: found)
+    manager = SubProcEnvManager(config, 3)
+    try:
+        shown = manager.reset(0).observation["observation"][:, 0].tolist()
+    finally:
+        manager.close()
+    assert shown == seen  # with one GPU or none, nothing is said to workers
