@@ -214,8 +214,13 @@ class Launcher:
         return _popen(name, {"do": "run", "fds": numbers}, numbers, kept)
 
     def _fork(self, name: str, numbers: list[int], kept: dict[str, int]) -> Process:
-        for tries in (2, 1):
-            self._ensure_server()
+        for tries in (3, 2, 1):  # a server that is killed is replaced, also while it starts
+            try:
+                self._ensure_server()
+            except WorkerError as error:
+                if tries > 1 and error.signal:
+                    continue
+                raise
             assert self._channel is not None
             status, far = os.pipe()
             try:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ludus.core.errors import UserError
+from ludus.parallel import process as process_module
 from ludus.parallel.process import GRACE, KEPT, Launcher, WorkerError, end_all
 
 HERE = Path(__file__).parent
@@ -237,6 +238,30 @@ def test_a_server_that_dies_is_replaced(out):
     second = launcher.start(f"{JOBS}:tell", {}, {"out": out[1]}, "job")
     assert json.loads(hear(out[0]))["parent"] != server
     assert ended(second).code == 0
+    launcher.close()
+
+
+@pytest.mark.parametrize("kills", [2, 3])
+def test_a_server_that_is_killed_while_it_starts_is_replaced_twice(out, kills, monkeypatch):
+    popen, killed = process_module._popen, []
+
+    def deadly(name, *rest):
+        made = popen(name, *rest)
+        if name == "the fork server" and len(killed) < kills:
+            killed.append(made.pid)
+            os.kill(made.pid, signal.SIGKILL)
+        return made
+
+    monkeypatch.setattr(process_module, "_popen", deadly)
+    launcher = Launcher("forkserver")
+    if kills == 3:
+        with pytest.raises(WorkerError, match=r"the fork server .* was killed by SIGKILL"):
+            launcher.start(f"{JOBS}:tell", {}, {"out": out[1]}, "job")
+    else:
+        job = launcher.start(f"{JOBS}:tell", {}, {"out": out[1]}, "job")
+        assert json.loads(hear(out[0]))["parent"] not in killed
+        assert ended(job).code == 0
+    assert len(killed) == kills
     launcher.close()
 
 
