@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ludus.core.errors import UserError
@@ -21,7 +22,7 @@ from ludus.environments.config import EnvConfig
 from ludus.environments.rows import StepArrays
 from ludus.environments.spaces import Arrays
 from ludus.environments.worker import ACTION, LETTER, QUIT, STEP, STEPS, fields
-from ludus.parallel.devices import assign_workers, cores, gpus
+from ludus.parallel.devices import Device, assign_workers, cores
 from ludus.parallel.memory import Block
 from ludus.parallel.message import put_letter, take_letter
 from ludus.parallel.process import GRACE, Launcher, Process, WorkerError, end_all
@@ -62,6 +63,13 @@ def divide(groups: Sequence[slice], workers: int) -> list[Part]:
             for i, (start, stop) in enumerate(pairwise(cuts))
         ]
     return parts
+
+
+def gpus() -> list[Device]:
+    """The GPUs that this process may use, by their names for CUDA_VISIBLE_DEVICES; their memory is not looked at."""
+    count = torch.cuda.device_count()
+    named = [x.strip() for x in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if x.strip()]
+    return [Device(name, 0) for name in (named or map(str, range(count)))][:count]
 
 
 class Crew:

@@ -63,15 +63,6 @@ def assign_workers(number: int, devices: Sequence[Device]) -> list[str]:
     return chosen
 
 
-def gpus() -> list[Device]:
-    """The GPUs that this process may use, by their names for CUDA_VISIBLE_DEVICES; their memory is not looked at."""
-    import torch  # whoever asks has it; workers, which import this file too, do without
-
-    count = torch.cuda.device_count()
-    named = [x.strip() for x in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if x.strip()]
-    return [Device(name, 0) for name in (named or map(str, range(count)))][:count]
-
-
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

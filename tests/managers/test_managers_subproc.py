@@ -17,10 +17,9 @@ import torch
 from ludus.core.errors import UserError
 from ludus.environments.config import EnvConfig
 from ludus.managers import crew
-from ludus.managers.crew import divide
+from ludus.managers.crew import divide, gpus
 from ludus.managers.make import make_manager
 from ludus.managers.subproc import SubProcEnvManager
-from ludus.parallel.devices import gpus
 from ludus.parallel.process import Launcher
 
 TOY = "ludus.environments.toy"
