@@ -10,10 +10,13 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+import ludus
+from ludus.core.errors import UserError
 from ludus.core.network import Network, Shapes
 from ludus.core.types import HiddenState, Tensors
 
@@ -265,3 +268,12 @@ def common(observation: str, action: str, backend: str, folder: Path) -> dict[st
 
 def environment_of(backend: str) -> str:
     return "Matrix-v0" if backend == "vector" else f"{__name__}:MatrixEnv"
+
+
+def refusal(environment: Any, agent: str, settings: dict[str, Any], said: str, folder: Path) -> str:
+    """The one line with which a run is refused before anything was learned, with no run folder left behind."""
+    with pytest.raises(UserError, match=r"^[^\n]+$") as caught:
+        ludus.train(environment, agent, nb_step=36, preset="none", settings=settings)
+    assert said in str(caught.value)
+    assert not any(folder.iterdir())
+    return str(caught.value)
