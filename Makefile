@@ -59,7 +59,7 @@ clean:  ## remove the environment and every cache; runs stay
 $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
-$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+$(INSTALLED): pyproject.toml constraints.txt hatch_build.py ludus/experience/native.c | $(BIN)/python
 	@echo 'Installing into $(VENV) (once; about a minute) …'
 	@$(PIP) pip  # one that knows --build-constraint
 	@$(PIP) --build-constraint constraints.txt --editable '.[dev,atari,envpool,mujoco,video]'

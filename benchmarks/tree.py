@@ -63,8 +63,8 @@ def ludus_tree() -> tuple[Update, list[Any]]:
 
     def update(error: torch.Tensor) -> None:
         uniform = torch.rand(BATCH, generator=generator, dtype=torch.float64).add_(strata).mul_(1 / BATCH)
-        index = tree.sample(uniform)
-        weight = tree.get(index).mul_(CAPACITY / tree.total).pow_(-BETA)
+        index, value = tree.sample(uniform)
+        weight = value.mul_(CAPACITY / tree.total).pow_(-BETA)
         weight.div_(weight.max())
         tree.set(index, error.abs().add_(1e-6).pow_(ALPHA))
 

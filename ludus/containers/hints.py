@@ -29,7 +29,17 @@ def hints(worker: LocalWorker, explained: float) -> list[str]:
             f"Stepping the environments took {share:.0%} of the time: --env.backend subproc does it in {cores()} "
             "processes."
         )
-    return found
+    return found + _uncompiled(worker)
+
+
+def _uncompiled(worker: LocalWorker) -> list[str]:
+    if not getattr(worker.agent.config, "prioritized", False):
+        return []
+    from ludus.experience import native  # most runs do without it
+
+    if native.LIBRARY is not None:
+        return []
+    return ["Priorities were drawn without compiled code, in twice the time: install a C compiler, then Ludus again."]
 
 
 def _steps_here(worker: LocalWorker) -> bool:

@@ -4,68 +4,84 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
+from ludus.experience import native
+from ludus.experience.places import Places
 from ludus.experience.sum_tree import SumTree
-from ludus.experience.track import Integers
 
 SMALLEST = 1e-6  # added to every surprise, so that all can be drawn
 WAITING = 8192  # changes that are made together, at the latest
 
-Reals = NDArray[np.float64]
-
 
 class Priorities:
-    """(|δ| + ε)^α of each slot, 0 where nothing can be drawn; changes wait until something is."""
+    """(|δ| + ε)^α of each item, 0 where nothing can be drawn; items that come and go wait until something is."""
 
-    def __init__(self, capacity: int, exponent: float) -> None:
+    def __init__(self, places: Places, exponent: float) -> None:
         self.largest, self._exponent = 1.0, exponent  # the largest so far, which new items get
-        self._tree = SumTree(capacity)
-        self._slots: list[Integers] = []
-        self._values: list[Reals] = []
+        self._places, self._tree, self._library = places, SumTree(places.batch * places.length), native.LIBRARY
+        self._numbers: list[Tensor] = []
+        self._values: list[Tensor] = []
         self._waiting = 0
-        self._parts = torch.empty(0)
+        self._uniform, self._room = torch.empty(0, dtype=torch.float64), torch.empty(0)
 
-    def add(self, slots: Integers) -> None:
+    def add(self, numbers: Tensor) -> None:
         """Let new items be drawn: soon, as nothing is known of them."""
-        self.set(slots, np.full(len(slots), self.largest))
+        self.set(numbers, torch.full((len(numbers),), self.largest, dtype=torch.float64))
 
-    def drop(self, slots: Integers) -> None:
+    def drop(self, numbers: Tensor) -> None:
         """Let items be drawn no more."""
-        self.set(slots, np.zeros(len(slots)))
+        self.set(numbers, torch.zeros(len(numbers), dtype=torch.float64))
 
-    def update(self, slots: Integers, surprise: Reals) -> None:
-        """Take how far off the learner was."""
-        if len(slots):
-            values = torch.from_numpy(surprise + SMALLEST).pow_(self._exponent).numpy()  # half of numpy's time
-            self.largest = max(self.largest, float(values.max()))
-            self.set(slots, values)
-
-    def set(self, slots: Integers, values: Reals) -> None:
-        """Write values; of a slot that comes twice, the last stays."""
-        self._slots.append(slots)
+    def set(self, numbers: Tensor, values: Tensor) -> None:
+        """Write values; of an item that comes twice, the last stays."""
+        self._numbers.append(numbers)
         self._values.append(values)
-        self._waiting += len(slots)
+        self._waiting += len(numbers)
         if self._waiting > WAITING:
             self._settle()
 
-    def get(self, slots: Integers) -> torch.Tensor:
-        """The values at slots."""
+    def get(self, numbers: Tensor) -> Tensor:
+        """The values of items."""
         self._settle()
-        return self._tree.get(torch.from_numpy(slots))
+        return self._tree.get(self._places.slots(numbers)[0])
 
-    def draw(self, count: int, generator: torch.Generator) -> tuple[Integers, Reals]:
-        """Slots in proportion to their values, one from each ``count``-th of the sum, and these values."""
+    def update(self, numbers: Tensor, surprise: Tensor) -> None:
+        """Take how far off the learner was; what has expired is ignored."""
         self._settle()
-        if len(self._parts) != count:
-            self._parts = torch.arange(count, dtype=torch.float64)
-        uniform = torch.rand(count, dtype=torch.float64, generator=generator).add_(self._parts).div_(count)
-        slots = self._tree.sample(uniform)
-        return slots.numpy(), self._tree.get(slots).numpy()
+        values = surprise.to(torch.float64, copy=True).add_(SMALLEST).pow_(self._exponent)
+        if self._library is not None:
+            numbers, room = numbers.contiguous(), torch.empty_like(numbers)
+            where = numbers.data_ptr(), values.data_ptr(), room.data_ptr()
+            largest = self._library.ludus_renew(self._tree.pointer, self._places.pointer, len(numbers), *where)
+            if largest >= 0.0:
+                self._tree.stale = True
+                self.largest = max(self.largest, largest)
+                return
+        held = self._places.held(numbers)
+        if held.any():
+            self._tree.set(self._places.slots(numbers[held])[0], values[held])
+            self.largest = max(self.largest, float(values[held].max()))
+
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Numbers in proportion to their values, one from each ``count``-th of the sum; and values over the least."""
+        self._settle()
+        if len(self._uniform) != count:
+            self._uniform, self._room = (torch.empty(n * count, dtype=torch.float64) for n in (1, 3))
+        uniform = self._uniform.uniform_(generator=generator)
+        if self._library is not None:
+            numbers, ratio = torch.empty(count, dtype=torch.int64), torch.empty(count)
+            where = (x.data_ptr() for x in (uniform, self._room, numbers, ratio))
+            if not self._library.ludus_draw(self._tree.pointer, self._places.pointer, count, *where):
+                return numbers, ratio
+        parts = np.arange(count, dtype=np.float64)
+        parts += uniform.numpy()
+        slots, values = self._tree.sample(torch.from_numpy(parts / count))
+        return self._places.numbers(slots), (values / values.amin()).to(torch.float32)
 
     def _settle(self) -> None:
         if self._waiting:
-            several = len(self._slots) > 1
-            joined = (np.concatenate(x) if several else x[0] for x in (self._slots, self._values))
-            self._tree.set(*map(torch.from_numpy, joined))
-        self._slots, self._values, self._waiting = [], [], 0
+            several = len(self._numbers) > 1
+            numbers, values = (torch.cat(x) if several else x[0] for x in (self._numbers, self._values))
+            self._tree.set(self._places.slots(numbers)[0], values)
+            self._numbers, self._values, self._waiting = [], [], 0

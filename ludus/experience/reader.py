@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ludus.core.types import Batch, HiddenState, Tensors
+from ludus.experience import native
 from ludus.experience.config import ReplayConfig
 from ludus.experience.frames import Frames
 from ludus.experience.hindsight import REACHED, WANTED, Hindsight
+from ludus.experience.places import Places
 from ludus.experience.ring import Ring
 from ludus.experience.track import ARRIVAL, Arrival, Integers
 from ludus.experience.windows import n_step
@@ -22,22 +23,38 @@ class Output:
     """A column, and memory for what is read of it."""
 
     def __init__(self, name: str, source: Tensor, steps: int, drawn: int) -> None:
-        self.name = name
-        self._source = source  # [slots, …]
-        self._out = torch.empty((steps * drawn, *source.shape[1:]), dtype=source.dtype, device=source.device)
-        self.view = self._out.view(steps, drawn, *source.shape[1:])
+        self.name, self.source = name, source  # [slots, …]
+        self.out = torch.empty((steps * drawn, *source.shape[1:]), dtype=source.dtype, device=source.device)
+        self.view = self.out.view(steps, drawn, *source.shape[1:])
         # On the CPU numpy looks at the same memory, and gathers small rows in half of torch's time.
         shared = source.device.type == "cpu" and source.dtype != torch.bfloat16
-        self._arrays = (source.numpy(), self._out.numpy()) if shared else None
+        self._arrays = (source.numpy(), self.out.numpy()) if shared else None
 
-    def take(self, slots: Tensor) -> Tensor:
-        """Read the rows at ``slots``, as ``[steps, M, …]``."""
+    def take(self, slots: Tensor) -> None:
+        """Read the rows at the first of ``slots``, as many as there is memory for."""
+        slots = slots[: len(self.out)]
         if self._arrays is not None:
             source, out = self._arrays
             source.take(slots.numpy(), 0, out=out, mode="clip")  # the one mode that does not buffer; all are inside
         else:
-            torch.index_select(self._source, 0, slots, out=self._out)
-        return self.view
+            torch.index_select(self.source, 0, slots, out=self.out)
+
+
+class Outputs:
+    """Columns that are read together: by compiled code where there is some, else one after the other."""
+
+    def __init__(self, outputs: list[Output]) -> None:
+        self._outputs, self._library = outputs, native.LIBRARY
+        self._columns = native.columns([(output.source, output.out) for output in outputs])
+
+    def take(self, slots: Tensor) -> None:
+        """Read all rows at ``slots``; a column that has memory for fewer reads the first of them."""
+        if self._library is not None and self._columns is not None:
+            if self._library.ludus_gather(self._columns, len(self._columns), slots.data_ptr()):
+                raise IndexError("A replay was read outside of its memory.")
+            return
+        for output in self._outputs:
+            output.take(slots)
 
 
 class Where(NamedTuple):
@@ -48,9 +65,6 @@ class Where(NamedTuple):
     acts: Tensor  # of the states that an action is read of
 
 
-Outputs = list[Output]
-
-
 class Reader:
     """Reads transitions or sequences from a replay's memory into a batch's, which is made once."""
 
@@ -59,68 +73,71 @@ class Reader:
         config: ReplayConfig,
         gamma: float,
         names: list[str],
+        places: Places,
         ring: Ring,
         hidden: Ring,
         frames: dict[str, Frames],
         hindsight: Hindsight | None,
     ) -> None:
-        self._gamma, self._names, self._ring, self._hidden = gamma, names, ring, hidden
+        self._names, self._places, self._ring, self._hidden = names, places, ring, hidden
         self._frames, self._hindsight, self._device = frames, hindsight, ring.device
         self._sequence, self._stride = config.sequence > 0, config.sequence - config.overlap
         self._span = config.burn_in + config.sequence if config.sequence else config.n_step
         states, drawn = self._span + 1, config.batch_size
-        self._steps = np.arange(states)[:, None]
-        self._slots = np.zeros((states, drawn), np.int64)  # [W, M]: where each of an item's states is
-        self._index = torch.from_numpy(self._slots)
-        self._where = self._places() if self._device.type == "cpu" else None
-        self._alone = np.zeros(drawn, np.int64)  # the row of all, where there is one
+        self._slots = torch.zeros((states, drawn), dtype=torch.int64)  # [W, M]: where each of an item's states is
+        self._where = self._on_device() if self._device.type == "cpu" else None
         self._arrived = Output(ARRIVAL, ring.flat[ARRIVAL], states, drawn)
         arrival = Arrival(self._arrived.view)
         self._first, self._reward = arrival.first, arrival.reward[1:]  # [W, M] and [W - 1, M]
         self._terminated, self._truncated = arrival.terminated[1:], arrival.truncated[1:]
         self._weight, self._discount = (torch.zeros_like(self._reward[:n]) for n in (1, states))
+        self._discounts = torch.tensor([0.0, gamma], device=self._device).unbind()
         powers = gamma ** torch.arange(states, dtype=torch.float64)
         self._powers = powers.to(self._device, torch.float32)
-        self._seen: Outputs = []
-        self._acted: Outputs = []
-        self._learned: Outputs = []
+        self._at_once, self._later = Outputs([]), Outputs([])  # all columns, known when an agent has spoken
+        self._seen: Tensors = {}
+        self._acted: Tensors = {}
+        self._learned: Tensors = {}
 
-    def read(self, numbers: Integers, weight: Tensor | None, now: Integers, generator: torch.Generator) -> Batch:
-        """The batch of these items; ``weight``: of priorities; ``now``: the time of each row's last observation."""
+    def read(self, numbers: Tensor, weight: Tensor | None, generator: torch.Generator) -> Batch:
+        """The batch of these items; ``weight``: of priorities."""
         if not self._acted:
             self._make_memory()
-        length, batch = self._ring.length, self._ring.batch
-        time, row = (numbers // batch, numbers % batch) if batch > 1 else (numbers, self._alone)
-        np.remainder(np.add(time, self._steps, out=self._slots), length, out=self._slots)
-        if batch > 1:
-            self._slots += row * length
-        where = self._where or self._places()
-        self._arrived.take(where.states)
+        self._places.slots(numbers, len(self._slots), self._slots)
+        where = self._where or self._on_device()
+        self._at_once.take(where.states)
         if self._sequence:
             read = self._sequences(where)
-            read.state = self._states(time, row)
+            read.state = self._states(*self._places.split(numbers.numpy()))
         elif self._hindsight is not None:
-            read = self._relabelled(where, row, *self._hindsight.draw(time, row, now[row], generator))
+            time, row = self._places.split(numbers.numpy())
+            drawn = self._hindsight.draw(time, row, self._places.now[row], generator)
+            read = self._relabelled(where, row, *drawn)
         else:
             read = self._transitions(where)
-        read.index = torch.from_numpy(numbers)
+        read.index = numbers
         if weight is not None:
-            read.weight = read.weight * weight.to(self._device)
+            weight = weight.to(self._device)
+            read.weight = read.weight * weight if self._sequence else weight[None]
         return read
 
-    def _places(self) -> Where:
-        slots = self._index.to(self._device)
+    def _on_device(self) -> Where:
+        slots = self._slots.to(self._device)
         return Where(slots, slots.flatten(), slots[: self._span if self._sequence else 1].flatten())
 
     def _make_memory(self) -> None:
-        """Make what reads are written to."""
+        """Make what reads are written to; where n-step windows end is known only when arrivals have been read."""
         states, acts = (self._span + 1, self._span) if self._sequence else (2, 1)
         names = [f"observation/{name}" for name in self._names if name not in self._frames]
-        self._seen = [self._output(name, states) for name in names]
-        self._acted, self._learned = (
+        seen = [self._output(name, states) for name in names]
+        acted, learned = (
             [self._output(name, acts) for name in self._ring.columns if name.startswith(kind)]
             for kind in ("action/", "experience/")
         )
+        self._seen, self._acted, self._learned = ({x.name: x.view for x in part} for part in (seen, acted, learned))
+        others = [*seen, *acted, *learned]
+        windows = self._span > 1 and not self._sequence
+        self._at_once, self._later = Outputs([self._arrived, *([] if windows else others)]), Outputs(others)
 
     def _output(self, name: str, steps: int) -> Output:
         return Output(name.partition("/")[2], self._ring.flat[name], steps, self._slots.shape[1])
@@ -129,11 +146,13 @@ class Reader:
         """One-step transitions, or n-step ones as one."""
         weight = self._weight.fill_(1)
         if self._span == 1:
-            return self._batch(where.states, where.acts, weight)
+            return self._batch(where.states, weight)
         window = n_step(self._reward, self._terminated, self._truncated, self._first, self._powers)
         ends = where.slots.gather(0, window.steps[None])
+        states = torch.cat([where.acts, ends[0]])
+        self._later.take(states)
         return replace(
-            self._batch(torch.cat([where.acts, ends[0]]), where.acts, weight),
+            self._batch(states, weight),
             first=torch.cat([self._first[:1], torch.zeros_like(self._first[:1])]),
             reward=window.reward[None],
             terminated=window.terminated[None],
@@ -169,7 +188,7 @@ class Reader:
         return self._ring.flat[f"observation/{REACHED}"].index_select(0, slots)
 
     def _sequences(self, where: Where) -> Batch:
-        return self._batch(where.states, where.acts, (~self._first[1:]).to(torch.float32))
+        return self._batch(where.states, (~self._first[1:]).to(torch.float32))
 
     def _states(self, time: Integers, row: Integers) -> HiddenState:
         """The hidden states with which sequences start."""
@@ -177,23 +196,19 @@ class Reader:
         index = torch.from_numpy(starts).to(self._device)
         return HiddenState({name: x.index_select(0, index) for name, x in self._hidden.flat.items()})
 
-    def _batch(self, states: Tensor, acts: Tensor, weight: Tensor) -> Batch:
-        """What lies at the slots of states and of actions, with the rewards and endings that were read."""
-        observation = _take(self._seen, states)
+    def _batch(self, states: Tensor, weight: Tensor) -> Batch:
+        """What was read of the slots of ``states``."""
+        observation = dict(self._seen)
         for name, frames in self._frames.items():
             observation[name] = frames.read(states.view(-1, self._slots.shape[1]))
         return Batch(
             observation=observation,
             first=self._first,
-            action=_take(self._acted, acts),
+            action=dict(self._acted),
             reward=self._reward,
             terminated=self._terminated,
             truncated=self._truncated,
-            discount=self._discount.fill_(self._gamma).masked_fill_(self._terminated, 0),
+            discount=torch.where(self._terminated, *self._discounts, out=self._discount),
             weight=weight,
-            experience=_take(self._learned, acts),
+            experience=dict(self._learned),
         )
-
-
-def _take(outputs: Outputs, slots: Tensor) -> Tensors:
-    return {output.name: output.take(slots) for output in outputs}

@@ -12,6 +12,7 @@ from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, State
 from ludus.experience.config import ReplayConfig
 from ludus.experience.frames import Frames
 from ludus.experience.hindsight import Hindsight, RewardFunction, refuse_hindsight
+from ludus.experience.places import Places
 from ludus.experience.priorities import Priorities
 from ludus.experience.reader import Reader
 from ludus.experience.ring import Ring
@@ -66,14 +67,15 @@ class ExperienceReplay(ExperienceCache):
         self._said: list[str] = []  # action/… and experience/…: known when the agent has spoken
         self._keys: list[tuple[int, str]] = []  # the same, as places in an AgentStep
         self._fresh = np.zeros((batch, self.length), np.bool_)  # where episodes begin, on the CPU whatever the device
-        self._now = np.zeros(batch, np.int64)  # the time of each row's last observation
+        self._places = Places(self.length, batch)
         self._tracks: dict[int, Track] = {}  # by their first row
-        self._priorities = Priorities(batch * self.length, config.priority_exponent) if config.prioritized else None
+        self._priorities = Priorities(self._places, config.priority_exponent) if config.prioritized else None
         self._hindsight = None
         if config.hindsight and reward_fn is not None:
             self._hindsight = Hindsight(config.hindsight, self.length, batch, reward_fn)
         self._real, self._earning, self._reads, self._credit = 0, 0, 0, 0.0
-        self._reader = Reader(config, gamma, list(observation), self._ring, self._hidden, self._frames, self._hindsight)
+        kept = self._ring, self._hidden, self._frames, self._hindsight
+        self._reader = Reader(config, gamma, list(observation), self._places, *kept)
 
     @property
     def size(self) -> int:
@@ -90,7 +92,7 @@ class ExperienceReplay(ExperienceCache):
             target[at][...] = x
         fresh = arrays[0] if step.first.is_cpu else step.first.cpu().numpy()
         self._fresh[track.rows, time % self.length] = fresh
-        self._now[track.rows] = time
+        self._places.now[track.rows] = time
         for name, frames in self._frames.items():
             frames.write(track.all, time, step.observation[name], fresh)
         if self._hindsight is not None:
@@ -134,18 +136,13 @@ class ExperienceReplay(ExperienceCache):
         self._credit -= 1
         self._reads += 1
         numbers, weight = self._uniform() if self._priorities is None else self._prioritized(self._priorities)
-        return self._reader.read(numbers, weight, self._now, self.generator)
+        return self._reader.read(numbers, weight, self.generator)
 
     def feedback(self, index: Tensor, priority: Tensor) -> None:
         """Take |δ| of what was read; what has expired since is ignored."""
         if self._priorities is None:
             return
-        numbers, surprise = index.cpu().numpy(), priority.detach().cpu().numpy().astype(np.float64)
-        each = [track.oldest * self.batch for track in self._tracks.values()]  # what is older has expired
-        if len(each) > 1:
-            each = np.repeat(each, [len(track.all) for track in self._tracks.values()])[numbers % self.batch]
-        kept = numbers >= each
-        self._priorities.update(self._slots_of(numbers[kept]), surprise[kept])
+        self._priorities.update(index.cpu(), priority.detach().cpu())
 
     def schedule(self, progress: float) -> None:
         """Let the correction of priorities' bias grow from its first value to all of it."""
@@ -182,7 +179,7 @@ class ExperienceReplay(ExperienceCache):
                 lost = np.isin(newest % self.batch, track.all[begun])
                 track.push(newest[~lost])
                 if self._priorities is not None:
-                    self._priorities.drop(self._slots_of(newest[lost]))
+                    self._priorities.drop(torch.from_numpy(newest[lost]))
             self._expire(track)
 
     def state_dict(self) -> State:
@@ -202,7 +199,7 @@ class ExperienceReplay(ExperienceCache):
         if state["whole"]:
             self._real, self._earning, self._reads, self._credit = state["counters"]
         if self._priorities is not None:
-            self._priorities = Priorities(self.batch * self.length, self.config.priority_exponent)
+            self._priorities = Priorities(self._places, self.config.priority_exponent)
             self._priorities.largest = state["largest"] or 1.0  # none: the run had no priorities before
         for saved in state["tracks"]:
             self._load(saved)
@@ -237,10 +234,10 @@ class ExperienceReplay(ExperienceCache):
         for frames in self._frames.values():
             oldest = frames.oldest(track.rows, oldest, track.time)
         if oldest > track.oldest:
-            track.oldest = oldest
+            track.oldest = self._places.oldest[track.rows] = oldest
             gone = track.expire(oldest * self.batch)
             if self._priorities is not None and gone[0] < gone[1]:
-                self._priorities.drop(self._slots_of(track.between(*gone)))
+                self._priorities.drop(torch.from_numpy(track.between(*gone)))
 
     def _offer(self, track: Track, time: int) -> None:
         """Let what began at ``time`` and is complete now be drawn: real transitions, or sequences."""
@@ -253,7 +250,7 @@ class ExperienceReplay(ExperienceCache):
         numbers = rows + time * self.batch
         track.push(numbers)
         if self._priorities is not None:
-            self._priorities.add(self._slots_of(numbers))
+            self._priorities.add(torch.from_numpy(numbers))
 
     def _earn(self, track: Track, real: int) -> None:
         """Count real transitions; after the warm-up each earns a share of an update."""
@@ -267,32 +264,22 @@ class ExperienceReplay(ExperienceCache):
         """Whether there is a batch to draw, or the ring is full and will not hold more than it does."""
         return self.size >= self.config.batch_size or track.oldest > track.since
 
-    def _uniform(self) -> tuple[Integers, None]:
+    def _uniform(self) -> tuple[Tensor, None]:
         tracks, size = list(self._tracks.values()), self.size
         drawn: Integers = torch.randint(size, (self.config.batch_size,), generator=self.generator).numpy()
         if len(tracks) == 1:
-            return tracks[0].pick(drawn), None
+            return torch.from_numpy(tracks[0].pick(drawn)), None
         numbers, low = np.empty_like(drawn), 0
         for track in tracks:
             here = (drawn >= low) & (drawn < low + track.size)
             numbers[here] = track.pick(drawn[here] - low)
             low += track.size
-        return numbers, None
+        return torch.from_numpy(numbers), None
 
-    def _prioritized(self, priorities: Priorities) -> tuple[Integers, Tensor]:
+    def _prioritized(self, priorities: Priorities) -> tuple[Tensor, Tensor]:
         """Numbers, and (N·P)^−β over the largest of the batch: of N and the sum of all priorities nothing is left."""
-        slots, values = priorities.draw(self.config.batch_size, self.generator)
-        weight = torch.from_numpy((values / values.min()).astype(np.float32)).pow_(-self.importance_exponent)
-        row, slot = np.divmod(slots, self.length)
-        now = self._now[row]
-        numbers: Integers = (now - (now - slot) % self.length) * self.batch + row
-        return numbers, weight
-
-    def _slots_of(self, numbers: Integers) -> Integers:
-        if self.batch == 1:
-            return numbers % self.length
-        time, row = numbers // self.batch, numbers % self.batch
-        return row * self.length + time % self.length
+        numbers, ratio = priorities.draw(self.config.batch_size, self.generator)
+        return numbers, ratio.pow_(-self.importance_exponent)
 
     def _save(self, track: Track) -> State:
         low = track.oldest if self.config.save_replay else track.time
@@ -308,7 +295,7 @@ class ExperienceReplay(ExperienceCache):
             "hidden": self._hidden.save(rows, *starts) if starts[0] <= starts[1] else {},
             "frames": {name: frames.save(rows, low, track.time) for name, frames in self._frames.items()},
             "numbers": torch.from_numpy(numbers),
-            "priorities": None if self._priorities is None else self._priorities.get(self._slots_of(numbers)),
+            "priorities": None if self._priorities is None else self._priorities.get(torch.from_numpy(numbers)),
         }
 
     def _load(self, saved: State) -> None:
@@ -320,7 +307,7 @@ class ExperienceReplay(ExperienceCache):
             frames.load(rows, time, saved["frames"][name])
         self._listen()
         track.time, track.since, track.oldest = time, saved["since"], saved["low"]
-        self._now[rows] = time
+        self._places.now[rows], self._places.oldest[rows] = time, saved["low"]
         first = Arrival(self._ring.columns[ARRIVAL]).first[rows].cpu().numpy()
         self._fresh[rows] = first
         if self._hindsight is not None:
@@ -331,6 +318,8 @@ class ExperienceReplay(ExperienceCache):
         numbers = numbers[kept]
         track.push(numbers)
         if self._priorities is not None:
-            values = np.full(len(numbers), self._priorities.largest) if priorities is None else priorities.numpy()[kept]
-            self._priorities.set(self._slots_of(numbers), values)
+            if priorities is None:
+                self._priorities.add(torch.from_numpy(numbers))
+            else:
+                self._priorities.set(torch.from_numpy(numbers), priorities[torch.from_numpy(kept)])
         self._expire(track)

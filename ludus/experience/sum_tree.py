@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -9,17 +10,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-WIDTH = 48  # values per block; 32 to 64 take about the same time
-TOP = 32_768  # sums that are not summed in blocks again: a running sum over all of them takes less time than a level
+from ludus.experience import native
+
+WIDTH = 32  # values per block: four lines of a processor's cache
+TOP = 1_024  # sums that are not summed in blocks again: a running sum over all of them takes less time than a level
 Numbers = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 
 class SumTree:
-    """``capacity`` values ≥ 0, the sum of each 48 of them, the sum of each 48 sums, and so on until few are left.
+    """``capacity`` values ≥ 0, the sum of each 32 of them, the sum of each 32 sums, and so on until few are left.
 
     All is float64 on the CPU. A sum is made anew from its block, from left to right, and never incremented: no rounding
     error can pile up, and the sums are a function of the values alone. So neither the order of calls nor a reload
-    changes what is drawn. Torch and numpy look at the same memory, as each is far slower at some of the steps.
+    changes what is drawn. Compiled code does the work where there is some (native.c); else torch and numpy do, which
+    look at the same memory, as each is far slower at some of the steps. What is drawn is the same, to the bit.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -31,12 +36,22 @@ class SumTree:
         self._flat = [*(level.reshape(-1) for level in self._levels), self._top]
         self._leaves = self._flat[0][:capacity]
         self._ends = np.zeros(len(self._top) + 1)  # 0, then the running sum over the top
-        self._stale = False  # whether the top has changed since
+        self.stale = False  # whether the top has changed since then
+        self._library = native.LIBRARY
+        where = (ctypes.c_void_p * native.DEEPEST)(*(x.ctypes.data for x in self._flat))
+        tree = native.Tree(capacity, WIDTH, len(self._levels), len(self._top), where, self._ends.ctypes.data)
+        self.pointer = ctypes.pointer(tree)  # for compiled code
 
     @property
     def total(self) -> float:
         """The sum of all values."""
-        return float(self._running()[-1])
+        if self.stale:
+            self.stale = False
+            if self._library is not None:
+                self._library.ludus_tree_total(self.pointer)
+            else:
+                torch.cumsum(torch.from_numpy(self._top), 0, out=torch.from_numpy(self._ends[1:]))
+        return float(self._ends[-1])
 
     @property
     def values(self) -> Tensor:
@@ -49,7 +64,32 @@ class SumTree:
 
     def set(self, index: Tensor, value: Tensor) -> None:
         """Write values at indices from 0 to capacity − 1; of an index that comes twice, the last value stays."""
-        nodes, values = index.numpy(), value.numpy()
+        self.stale = True
+        if self._library is not None:
+            index, value = index.to(torch.int64).contiguous(), value.to(torch.float64).contiguous()
+            if not self._library.ludus_tree_set(self.pointer, len(index), index.data_ptr(), value.data_ptr()):
+                return
+        self._set(index.numpy(), value.numpy())  # it says what was wrong, if something was
+
+    def sample(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """An index for each number in [0, 1), with probability value / total and never of value 0; and the values.
+
+        Sorted numbers are faster, as they walk through memory in order.
+        """
+        total = self.total
+        if not 0.0 < total < np.inf:
+            raise ValueError(f"Nothing can be drawn from priorities that sum to {total}.")
+        if self._library is not None:
+            uniform = uniform.to(torch.float64).contiguous()
+            index = torch.empty(len(uniform), dtype=torch.int64)
+            rest, value = torch.empty_like(uniform), torch.empty_like(uniform)
+            room = uniform.data_ptr(), rest.data_ptr(), index.data_ptr(), value.data_ptr()
+            if not self._library.ludus_tree_sample(self.pointer, len(uniform), *room):
+                return index, value
+        index = torch.from_numpy(self._sample(uniform.numpy(), total))
+        return index, self.get(index)
+
+    def _set(self, nodes: Integers, values: NDArray[Any]) -> None:
         low, high = np.minimum.reduce(values, initial=0.0), np.maximum.reduce(values, initial=0.0)
         if not (low >= 0.0 and high < np.inf):  # NaN fails too
             raise ValueError(
@@ -59,23 +99,14 @@ class SumTree:
         for level, above in zip(self._levels, self._flat[1:], strict=True):
             nodes = nodes // WIDTH
             above[nodes] = _running_sums(level, nodes).numpy()[:, -1]
-        self._stale = True
 
-    def sample(self, uniform: Tensor) -> Tensor:
-        """An index for each number in [0, 1), with probability value / total; never one whose value is 0.
-
-        Sorted numbers are faster, as they walk through memory in order.
-        """
-        ends = self._running()
-        total = float(ends[-1])
-        if not 0.0 < total < np.inf:
-            raise ValueError(f"Nothing can be drawn from priorities that sum to {total}.")
+    def _sample(self, uniform: NDArray[Any], total: float) -> Integers:
         # ``rest`` is kept below the sum that it is looked up in, which rounding may have made it reach. So the running
         # sum that passes it first is greater than the one before: a child that is not 0.
-        rest = np.minimum(np.multiply(uniform.numpy(), total, dtype=np.float64), np.nextafter(total, 0.0))  # [n]
-        nodes = ends.searchsorted(rest, "right")
+        rest = np.minimum(np.multiply(uniform, total, dtype=np.float64), np.nextafter(total, 0.0))  # [n]
+        nodes = self._ends.searchsorted(rest, "right")
         nodes -= 1
-        rest -= ends.take(nodes)
+        rest -= self._ends.take(nodes)
         for level in reversed(self._levels):
             running = _running_sums(level, nodes)  # [n, WIDTH]
             sums = running.numpy()
@@ -86,15 +117,9 @@ class SumTree:
             if level is not self._levels[0]:
                 before = np.arange(len(child)) * WIDTH + child - 1
                 rest -= np.where(child > 0, sums.reshape(-1).take(before), 0.0)
-        return torch.from_numpy(nodes)
-
-    def _running(self) -> Numbers:
-        if self._stale:
-            torch.cumsum(torch.from_numpy(self._top), 0, out=torch.from_numpy(self._ends[1:]))
-            self._stale = False
-        return self._ends
+        return nodes  # type: ignore[no-any-return]
 
 
-def _running_sums(level: Numbers, nodes: NDArray[Any]) -> Tensor:
+def _running_sums(level: Numbers, nodes: Integers) -> Tensor:
     """Those within the block of each node, from left to right ``[n, WIDTH]``."""
     return torch.from_numpy(level.take(nodes, 0)).cumsum_(1)

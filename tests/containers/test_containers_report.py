@@ -17,6 +17,7 @@ from ludus.containers.report import where_from
 from ludus.containers.settings import resolve_settings
 from ludus.core.errors import UserError
 from ludus.environments.toy import CountingEnv
+from ludus.experience import native
 
 QUICK: dict[str, Any] = {"agent__warmup": 30, "agent__batch_size": 8, "agent__updates_per_step": 0.25, "log_every": 10}
 
@@ -93,6 +94,17 @@ def test_a_run_without_an_update_says_so_at_its_end(tmp_path: Path, capsys: Any)
     said = "No update was made: the steps after the warm-up"
     assert said in capsys.readouterr().out
     assert said in (run / "log.txt").read_text()
+
+
+def test_a_run_says_that_priorities_were_drawn_without_compiled_code(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    said = "Priorities were drawn without compiled code"
+    settings = QUICK | {"agent__prioritized": True, "quiet": False}
+    for library in (native.LIBRARY, None):
+        monkeypatch.setattr(native, "LIBRARY", library)
+        train(tmp_path, COUNTING, "dqn", **settings)
+        assert (said in capsys.readouterr().out) == (library is None)
 
 
 def test_a_resume_without_its_replay_says_what_that_means(tmp_path: Path) -> None:

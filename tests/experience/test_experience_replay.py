@@ -13,11 +13,12 @@ from replay_model import CPU, GAMMA, PLAIN, STACKED, World
 
 from ludus.core.spec import Specs
 from ludus.core.types import Batch
-from ludus.experience.reader import Output
+from ludus.experience.reader import Output, Outputs
 from ludus.experience.replay import ExperienceReplay
 from ludus.experience.windows import n_step
 
 LANES = st.sampled_from([[1], [3], [2, 1]])
+pytestmark = pytest.mark.usefixtures("each_way")
 
 
 def play(world: World, steps: int, *replays: ExperienceReplay) -> None:
@@ -129,7 +130,7 @@ def test_new_items_get_the_largest_priority_and_what_is_overwritten_none() -> No
     replay.feedback(old, torch.full((32,), 7.0))
     play(world, 30, replay)
     numbers = replay._tracks[0].numbers
-    values = replay._priorities.get(replay._slots_of(numbers)).numpy()  # type: ignore[union-attr]
+    values = replay._priorities.get(torch.from_numpy(numbers)).numpy()  # type: ignore[union-attr]
     known = np.isin(numbers, old.numpy())
     assert known.any()
     assert (values[known] == 7 + 1e-6).all()
@@ -150,9 +151,10 @@ def test_a_priority_that_is_no_number_is_refused() -> None:
     play(world, 45, replay)
     index = replay.read().index
     assert index is not None
-    replay.feedback(index, torch.full((32,), torch.nan))
     with pytest.raises(ValueError, match="finite"):
-        replay.read()
+        replay.feedback(index, torch.full((32,), torch.nan))
+    replay.read()  # nothing was written of them
+    assert replay.report()["replay/largest_priority"] == 1.0
 
 
 def test_n_step_is_its_equation() -> None:
@@ -272,11 +274,14 @@ def test_it_learns_even_where_half_of_the_steps_are_resets() -> None:
     check(world, replay.read(), 1, world.drawable(40, 1))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # numpy knows no bfloat16
-def test_rows_are_gathered_by_numpy_or_torch(dtype: torch.dtype) -> None:
-    source = torch.arange(60, dtype=dtype).view(20, 3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])  # numpy knows no bfloat16
+def test_rows_are_gathered(dtype: torch.dtype) -> None:
+    source = (torch.arange(60) % 7 > 3).to(dtype).view(20, 3)
     slots = torch.tensor([3, 19, 0, 3])
-    assert torch.equal(Output("x", source, 2, 2).take(slots), source[slots].view(2, 2, 3))
+    outputs = [Output("x", source, 2, 2), Output("y", source, 1, 3)]
+    Outputs(outputs).take(slots)
+    assert torch.equal(outputs[0].view, source[slots].view(2, 2, 3))
+    assert torch.equal(outputs[1].view, source[slots[:3]].view(1, 3, 3))  # it has no memory for more
 
 
 def test_gamma_and_memory_are_as_told() -> None:

@@ -12,6 +12,7 @@ from ludus.experience import sum_tree
 from ludus.experience.sum_tree import SumTree
 
 CAPACITIES = [1, 2, 7, 1_000, 100_003]
+pytestmark = pytest.mark.usefixtures("each_way")
 LAST = 1.0 - 2.0**-53  # the greatest float64 below 1
 
 
@@ -35,7 +36,7 @@ def numbers(*x: float) -> torch.Tensor:
 
 def inside(tree: SumTree) -> list[np.ndarray]:
     """All sums, from the leaves up."""
-    return [*tree._flat, tree._running()]
+    return [*tree._flat, tree.total]
 
 
 def naive(values: np.ndarray, uniform: np.ndarray) -> np.ndarray:
@@ -51,7 +52,7 @@ def test_it_draws_what_a_plain_running_sum_draws(capacity: int) -> None:
     tree = make(values)
     assert tree.total == values.sum()
     uniform = np.concatenate([[0.0, LAST], rng.random(2_000)])
-    np.testing.assert_array_equal(tree.sample(torch.from_numpy(uniform)).numpy(), naive(values, uniform))
+    np.testing.assert_array_equal(tree.sample(torch.from_numpy(uniform))[0].numpy(), naive(values, uniform))
 
 
 @pytest.mark.parametrize("capacity", [1_000, 100_003])
@@ -62,7 +63,7 @@ def test_every_value_owns_its_part_of_the_line(capacity: int) -> None:
     first = torch.from_numpy((ends - values + 0.25)[held] / ends[-1])
     last = torch.from_numpy((ends - 0.25)[held] / ends[-1])
     for uniform in (first, last):
-        np.testing.assert_array_equal(tree.sample(uniform).numpy(), held)
+        np.testing.assert_array_equal(tree.sample(uniform)[0].numpy(), held)
 
 
 writes = st.lists(
@@ -90,7 +91,7 @@ def test_after_any_writes_it_is_the_tree_of_its_values(capacity: int) -> None:
         for mine, fresh in zip(inside(tree), inside(make(values)), strict=True):
             np.testing.assert_array_equal(mine, fresh)  # to the bit, whatever was there before
         if tree.total > 0:
-            assert (tree.get(tree.sample(numbers(0.0, *uniform, LAST))) > 0).all()
+            assert (tree.get(tree.sample(numbers(0.0, *uniform, LAST))[0]) > 0).all()
 
     check()
 
@@ -116,7 +117,7 @@ def test_zeros_are_never_drawn_however_sums_round(capacity: int) -> None:
             continue
         tree, borders = make(values), np.cumsum(values) / values.sum()
         sides = np.concatenate([[0.0, LAST], borders, np.nextafter(borders, 0), np.nextafter(borders, 2)])
-        drawn = tree.sample(torch.from_numpy(np.clip(sides, 0.0, LAST)))
+        drawn = tree.sample(torch.from_numpy(np.clip(sides, 0.0, LAST)))[0]
         assert (tree.get(drawn) > 0).all()
         assert drawn.max() < capacity
 
@@ -127,20 +128,20 @@ def test_one_value_among_zeros_is_always_drawn(value: float) -> None:
     for at in (0, 48, 499, 999):
         tree = SumTree(1_000)
         tree.set(torch.tensor([at]), numbers(value))
-        assert tree.sample(numbers(0.0, 0.5, LAST)).tolist() == [at] * 3
+        assert tree.sample(numbers(0.0, 0.5, LAST))[0].tolist() == [at] * 3
 
 
 def test_a_float32_number_that_rounded_to_one_draws_the_last() -> None:
     """So it comes of (255 + uniform) / 256 in float32."""
     tree = SumTree(100_003)
     tree.set(torch.arange(60_000), torch.full((60_000,), 0.1))
-    assert tree.sample(torch.ones(1)).tolist() == [59_999]
+    assert tree.sample(torch.ones(1))[0].tolist() == [59_999]
 
 
 def test_float32_numbers_are_multiplied_in_float64() -> None:
     values = np.ones(100_003)
     uniform = torch.rand(5_000, generator=torch.Generator().manual_seed(0))
-    drawn = make(values).sample(uniform)
+    drawn = make(values).sample(uniform)[0]
     np.testing.assert_array_equal(drawn.numpy(), np.floor(uniform.numpy().astype(np.float64) * len(values)))
 
 
@@ -149,7 +150,7 @@ def test_draws_are_proportional_to_values() -> None:
     """Chi-square with 999 degrees of freedom: mean 999, standard deviation √1998."""
     generator, count = torch.Generator().manual_seed(0), 400_000
     values = np.random.default_rng(0).random(1_000) ** 3 + 0.02
-    drawn = make(values).sample(torch.rand(count, generator=generator, dtype=torch.float64))
+    drawn = make(values).sample(torch.rand(count, generator=generator, dtype=torch.float64))[0]
     seen, expected = np.bincount(drawn.numpy(), minlength=1_000), values / values.sum() * count
     assert abs(((seen - expected) ** 2 / expected).sum() - 999) < 4 * np.sqrt(2 * 999)
 
@@ -161,7 +162,7 @@ def test_the_order_of_calls_does_not_matter(capacity: int) -> None:
     values, uniform = rng.random(capacity) ** 9, torch.from_numpy(rng.random(5_000))
     one, other, order = make(rng.random(capacity)), SumTree(capacity), rng.permutation(capacity)
     for part in np.array_split(order, 50):
-        one.sample(uniform[:9])
+        one.sample(uniform[:9])[0]
         one.set(torch.from_numpy(part), torch.from_numpy(values[part]))
     few = order[:200]
     other.set(torch.from_numpy(order[200:]), torch.from_numpy(values[order[200:]]))
@@ -170,9 +171,9 @@ def test_the_order_of_calls_does_not_matter(capacity: int) -> None:
     for tree in (one, other):
         for mine, fresh in zip(inside(tree), inside(make(values)), strict=True):
             np.testing.assert_array_equal(mine, fresh)
-    drawn = one.sample(uniform)
-    np.testing.assert_array_equal(drawn, other.sample(uniform))
-    backwards = torch.cat([one.sample(x) for x in uniform.flip(0).split(7)]).flip(0)  # nor do their neighbours
+    drawn = one.sample(uniform)[0]
+    np.testing.assert_array_equal(drawn, other.sample(uniform)[0])
+    backwards = torch.cat([one.sample(x)[0] for x in uniform.flip(0).split(7)]).flip(0)  # nor do their neighbours
     np.testing.assert_array_equal(drawn, backwards)
 
 
@@ -203,7 +204,7 @@ def test_no_index_is_no_work() -> None:
     none = torch.empty(0, dtype=torch.int64)
     tree.set(none, numbers())
     assert tree.total == 100_003
-    assert tree.get(none).tolist() == tree.sample(numbers()).tolist() == []
+    assert tree.get(none).tolist() == tree.sample(numbers())[0].tolist() == []
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
@@ -226,4 +227,4 @@ def test_an_index_beyond_the_end_is_refused() -> None:
 def test_nothing_is_drawn_from_nothing() -> None:
     for tree in (SumTree(7), SumTree(100_003), make(np.full(2, 1e308))):
         with pytest.raises(ValueError, match="Nothing can be drawn"):
-            tree.sample(numbers(0.5))
+            tree.sample(numbers(0.5))[0]

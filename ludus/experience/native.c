@@ -1,0 +1,201 @@
+/* The inner loops of a replay: a sum tree (sum_tree.py), where items lie (places.py), rows gathered (reader.py).
+
+   Python can do all of it, to the same bit, and does where this was not compiled. What is gained is mostly waiting:
+   memory that will be needed is asked for before it is. Called through ctypes, which lets go of the interpreter's lock
+   meanwhile. What reads or writes at indices looks at all of them first, and touches nothing if one is outside. */
+
+#include <stdint.h>
+#include <string.h>
+
+#define VERSION 1 /* of what is below; native.py must expect it */
+#define AHEAD 12  /* rows whose memory is asked for before they are copied */
+#define LINE 64
+#define LANES 4
+#define LARGEST 1.7976931348623157e308
+#define DEEPEST 16
+#define FEW_LINES 8 /* of a row; the processor guesses the rest by itself */
+
+typedef double Reals __attribute__((vector_size(16)));
+typedef int64_t Integers __attribute__((vector_size(16)));
+
+typedef struct {
+    int64_t capacity, width, levels, tops;
+    double *flat[DEEPEST]; /* from the leaves up; flat[levels] is the top */
+    double *ends;          /* 0, then the running sum over the top */
+} Tree;
+
+typedef struct {
+    int64_t length, batch;
+    const int64_t *now, *oldest; /* by row: the times of the last observation, and of the oldest that is whole */
+} Places;
+
+typedef struct {
+    const char *source;
+    char *out;
+    int64_t bytes, slots, rows; /* of a row; in the source; in the output */
+} Column;
+
+int64_t ludus_version(void) { return VERSION; }
+
+static void ask(const void *from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes && i < LINE * FEW_LINES; i += LINE) __builtin_prefetch((const char *)from + i);
+    if (bytes <= LINE * FEW_LINES) __builtin_prefetch((const char *)from + bytes - 1);
+}
+
+static inline __attribute__((always_inline)) void sum_blocks(const Tree *t, int64_t n, const int64_t *index,
+                                                            const int64_t width) {
+    for (int64_t level = 0, size = width; level < t->levels; level++, size *= width) {
+        int64_t last = -1;
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t node = index[i] / size;
+            if (node == last) continue;
+            const double *block = t->flat[level] + node * width;
+            double sum = 0.0;
+            for (int64_t j = 0; j < width; j++) sum += block[j];
+            t->flat[level + 1][node] = sum;
+            last = node;
+        }
+    }
+}
+
+/* Write values and make the sums above them anew; 1 if an index or a value is not allowed. */
+int64_t ludus_tree_set(const Tree *t, int64_t n, const int64_t *index, const double *value) {
+    for (int64_t i = 0; i < n; i++)
+        if (index[i] < 0 || index[i] >= t->capacity || !(value[i] >= 0.0 && value[i] <= LARGEST)) return 1;
+    for (int64_t i = 0; i < n; i++) t->flat[0][index[i]] = value[i];
+    if (t->width == 32)
+        sum_blocks(t, n, index, 32);
+    else
+        sum_blocks(t, n, index, t->width);
+    return 0;
+}
+
+/* The running sum over the top, and with it the sum of all. */
+double ludus_tree_total(const Tree *t) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < t->tops; i++) t->ends[i + 1] = sum += t->flat[t->levels][i];
+    return sum;
+}
+
+static double below(double x) { /* the next number towards 0, of one that is not negative */
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof x);
+    bits -= bits > 0;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* Go down one level: from nodes to the children whose running sums first pass ``rest``, which goes on within them. */
+static inline __attribute__((always_inline)) void descend(const Tree *t, int64_t level, int64_t n, double *rest,
+                                                         int64_t *node, const int64_t width) {
+    for (int64_t first = 0; first < n; first += LANES) {
+        const double *block[LANES];
+        double sought[LANES];
+        Reals running[LANES / 2] = {{0.0}}, before[LANES / 2] = {{0.0}};
+        Integers child[LANES / 2] = {{0}};
+        for (int64_t k = 0; k < LANES; k++) {
+            const int64_t i = first + k < n ? first + k : n - 1;
+            const double whole = t->flat[level + 1][node[i]];
+            block[k] = t->flat[level] + node[i] * width;
+            sought[k] = rest[i] < whole ? rest[i] : below(whole);
+        }
+        for (int64_t j = 0; j < width; j++)
+            for (int64_t pair = 0; pair < LANES / 2; pair++) {
+                const Reals value = {block[2 * pair][j], block[2 * pair + 1][j]};
+                running[pair] += value;
+                const Integers passed = running[pair] <= (Reals){sought[2 * pair], sought[2 * pair + 1]};
+                child[pair] -= passed;
+                before[pair] += (Reals)((Integers)value & passed); /* the running sum, as all until here passed */
+            }
+        for (int64_t k = 0; k < LANES && first + k < n; k++) {
+            const int64_t i = first + k;
+            rest[i] = sought[k] - before[k / 2][k % 2];
+            node[i] = node[i] * width + child[k / 2][k % 2];
+            if (level) ask(t->flat[level - 1] + node[i] * width, width * (int64_t)sizeof(double));
+        }
+    }
+}
+
+/* Indices for numbers in [0, 1), and their values; ``rest`` is room for n. Sorted numbers are faster. */
+int64_t ludus_tree_sample(const Tree *t, int64_t n, const double *uniform, double *rest, int64_t *node, double *value) {
+    const double total = t->ends[t->tops];
+    for (int64_t i = 0, at = 0; i < n; i++) {
+        const double x = uniform[i] * total;
+        rest[i] = x < total ? x : below(total);
+        if (!(rest[i] >= 0.0)) return 1;
+        if (rest[i] < t->ends[at]) at = 0;
+        while (t->ends[at + 1] <= rest[i]) at++;
+        rest[i] -= t->ends[at];
+        node[i] = at;
+        if (t->levels) ask(t->flat[t->levels - 1] + at * t->width, t->width * (int64_t)sizeof(double));
+    }
+    for (int64_t level = t->levels; level-- > 0;)
+        if (t->width == 32)
+            descend(t, level, n, rest, node, 32);
+        else
+            descend(t, level, n, rest, node, t->width);
+    for (int64_t i = 0; i < n; i++) value[i] = t->flat[0][node[i]];
+    return 0;
+}
+
+/* The slots [steps, n] of items and of the steps after them; numbers are time * batch + row. */
+void ludus_slots(const Places *p, int64_t n, int64_t steps, const int64_t *numbers, int64_t *slots) {
+    const int64_t batch = p->batch, length = p->length;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t time = batch > 1 ? numbers[i] / batch : numbers[i], row = batch > 1 ? numbers[i] % batch : 0;
+        int64_t at = time % length;
+        for (int64_t step = 0; step < steps; step++) {
+            slots[step * n + i] = row * length + at;
+            at = at + 1 < length ? at + 1 : 0;
+        }
+    }
+}
+
+/* Draw items, one from each n-th of the sum of priorities: their numbers, and their priorities over the least of them.
+   ``uniform`` is in [0, 1), ``room`` for 3 n numbers. 1 if there is nothing to draw. */
+int64_t ludus_draw(const Tree *t, const Places *p, int64_t n, const double *uniform, double *room, int64_t *numbers,
+                   float *ratio) {
+    double *rest = room, *parts = room + n, *value = room + 2 * n, least = LARGEST;
+    const double total = ludus_tree_total(t);
+    if (!(total > 0.0 && total <= LARGEST)) return 1;
+    for (int64_t i = 0; i < n; i++) parts[i] = ((double)i + uniform[i]) / (double)n;
+    if (ludus_tree_sample(t, n, parts, rest, numbers, value)) return 1;
+    for (int64_t i = 0; i < n; i++) least = value[i] < least ? value[i] : least;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t row = p->batch > 1 ? numbers[i] / p->length : 0, slot = numbers[i] - row * p->length;
+        const int64_t behind = (p->now[row] - slot) % p->length;
+        numbers[i] = (p->now[row] - (behind < 0 ? behind + p->length : behind)) * p->batch + row;
+        ratio[i] = (float)(value[i] / least);
+    }
+    return 0;
+}
+
+/* Give items new priorities, and return the largest; nothing is done, and −1 returned, if one of them has expired or
+   is not allowed. ``room`` is for n numbers. */
+double ludus_renew(const Tree *t, const Places *p, int64_t n, const int64_t *numbers, const double *value,
+                   int64_t *room) {
+    double largest = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t time = p->batch > 1 ? numbers[i] / p->batch : numbers[i];
+        if (numbers[i] < 0 || time < p->oldest[numbers[i] - time * p->batch]) return -1.0;
+        largest = value[i] > largest ? value[i] : largest;
+    }
+    ludus_slots(p, n, 1, numbers, room);
+    return ludus_tree_set(t, n, room, value) ? -1.0 : largest;
+}
+
+/* Copy the rows at slots, for every column; 1 if a slot is outside. Each column takes as many slots as it has rows. */
+int64_t ludus_gather(const Column *columns, int64_t count, const int64_t *slots) {
+    for (const Column *c = columns; c < columns + count; c++)
+        for (int64_t i = 0; i < c->rows; i++)
+            if (slots[i] < 0 || slots[i] >= c->slots) return 1;
+    for (const Column *c = columns; c < columns + count; c++)
+        for (int64_t i = 0; i < c->rows; i++) {
+            if (i + AHEAD < c->rows) ask(c->source + slots[i + AHEAD] * c->bytes, c->bytes);
+            if (c->bytes == 8)
+                memcpy(c->out + i * 8, c->source + slots[i] * 8, 8);
+            else
+                memcpy(c->out + i * c->bytes, c->source + slots[i] * c->bytes, (size_t)c->bytes);
+        }
+    return 0;
+}

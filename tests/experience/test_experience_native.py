@@ -1,0 +1,115 @@
+"""Compiled code gives what Python gives, to the bit, and is built wherever there is a compiler."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_model import PLAIN, STACKED, World
+from test_experience_replay import play
+
+from ludus.core.types import Batch
+from ludus.experience import native
+from ludus.experience.reader import Output, Outputs
+from ludus.experience.sum_tree import SumTree
+
+compiled = pytest.mark.skipif(native.LIBRARY is None, reason="native.c was not compiled: there is no C compiler")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_it_is_there_where_a_compiler_is() -> None:
+    assert native.LIBRARY is not None, "install Ludus again: pip install --editable ."
+
+
+def parts(batch: Batch) -> list[torch.Tensor]:
+    whole = [batch.first, batch.reward, batch.terminated, batch.truncated, batch.discount, batch.weight, batch.index]
+    named = (batch.observation, batch.action, batch.experience, batch.state)
+    return [*whole, *(x for part in named for x in part.values())]  # type: ignore[list-item]
+
+
+@compiled
+@pytest.mark.parametrize(
+    "kind", [{}, {"n_step": 3}, {"sequence": 6, "burn_in": 2, "overlap": 3}], ids=["plain", "n-step", "sequences"]
+)
+@pytest.mark.parametrize("lanes", [[1], [3], [2, 1]], ids=str)
+@pytest.mark.parametrize("specs", [PLAIN, STACKED], ids=["plain", "stacked"])
+@pytest.mark.parametrize("prioritized", [False, True], ids=["uniform", "prioritized"])
+def test_a_replay_reads_the_same_with_it_and_without(
+    kind: dict[str, Any], lanes: list[int], specs: Any, prioritized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, generator = World(lanes, 7, longest=12, specs=specs), torch.Generator().manual_seed(0)
+    config = {"replay": 60 * sum(lanes), "prioritized": prioritized, "batch_size": 8, **kind}
+    one = world.replay(**config)
+    monkeypatch.setattr(native, "LIBRARY", None)
+    other = world.replay(**config)
+    late: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for _ in range(40):
+        play(world, 5, one, other)
+        if not one.size:
+            continue
+        left, right = one.read(), other.read()
+        for a, b in zip(parts(left), parts(right), strict=True):
+            np.testing.assert_array_equal(a.numpy(), b.numpy())  # NaN is equal to NaN
+        assert left.index is not None
+        late.append((left.index.clone(), torch.rand(8, generator=generator)))
+        if len(late) > 12:  # by now a part of it may have expired
+            for index, surprise in late[::3]:
+                one.feedback(index, surprise)
+                other.feedback(index, surprise)
+            late.clear()
+        assert one.report() == other.report()
+
+
+@compiled
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.0, 5e-324, 1e-300, 1e-12, 0.1, 1 / 3, 1.0, 7.7, 1e9]), min_size=1, max_size=3_000),
+    st.lists(st.floats(0, 1), min_size=1, max_size=50),
+)
+def test_a_tree_draws_the_same_with_it_and_without(values: list[float], uniform: list[float]) -> None:
+    trees = []
+    for library in (native.LIBRARY, None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "LIBRARY", library)
+            trees.append(SumTree(len(values)))
+        trees[-1].set(torch.arange(len(values)), torch.tensor(values, dtype=torch.float64))
+    one, other = trees
+    assert one.total == other.total
+    for a, b in zip(one._flat, other._flat, strict=True):
+        np.testing.assert_array_equal(a, b)
+    if one.total:
+        for x, y in zip(*(tree.sample(torch.tensor(uniform, dtype=torch.float64)) for tree in trees), strict=True):
+            assert torch.equal(x, y)
+
+
+@compiled
+@pytest.mark.parametrize("slot", [-1, 20, 2**60])
+def test_a_slot_outside_is_refused(slot: int) -> None:
+    output = Output("x", torch.zeros(20, 3), 1, 2)
+    with pytest.raises(IndexError, match="outside"):
+        Outputs([output]).take(torch.tensor([3, slot]))
+
+
+@pytest.mark.parametrize("index", [1_000, 2**60])
+@pytest.mark.usefixtures("each_way")
+def test_an_index_outside_of_a_tree_is_refused(index: int) -> None:
+    tree = SumTree(1_000)
+    with pytest.raises(IndexError):
+        tree.set(torch.tensor([3, index]), torch.ones(2, dtype=torch.float64))
+    assert tree.total == 0
+
+
+def test_a_library_that_is_damaged_or_of_another_version_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert native.load(tmp_path / "none.so") is None
+    (tmp_path / "damaged.so").write_bytes(b"\x7fELF and no more")
+    assert native.load(tmp_path / "damaged.so") is None
+    monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
+    assert native.load() is None
