@@ -7,8 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#define VERSION 1 /* of what is below; native.py must expect it */
-#define AHEAD 12  /* rows whose memory is asked for before they are copied */
+#define VERSION 2 /* of what is below; native.py must expect it */
+#define AHEAD 28  /* rows whose memory is asked for before they are copied */
 #define LINE 64
 #define LANES 4
 #define LARGEST 1.7976931348623157e308
@@ -63,8 +63,8 @@ int64_t ludus_tree_set(const Tree *t, int64_t n, const int64_t *index, const dou
     for (int64_t i = 0; i < n; i++)
         if (index[i] < 0 || index[i] >= t->capacity || !(value[i] >= 0.0 && value[i] <= LARGEST)) return 1;
     for (int64_t i = 0; i < n; i++) t->flat[0][index[i]] = value[i];
-    if (t->width == 32)
-        sum_blocks(t, n, index, 32);
+    if (t->width == 16)
+        sum_blocks(t, n, index, 16);
     else
         sum_blocks(t, n, index, t->width);
     return 0;
@@ -130,8 +130,8 @@ int64_t ludus_tree_sample(const Tree *t, int64_t n, const double *uniform, doubl
         if (t->levels) ask(t->flat[t->levels - 1] + at * t->width, t->width * (int64_t)sizeof(double));
     }
     for (int64_t level = t->levels; level-- > 0;)
-        if (t->width == 32)
-            descend(t, level, n, rest, node, 32);
+        if (t->width == 16)
+            descend(t, level, n, rest, node, 16);
         else
             descend(t, level, n, rest, node, t->width);
     for (int64_t i = 0; i < n; i++) value[i] = t->flat[0][node[i]];
@@ -171,17 +171,18 @@ int64_t ludus_draw(const Tree *t, const Places *p, int64_t n, const double *unif
 }
 
 /* Give items new priorities, and return the largest; nothing is done, and −1 returned, if one of them has expired or
-   is not allowed. ``room`` is for n numbers. */
-double ludus_renew(const Tree *t, const Places *p, int64_t n, const int64_t *numbers, const double *value,
-                   int64_t *room) {
+   is not allowed. ``slots`` and ``wide`` are room for n numbers. */
+double ludus_renew(const Tree *t, const Places *p, int64_t n, const int64_t *numbers, const float *value,
+                   int64_t *slots, double *wide) {
     double largest = 0.0;
     for (int64_t i = 0; i < n; i++) {
         const int64_t time = p->batch > 1 ? numbers[i] / p->batch : numbers[i];
         if (numbers[i] < 0 || time < p->oldest[numbers[i] - time * p->batch]) return -1.0;
-        largest = value[i] > largest ? value[i] : largest;
+        wide[i] = (double)value[i];
+        largest = wide[i] > largest ? wide[i] : largest;
     }
-    ludus_slots(p, n, 1, numbers, room);
-    return ludus_tree_set(t, n, room, value) ? -1.0 : largest;
+    ludus_slots(p, n, 1, numbers, slots);
+    return ludus_tree_set(t, n, slots, wide) ? -1.0 : largest;
 }
 
 /* Copy the rows at slots, for every column; 1 if a slot is outside. Each column takes as many slots as it has rows. */

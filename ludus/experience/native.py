@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-VERSION = 1  # of the functions in native.c: a library that was built from another is not used
+VERSION = 2  # of the functions in native.c: a library that was built from another is not used
 DEEPEST = 16  # levels of a tree
 BUILT = Path(__file__).with_name("_native.so")
 
@@ -59,7 +59,7 @@ def load(path: Path = BUILT) -> ctypes.CDLL | None:
         ("tree_total", [pointer]),
         ("slots", [pointer, number, number, pointer, pointer]),
         ("draw", [pointer, pointer, number, *[pointer] * 4]),
-        ("renew", [pointer, pointer, number, *[pointer] * 3]),
+        ("renew", [pointer, pointer, number, *[pointer] * 4]),
         ("gather", [pointer, number, pointer]),
     ):
         function = getattr(library, f"ludus_{name}")

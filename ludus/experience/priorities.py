@@ -23,7 +23,7 @@ class Priorities:
         self._numbers: list[Tensor] = []
         self._values: list[Tensor] = []
         self._waiting = 0
-        self._uniform, self._room = torch.empty(0, dtype=torch.float64), torch.empty(0)
+        self._room = [torch.empty(0)]
 
     def add(self, numbers: Tensor) -> None:
         """Let new items be drawn: soon, as nothing is known of them."""
@@ -49,10 +49,10 @@ class Priorities:
     def update(self, numbers: Tensor, surprise: Tensor) -> None:
         """Take how far off the learner was; what has expired is ignored."""
         self._settle()
-        values = surprise.to(torch.float64, copy=True).add_(SMALLEST).pow_(self._exponent)
+        values = surprise.to(torch.float32).add(SMALLEST).pow_(self._exponent)
         if self._library is not None:
-            numbers, room = numbers.contiguous(), torch.empty_like(numbers)
-            where = numbers.data_ptr(), values.data_ptr(), room.data_ptr()
+            numbers, room = numbers.contiguous(), self._room_for(len(numbers))
+            where = (x.data_ptr() for x in (numbers, values, room[0], room[1]))
             largest = self._library.ludus_renew(self._tree.pointer, self._places.pointer, len(numbers), *where)
             if largest >= 0.0:
                 self._tree.stale = True
@@ -60,24 +60,30 @@ class Priorities:
                 return
         held = self._places.held(numbers)
         if held.any():
-            self._tree.set(self._places.slots(numbers[held])[0], values[held])
+            self._tree.set(self._places.slots(numbers[held])[0], values[held].double())
             self.largest = max(self.largest, float(values[held].max()))
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Numbers in proportion to their values, one from each ``count``-th of the sum; and values over the least."""
         self._settle()
-        if len(self._uniform) != count:
-            self._uniform, self._room = (torch.empty(n * count, dtype=torch.float64) for n in (1, 3))
-        uniform = self._uniform.uniform_(generator=generator)
+        room = self._room_for(count)
+        uniform = room[0].uniform_(generator=generator)
         if self._library is not None:
             numbers, ratio = torch.empty(count, dtype=torch.int64), torch.empty(count)
-            where = (x.data_ptr() for x in (uniform, self._room, numbers, ratio))
+            where = (x.data_ptr() for x in (uniform, room[1], numbers, ratio))
             if not self._library.ludus_draw(self._tree.pointer, self._places.pointer, count, *where):
                 return numbers, ratio
         parts = np.arange(count, dtype=np.float64)
         parts += uniform.numpy()
         slots, values = self._tree.sample(torch.from_numpy(parts / count))
         return self._places.numbers(slots), (values / values.amin()).to(torch.float32)
+
+    def _room_for(self, count: int) -> list[Tensor]:
+        """Memory for 4 * ``count`` numbers, used again and again; the first as many alone."""
+        if len(self._room[0]) != count:
+            room = torch.empty(4 * count, dtype=torch.float64)
+            self._room = [room[:count], room[count:]]
+        return self._room
 
     def _settle(self) -> None:
         if self._waiting:

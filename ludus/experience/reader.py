@@ -90,7 +90,7 @@ class Reader:
         arrival = Arrival(self._arrived.view)
         self._first, self._reward = arrival.first, arrival.reward[1:]  # [W, M] and [W - 1, M]
         self._terminated, self._truncated = arrival.terminated[1:], arrival.truncated[1:]
-        self._weight, self._discount = (torch.zeros_like(self._reward[:n]) for n in (1, states))
+        self._weight, self._discount = torch.zeros_like(self._reward[:1]), torch.zeros_like(self._reward)
         self._discounts = torch.tensor([0.0, gamma], device=self._device).unbind()
         powers = gamma ** torch.arange(states, dtype=torch.float64)
         self._powers = powers.to(self._device, torch.float32)
@@ -105,20 +105,18 @@ class Reader:
             self._make_memory()
         self._places.slots(numbers, len(self._slots), self._slots)
         where = self._where or self._on_device()
+        weight = self._weight.fill_(1) if weight is None else weight.to(self._device)[None]
         self._at_once.take(where.states)
         if self._sequence:
-            read = self._sequences(where)
+            read = self._batch(where.states, ~self._first[1:] * weight)
             read.state = self._states(*self._places.split(numbers.numpy()))
         elif self._hindsight is not None:
             time, row = self._places.split(numbers.numpy())
             drawn = self._hindsight.draw(time, row, self._places.now[row], generator)
-            read = self._relabelled(where, row, *drawn)
+            read = self._relabelled(where, weight, row, *drawn)
         else:
-            read = self._transitions(where)
+            read = self._transitions(where, weight)
         read.index = numbers
-        if weight is not None:
-            weight = weight.to(self._device)
-            read.weight = read.weight * weight if self._sequence else weight[None]
         return read
 
     def _on_device(self) -> Where:
@@ -142,9 +140,8 @@ class Reader:
     def _output(self, name: str, steps: int) -> Output:
         return Output(name.partition("/")[2], self._ring.flat[name], steps, self._slots.shape[1])
 
-    def _transitions(self, where: Where) -> Batch:
+    def _transitions(self, where: Where, weight: Tensor) -> Batch:
         """One-step transitions, or n-step ones as one."""
-        weight = self._weight.fill_(1)
         if self._span == 1:
             return self._batch(where.states, weight)
         window = n_step(self._reward, self._terminated, self._truncated, self._first, self._powers)
@@ -160,7 +157,7 @@ class Reader:
             discount=window.discount[None],
         )
 
-    def _relabelled(self, where: Where, row: Integers, chosen: Integers, times: Integers) -> Batch:
+    def _relabelled(self, where: Where, weight: Tensor, row: Integers, chosen: Integers, times: Integers) -> Batch:
         """Transitions; the ``chosen`` ones want what was reached at ``times``, with the rewards and endings of that."""
         assert self._hindsight is not None
         length = self._ring.length
@@ -177,7 +174,7 @@ class Reader:
                 self._terminated[:, which] = ends.view(later.shape)
             else:
                 self._hindsight.keep(self._terminated[:, which])
-        read = self._transitions(where)
+        read = self._transitions(where, weight)
         read.observation[WANTED][:, which] = goal
         return read
 
@@ -186,9 +183,6 @@ class Reader:
         if REACHED in self._frames:
             return self._frames[REACHED].read(slots[None])[0].clone()
         return self._ring.flat[f"observation/{REACHED}"].index_select(0, slots)
-
-    def _sequences(self, where: Where) -> Batch:
-        return self._batch(where.states, (~self._first[1:]).to(torch.float32))
 
     def _states(self, time: Integers, row: Integers) -> HiddenState:
         """The hidden states with which sequences start."""

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from ludus.experience import native
 
-WIDTH = 32  # values per block: four lines of a processor's cache
-TOP = 1_024  # sums that are not summed in blocks again: a running sum over all of them takes less time than a level
+WIDTH = 16  # values per block: two lines of a processor's cache
+TOP = 512  # sums that are not summed in blocks again: a running sum over all of them takes less time than a level
 Numbers = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
 class SumTree:
-    """``capacity`` values ≥ 0, the sum of each 32 of them, the sum of each 32 sums, and so on until few are left.
+    """``capacity`` values ≥ 0, the sum of each 16 of them, the sum of each 16 sums, and so on until few are left.
 
     All is float64 on the CPU. A sum is made anew from its block, from left to right, and never incremented: no rounding
     error can pile up, and the sums are a function of the values alone. So neither the order of calls nor a reload

@@ -133,14 +133,14 @@ def test_new_items_get_the_largest_priority_and_what_is_overwritten_none() -> No
     values = replay._priorities.get(torch.from_numpy(numbers)).numpy()  # type: ignore[union-attr]
     known = np.isin(numbers, old.numpy())
     assert known.any()
-    assert (values[known] == 7 + 1e-6).all()
-    assert (values[numbers > 45] == 7 + 1e-6).all()  # written since
+    assert (values[known] == np.float32(7 + 1e-6)).all()
+    assert (values[numbers > 45] == np.float32(7 + 1e-6)).all()  # written since
     assert (values[~known & (numbers < 44)] == 1).all()  # never read
     play(world, 25, replay)
     gone = ~np.isin(old.numpy(), replay._tracks[0].numbers)
     assert gone.any()
     replay.feedback(old[torch.from_numpy(gone)], torch.full((int(gone.sum()),), 1e9))  # of what is there no more
-    assert replay.report()["replay/largest_priority"] == 7 + 1e-6
+    assert replay.report()["replay/largest_priority"] == np.float32(7 + 1e-6)
     drawn = np.concatenate([replay.read().index.numpy() for _ in range(20)])  # type: ignore[union-attr]
     assert set(drawn.tolist()) <= set(replay._tracks[0].numbers.tolist())
 
