@@ -1,8 +1,9 @@
 """What is learned, side by side: ``python -m benchmarks.off_policy curves --job sac --steps 30000 --seeds 3``.
 
 Stable-Baselines3 and Ludus train with the same settings and are evaluated every few thousand steps: ten fresh greedy
-episodes. Two runs at a time, in processes of their own with one thread each. What is finished is kept in
-``out/off_policy_curves.jsonl`` and not run again: for Ludus per commit, for Stable-Baselines3 per version of it.
+episodes, or fifty of MinAtar's short ones. Two runs at a time, in processes of their own with one thread each. What is
+finished is kept in ``out/off_policy_curves.jsonl`` and not run again: for Ludus per commit, for Stable-Baselines3 per
+version of it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from benchmarks.protocol import OUT, emit
 
 KEPT = OUT / "off_policy_curves.jsonl"
 SIDES = ("sb3", "ludus")
-EPISODES, EVALUATIONS, AT_ONCE = 10, 6, 2
+EPISODES = {"sac": 10, "td3": 10, "pong": 50}  # per evaluation
+EVALUATIONS, AT_ONCE = 6, 2
 PONG_STEPS, LEAST = 100_000, 3_000
 ENOUGH = 0.75  # of the mean of Stable-Baselines3
 Row = dict[str, Any]
@@ -52,7 +54,8 @@ class Run(NamedTuple):
 
 def runs_of(job: str, sides: list[str], seeds: int, steps: int) -> list[Run]:
     """Every seed of the sides; a seed of the one is no pair of the other's."""
-    told = json.dumps(asdict(settings_of(job, steps)) | {"every": steps // EVALUATIONS}, sort_keys=True)
+    protocol = {"every": steps // EVALUATIONS, "episodes": EPISODES[job]}
+    told = json.dumps(asdict(settings_of(job, steps)) | protocol, sort_keys=True)
     print_ = hashlib.sha256(told.encode()).hexdigest()[:10]
     codes = {"sb3": f"sb3 {version('stable-baselines3')}", "ludus": commit()}
     return [Run(job, side, seed, steps, codes[side], print_) for seed in range(seeds) for side in sides]
@@ -70,34 +73,34 @@ def kept() -> dict[Run, Row]:
     return {Run.of(row): row for row in map(json.loads, lines)}
 
 
-def greedy(model: Any, settings: OffPolicySettings, seed: int) -> float:
+def greedy(model: Any, settings: OffPolicySettings, seed: int, episodes: int) -> float:
     """The mean return of fresh greedy episodes of a Stable-Baselines3 model."""
     from benchmarks.off_policy_peers import sb3_environment
 
     env, returns = sb3_environment(settings, "simple", seed), []
     observation = env.reset()
-    while len(returns) < EPISODES:
+    while len(returns) < episodes:
         observation, _, _, infos = env.step(model.predict(observation, deterministic=True)[0])
         returns += [infos[0]["episode"]["r"]] if "episode" in infos[0] else []
     env.close()
     return float(statistics.fmean(returns))
 
 
-def sb3(settings: OffPolicySettings, seed: int, every: int) -> list[Any]:
+def sb3(settings: OffPolicySettings, seed: int, every: int, episodes: int) -> list[Any]:
     """Steps and mean returns of Stable-Baselines3."""
     from benchmarks.off_policy_peers import sb3_curve
 
-    return sb3_curve(settings, seed, every, lambda model, n: greedy(model, settings, 1_000 + 100 * seed + n))
+    return sb3_curve(settings, seed, every, lambda model, n: greedy(model, settings, 1_000 + 100 * seed + n, episodes))
 
 
-def ludus(settings: OffPolicySettings, seed: int, every: int) -> list[Any]:
+def ludus(settings: OffPolicySettings, seed: int, every: int, episodes: int) -> list[Any]:
     """Steps and mean returns of Ludus."""
     import ludus
     from benchmarks.off_policy import ludus_settings
     from tests.learning.learning_tasks import evaluations
 
     with tempfile.TemporaryDirectory(prefix="ludus-") as runs:
-        protocol = {"runs": runs, "threads": 1, "evaluation.every": every, "evaluation.episodes": EPISODES}
+        protocol = {"runs": runs, "threads": 1, "evaluation.every": every, "evaluation.episodes": episodes}
         chosen = ludus_settings(settings) | protocol
         result = ludus.train(
             settings.environment, settings.agent, nb_step=settings.steps, seed=seed, preset="none", settings=chosen
@@ -111,7 +114,8 @@ def play(run: Run) -> None:
 
     torch.set_num_threads(1)
     began = time.perf_counter()
-    curve = {"sb3": sb3, "ludus": ludus}[run.side](settings_of(run.job, run.steps), run.seed, run.steps // EVALUATIONS)
+    protocol = run.seed, run.steps // EVALUATIONS, EPISODES[run.job]
+    curve = {"sb3": sb3, "ludus": ludus}[run.side](settings_of(run.job, run.steps), *protocol)
     emit(curve=curve, seconds=time.perf_counter() - began)
 
 
