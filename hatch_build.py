@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +23,24 @@ OPTIONS = ("-O3", "-std=c11", "-shared", "-fPIC", "-ffp-contract=off")
 
 def build(target: Path = BUILT) -> str | None:
     """Compile, and return why there is no library, or None; whoever has the old one loaded keeps it."""
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "") or ["cc"]
     if shutil.which(compiler[0]) is None:
         compiler = ["cc"]
-    if shutil.which(compiler[0]) is None:
-        return "there is no C compiler"
     fresh = target.with_suffix(f".{os.getpid()}")
-    command = [*compiler, *OPTIONS, "-o", str(fresh), str(SOURCE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        fresh.unlink(missing_ok=True)
-        return f"{shlex.join(command)} ended with {done.returncode}:\n{done.stderr}"
-    fresh.replace(target)
+    version = f"-DVERSION={zlib.crc32(SOURCE.read_bytes())}u"  # native.py wants that of the source beside it
+    command = [*compiler, *OPTIONS, version, "-o", str(fresh), str(SOURCE)]
+    try:
+        subprocess.run(command, capture_output=True, text=True, check=True)
+        fresh.replace(target)
+    except FileNotFoundError:
+        return "there is no C compiler"
+    except subprocess.CalledProcessError as error:
+        return f"{error}\n{error.stderr}"
+    except OSError as error:  # such as a source tree that cannot be written to
+        return str(error)
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
     return None
 
 
@@ -42,10 +50,12 @@ class Native(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
-        BUILT.unlink(missing_ok=True)
         if problem := build():
             print(f"Ludus' replay will run without compiled code: {problem}", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                BUILT.unlink(missing_ok=True)  # it would be of another source
             return
         build_data["artifacts"].append(str(BUILT.relative_to(self.root)))
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        platform = self.build_config.builder.get_best_matching_tag().rpartition("-")[2]
+        build_data["tag"] = f"py3-none-{platform}"  # a library that knows nothing of Python

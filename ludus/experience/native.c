@@ -2,12 +2,12 @@
 
    Python can do all of it, to the same bit, and does where this was not compiled. What is gained is mostly waiting:
    memory that will be needed is asked for before it is. Called through ctypes, which lets go of the interpreter's lock
-   meanwhile. What reads or writes at indices looks at all of them first, and touches nothing if one is outside. */
+   meanwhile; one thread at a time may use a replay. What reads or writes at indices looks at all of them first, and
+   touches nothing if one is outside. VERSION comes from the build: a checksum of this file. */
 
 #include <stdint.h>
 #include <string.h>
 
-#define VERSION 2 /* of what is below; native.py must expect it */
 #define AHEAD 28  /* rows whose memory is asked for before they are copied */
 #define LINE 64
 #define LANES 4
@@ -39,7 +39,7 @@ int64_t ludus_version(void) { return VERSION; }
 
 static void ask(const void *from, int64_t bytes) {
     for (int64_t i = 0; i < bytes && i < LINE * FEW_LINES; i += LINE) __builtin_prefetch((const char *)from + i);
-    if (bytes <= LINE * FEW_LINES) __builtin_prefetch((const char *)from + bytes - 1);
+    if (bytes > 0 && bytes <= LINE * FEW_LINES) __builtin_prefetch((const char *)from + bytes - 1);
 }
 
 static inline __attribute__((always_inline)) void sum_blocks(const Tree *t, int64_t n, const int64_t *index,

@@ -6,13 +6,14 @@ Without it all works, to the same bit and more slowly. ``LIBRARY`` says whether 
 from __future__ import annotations
 
 import ctypes
+import zlib
 from pathlib import Path
 
 from torch import Tensor
 
-VERSION = 2  # of the functions in native.c: a library that was built from another is not used
 DEEPEST = 16  # levels of a tree
-BUILT = Path(__file__).with_name("_native.so")
+SOURCE = Path(__file__).with_name("native.c")
+BUILT = SOURCE.with_name("_native.so")
 
 
 class Tree(ctypes.Structure):
@@ -43,16 +44,16 @@ class Column(ctypes.Structure):
     )
 
 
-def load(path: Path = BUILT) -> ctypes.CDLL | None:
-    """The library, or None where there is none that fits."""
+def load(path: Path = BUILT, source: Path = SOURCE) -> ctypes.CDLL | None:
+    """The library, or None where there is none, or none that was built from this source."""
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
     try:
         library = ctypes.CDLL(str(path))
-        library.ludus_version.restype = ctypes.c_int64
-        if library.ludus_version() != VERSION:
+        library.ludus_version.restype = number
+        if library.ludus_version() != zlib.crc32(source.read_bytes()):
             return None
     except (OSError, AttributeError):
         return None
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
     for name, takes in (
         ("tree_set", [pointer, number, pointer, pointer]),
         ("tree_sample", [pointer, number, *[pointer] * 4]),

@@ -23,7 +23,7 @@ class Priorities:
         self._numbers: list[Tensor] = []
         self._values: list[Tensor] = []
         self._waiting = 0
-        self._room = [torch.empty(0)]
+        self._room = [torch.empty(0), torch.empty(0)]
 
     def add(self, numbers: Tensor) -> None:
         """Let new items be drawn: soon, as nothing is known of them."""
@@ -48,10 +48,14 @@ class Priorities:
 
     def update(self, numbers: Tensor, surprise: Tensor) -> None:
         """Take how far off the learner was; what has expired is ignored."""
+        if surprise.shape != numbers.shape:
+            raise ValueError(
+                f"{len(numbers)} items were read, but their priorities have shape {tuple(surprise.shape)}."
+            )
         self._settle()
         values = surprise.to(torch.float32).add(SMALLEST).pow_(self._exponent)
         if self._library is not None:
-            numbers, room = numbers.contiguous(), self._room_for(len(numbers))
+            numbers, room = numbers.to(torch.int64).contiguous(), self._room_for(len(numbers))
             where = (x.data_ptr() for x in (numbers, values, room[0], room[1]))
             largest = self._library.ludus_renew(self._tree.pointer, self._places.pointer, len(numbers), *where)
             if largest >= 0.0:

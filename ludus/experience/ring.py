@@ -13,6 +13,7 @@ from torch import Tensor
 from ludus.core.errors import UserError
 from ludus.core.types import Tensors
 
+LINE = 64  # bytes of a processor's cache that come together
 Parts = dict[str, list[Tensor]]  # by column, steps in the order of time: one piece, or two where the ring wraps
 
 
@@ -69,7 +70,9 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, f
     count = int(np.prod(shape, dtype=np.int64))
     size = count * dtype.itemsize
     if not folder:  # numpy asks for large pages, which makes it faster to look here and there
-        return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
+        room = np.zeros(size + LINE, np.uint8)
+        start = -room.ctypes.data % LINE
+        return torch.from_numpy(room[start : start + size]).view(dtype).view(shape)
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder, prefix="ludus-replay-") as file:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ludus.experience import native
+from ludus.experience.ring import allocate
 
 WIDTH = 16  # values per block: two lines of a processor's cache
 TOP = 512  # sums that are not summed in blocks again: a running sum over all of them takes less time than a level
@@ -31,7 +32,8 @@ class SumTree:
         sizes = [capacity]
         while sizes[-1] > TOP:
             sizes.append(-(-sizes[-1] // WIDTH))
-        self._levels = [np.zeros((size, WIDTH)) for size in sizes[1:]]  # [blocks, values], from the leaves up
+        blocks = [allocate((size, WIDTH), torch.float64, torch.device("cpu")) for size in sizes[1:]]
+        self._levels = [x.numpy() for x in blocks]  # [blocks, values], from the leaves up
         self._top = np.zeros(sizes[-1])
         self._flat = [*(level.reshape(-1) for level in self._levels), self._top]
         self._leaves = self._flat[0][:capacity]
@@ -66,7 +68,7 @@ class SumTree:
         """Write values at indices from 0 to capacity − 1; of an index that comes twice, the last value stays."""
         self.stale = True
         if self._library is not None:
-            index, value = index.to(torch.int64).contiguous(), value.to(torch.float64).contiguous()
+            index, value = index.to(torch.int64).contiguous(), value.to(torch.float64).expand(len(index)).contiguous()
             if not self._library.ludus_tree_set(self.pointer, len(index), index.data_ptr(), value.data_ptr()):
                 return
         self._set(index.numpy(), value.numpy())  # it says what was wrong, if something was

@@ -105,11 +105,9 @@ def test_an_index_outside_of_a_tree_is_refused(index: int) -> None:
     assert tree.total == 0
 
 
-def test_a_library_that_is_damaged_or_of_another_version_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_is_damaged_or_of_another_source_is_not_used(tmp_path: Path) -> None:
     assert native.load(tmp_path / "none.so") is None
     (tmp_path / "damaged.so").write_bytes(b"\x7fELF and no more")
     assert native.load(tmp_path / "damaged.so") is None
-    monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
-    assert native.load() is None
+    (tmp_path / "native.c").write_bytes(native.SOURCE.read_bytes() + b"\n")
+    assert native.load(source=tmp_path / "native.c") is None

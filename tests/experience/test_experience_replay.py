@@ -157,6 +157,28 @@ def test_a_priority_that_is_no_number_is_refused() -> None:
     assert replay.report()["replay/largest_priority"] == 1.0
 
 
+@pytest.mark.parametrize("shape", [(1,), (31,), (33,), (32, 1), (1, 32), ()])
+def test_priorities_that_are_not_one_for_each_item_are_refused(shape: tuple[int, ...]) -> None:
+    world = World([1], 5)
+    replay = world.replay(replay=50, prioritized=True)
+    play(world, 45, replay)
+    index = replay.read().index
+    assert index is not None
+    with pytest.raises(ValueError, match="32 items were read"):
+        replay.feedback(index, torch.ones(shape))
+
+
+def test_feedback_may_be_empty_and_its_index_of_any_integers() -> None:
+    world = World([1], 5)
+    replay = world.replay(replay=50, prioritized=True, priority_exponent=1.0)
+    play(world, 45, replay)
+    replay.feedback(torch.empty(0, dtype=torch.int64), torch.empty(0))  # before anything was read
+    replay.feedback(torch.tensor([3, 4, 5], dtype=torch.int32), torch.tensor([2.0, 0.5, 4.0]))
+    assert replay._priorities is not None
+    values = replay._priorities.get(torch.tensor([2, 3, 4, 5, 6]))
+    torch.testing.assert_close(values, torch.tensor([1.0, 2.0, 0.5, 4.0, 1.0], dtype=torch.float64), rtol=1e-5, atol=0)
+
+
 def test_n_step_is_its_equation() -> None:
     """Against a loop in float64, with NaN behind every stop."""
     rng, n, m, gamma = np.random.default_rng(0), 5, 400, 0.97
