@@ -56,7 +56,7 @@ class Priorities:
         values = surprise.to(torch.float32).add(SMALLEST).pow_(self._exponent)
         if self._library is not None:
             numbers, room = numbers.to(torch.int64).contiguous(), self._room_for(len(numbers))
-            where = (x.data_ptr() for x in (numbers, values, room[0], room[1]))
+            where = numbers.data_ptr(), values.data_ptr(), room[0].data_ptr(), room[1].data_ptr()
             largest = self._library.ludus_renew(self._tree.pointer, self._places.pointer, len(numbers), *where)
             if largest >= 0.0:
                 self._tree.stale = True
@@ -74,7 +74,7 @@ class Priorities:
         uniform = room[0].uniform_(generator=generator)
         if self._library is not None:
             numbers, ratio = torch.empty(count, dtype=torch.int64), torch.empty(count)
-            where = (x.data_ptr() for x in (uniform, room[1], numbers, ratio))
+            where = uniform.data_ptr(), room[1].data_ptr(), numbers.data_ptr(), ratio.data_ptr()
             if not self._library.ludus_draw(self._tree.pointer, self._places.pointer, count, *where):
                 return numbers, ratio
         parts = np.arange(count, dtype=np.float64)
