@@ -51,6 +51,14 @@ def ludus() -> tuple[Update, list[Any]]:
     return update, [torch.from_numpy(x) for x in _errors()]
 
 
+def ludus_python() -> tuple[Update, list[Any]]:
+    """The whole replay as it is where there is no C compiler."""
+    from ludus.experience import native
+
+    native.LIBRARY = None
+    return ludus()
+
+
 def ludus_tree() -> tuple[Update, list[Any]]:
     """SumTree, with everything that a prioritized replay does besides fetching the transitions."""
     import torch
@@ -114,7 +122,13 @@ def _errors() -> list[Any]:
     return list(np.random.default_rng(1).standard_normal((DRAWN, BATCH), np.float32))
 
 
-SIDES = {"ludus": ludus, "tianshou": tianshou_buffer, "ludus tree": ludus_tree, "tianshou tree": tianshou_tree}
+SIDES = {
+    "ludus": ludus,
+    "tianshou": tianshou_buffer,
+    "ludus, not compiled": ludus_python,
+    "ludus tree": ludus_tree,
+    "tianshou tree": tianshou_tree,
+}
 
 
 def serve(side: str) -> None:

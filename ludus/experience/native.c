@@ -1,6 +1,6 @@
 /* The inner loops of a replay: a sum tree (sum_tree.py), where items lie (places.py), rows gathered (reader.py).
 
-   Python can do all of it, to the same bit, and does where this was not compiled. What is gained is mostly waiting:
+   Python can do all of it, and does where this was not compiled (a test compares bits). What is gained is mostly waiting:
    memory that will be needed is asked for before it is. Called through ctypes, which lets go of the interpreter's lock
    meanwhile; one thread at a time may use a replay. What reads or writes at indices looks at all of them first, and
    touches nothing if one is outside. VERSION comes from the build: a checksum of this file. */

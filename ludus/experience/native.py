@@ -1,6 +1,6 @@
 """The compiled inner loops of a replay: ``native.c``, built when Ludus is installed where there is a C compiler.
 
-Without it all works, to the same bit and more slowly. ``LIBRARY`` says whether it is there.
+Without it all works, more slowly. ``LIBRARY`` says whether it is there.
 """
 
 from __future__ import annotations

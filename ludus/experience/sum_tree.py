@@ -13,8 +13,9 @@ from torch import Tensor
 from ludus.experience import native
 from ludus.experience.ring import allocate
 
-WIDTH = 16  # values per block: two lines of a processor's cache
-TOP = 512  # sums that are not summed in blocks again: a running sum over all of them takes less time than a level
+# values per block, and sums that are not summed in blocks again, as a running sum over all of them takes less time
+COMPILED = 16, 512  # two lines of a processor's cache
+PLAIN = 48, 32_768  # for numpy and torch a level costs more than a long sum
 Numbers = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -25,23 +26,25 @@ class SumTree:
     All is float64 on the CPU. A sum is made anew from its block, from left to right, and never incremented: no rounding
     error can pile up, and the sums are a function of the values alone. So neither the order of calls nor a reload
     changes what is drawn. Compiled code does the work where there is some (native.c); else torch and numpy do, which
-    look at the same memory, as each is far slower at some of the steps. What is drawn is the same, to the bit.
+    look at the same memory, as each is far slower at some of the steps. With blocks of one size both draw the same, to
+    the bit; those that suit each differ, and so does the last digit of a sum.
     """
 
     def __init__(self, capacity: int) -> None:
+        self._library = native.LIBRARY
+        self._width, top = PLAIN if self._library is None else COMPILED
         sizes = [capacity]
-        while sizes[-1] > TOP:
-            sizes.append(-(-sizes[-1] // WIDTH))
-        blocks = [allocate((size, WIDTH), torch.float64, torch.device("cpu")) for size in sizes[1:]]
+        while sizes[-1] > top:
+            sizes.append(-(-sizes[-1] // self._width))
+        blocks = [allocate((size, self._width), torch.float64, torch.device("cpu")) for size in sizes[1:]]
         self._levels = [x.numpy() for x in blocks]  # [blocks, values], from the leaves up
         self._top = np.zeros(sizes[-1])
         self._flat = [*(level.reshape(-1) for level in self._levels), self._top]
         self._leaves = self._flat[0][:capacity]
         self._ends = np.zeros(len(self._top) + 1)  # 0, then the running sum over the top
         self.stale = False  # whether the top has changed since then
-        self._library = native.LIBRARY
         where = (ctypes.c_void_p * native.DEEPEST)(*(x.ctypes.data for x in self._flat))
-        tree = native.Tree(capacity, WIDTH, len(self._levels), len(self._top), where, self._ends.ctypes.data)
+        tree = native.Tree(capacity, self._width, len(self._levels), len(self._top), where, self._ends.ctypes.data)
         self.pointer = ctypes.pointer(tree)  # for compiled code
 
     @property
@@ -99,7 +102,7 @@ class SumTree:
             )
         self._leaves[nodes] = values  # of equal indices, numpy writes the last one last; torch does not say
         for level, above in zip(self._levels, self._flat[1:], strict=True):
-            nodes = nodes // WIDTH
+            nodes = nodes // self._width
             above[nodes] = _running_sums(level, nodes).numpy()[:, -1]
 
     def _sample(self, uniform: NDArray[Any], total: float) -> Integers:
@@ -110,18 +113,18 @@ class SumTree:
         nodes -= 1
         rest -= self._ends.take(nodes)
         for level in reversed(self._levels):
-            running = _running_sums(level, nodes)  # [n, WIDTH]
+            running = _running_sums(level, nodes)  # [n, width]
             sums = running.numpy()
             np.minimum(rest, np.nextafter(sums[:, -1], 0.0), out=rest)
             child = torch.searchsorted(running, torch.from_numpy(rest[:, None]), right=True).numpy()[:, 0]
-            nodes *= WIDTH
+            nodes *= self._width
             nodes += child
             if level is not self._levels[0]:
-                before = np.arange(len(child)) * WIDTH + child - 1
+                before = np.arange(len(child)) * self._width + child - 1
                 rest -= np.where(child > 0, sums.reshape(-1).take(before), 0.0)
         return nodes  # type: ignore[no-any-return]
 
 
 def _running_sums(level: Numbers, nodes: Integers) -> Tensor:
-    """Those within the block of each node, from left to right ``[n, WIDTH]``."""
+    """Those within the block of each node, from left to right ``[n, width]``."""
     return torch.from_numpy(level.take(nodes, 0)).cumsum_(1)

@@ -15,7 +15,7 @@ from replay_model import PLAIN, STACKED, World
 from test_experience_replay import play
 
 from ludus.core.types import Batch
-from ludus.experience import native
+from ludus.experience import native, sum_tree
 from ludus.experience.reader import Output, Outputs
 from ludus.experience.sum_tree import SumTree
 
@@ -47,6 +47,7 @@ def test_a_replay_reads_the_same_with_it_and_without(
     config = {"replay": 60 * sum(lanes), "prioritized": prioritized, "batch_size": 8, **kind}
     one = world.replay(**config)
     monkeypatch.setattr(native, "LIBRARY", None)
+    monkeypatch.setattr(sum_tree, "PLAIN", sum_tree.COMPILED)  # sums of other blocks round otherwise
     other = world.replay(**config)
     late: list[tuple[torch.Tensor, torch.Tensor]] = []
     for _ in range(40):
@@ -77,6 +78,7 @@ def test_a_tree_draws_the_same_with_it_and_without(values: list[float], uniform:
     for library in (native.LIBRARY, None):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(native, "LIBRARY", library)
+            patch.setattr(sum_tree, "PLAIN", sum_tree.COMPILED)
             trees.append(SumTree(len(values)))
         trees[-1].set(torch.arange(len(values)), torch.tensor(values, dtype=torch.float64))
     one, other = trees

@@ -20,8 +20,8 @@ LAST = 1.0 - 2.0**-53  # the greatest float64 below 1
 def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small capacities in a tree that is as deep as that of many millions."""
     if request.param == "four levels":
-        monkeypatch.setattr(sum_tree, "WIDTH", 3)
-        monkeypatch.setattr(sum_tree, "TOP", 2)
+        monkeypatch.setattr(sum_tree, "COMPILED", (3, 2))
+        monkeypatch.setattr(sum_tree, "PLAIN", (3, 2))
 
 
 def make(values: np.ndarray) -> SumTree:
