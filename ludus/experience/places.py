@@ -29,7 +29,7 @@ class Places:
         """The slots ``[steps, n]`` of items and of the steps after them."""
         out = torch.empty((steps, len(numbers)), dtype=torch.int64) if out is None else out
         if self._library is not None:
-            numbers = numbers.to(torch.int64).contiguous()
+            numbers = numbers.long().contiguous()
             assert out.is_contiguous()
             assert out.shape == (steps, len(numbers))
             self._library.ludus_slots(self.pointer, len(numbers), steps, numbers.data_ptr(), out.data_ptr())

@@ -53,9 +53,9 @@ class Priorities:
                 f"{len(numbers)} items were read, but their priorities have shape {tuple(surprise.shape)}."
             )
         self._settle()
-        values = surprise.to(torch.float32).add(SMALLEST).pow_(self._exponent)
+        values = surprise.float().add(SMALLEST).pow_(self._exponent)
         if self._library is not None:
-            numbers, room = numbers.to(torch.int64).contiguous(), self._room_for(len(numbers))
+            numbers, room = numbers.long().contiguous(), self._room_for(len(numbers))
             where = numbers.data_ptr(), values.data_ptr(), room[0].data_ptr(), room[1].data_ptr()
             largest = self._library.ludus_renew(self._tree.pointer, self._places.pointer, len(numbers), *where)
             if largest >= 0.0:

@@ -71,7 +71,7 @@ class SumTree:
         """Write values at indices from 0 to capacity − 1; of an index that comes twice, the last value stays."""
         self.stale = True
         if self._library is not None:
-            index, value = index.to(torch.int64).contiguous(), value.to(torch.float64).expand(len(index)).contiguous()
+            index, value = index.long().contiguous(), value.double().expand(len(index)).contiguous()
             if not self._library.ludus_tree_set(self.pointer, len(index), index.data_ptr(), value.data_ptr()):
                 return
         self._set(index.numpy(), value.numpy())  # it says what was wrong, if something was
@@ -85,7 +85,7 @@ class SumTree:
         if not 0.0 < total < np.inf:
             raise ValueError(f"Nothing can be drawn from priorities that sum to {total}.")
         if self._library is not None:
-            uniform = uniform.to(torch.float64).contiguous()
+            uniform = uniform.double().contiguous()
             index = torch.empty(len(uniform), dtype=torch.int64)
             rest, value = torch.empty_like(uniform), torch.empty_like(uniform)
             room = uniform.data_ptr(), rest.data_ptr(), index.data_ptr(), value.data_ptr()
