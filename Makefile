@@ -22,7 +22,7 @@ test: $(INSTALLED)  ## all fast tests, the checks of lint and type among them
 	$(BIN)/pytest --numprocesses auto --dist worksteal
 
 test-slow: $(INSTALLED)  ## learning runs of minutes to hours
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow --numprocesses auto --dist worksteal
 
 bench: $(INSTALLED_BENCH)  ## compare with Stable-Baselines3, round by round
 	$(BIN)/python -m benchmarks.harness $(BENCH_ARGS)

@@ -182,6 +182,7 @@ def test_masks_nested_in_tuples_are_kept_to(environment: str, tmp_path: Path, re
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)  # dozens of runs each
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 def test_the_whole_product_trains_and_plays(

@@ -257,6 +257,7 @@ def assert_refused(choice: Choice, changes: dict[str, Any], said: str, folder: P
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)  # dozens of runs each
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 @pytest.mark.parametrize("learning", LEARNING)
 def test_the_whole_product_trains_and_plays(
