@@ -21,17 +21,17 @@ BUILT = SOURCE.with_name("_native.so")
 OPTIONS = ("-O3", "-std=c11", "-shared", "-fPIC", "-ffp-contract=off")
 
 
-def build(target: Path = BUILT) -> str | None:
+def build() -> str | None:
     """Compile, and return why there is no library, or None; whoever has the old one loaded keeps it."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "") or ["cc"]
     if shutil.which(compiler[0]) is None:
         compiler = ["cc"]
-    fresh = target.with_suffix(f".{os.getpid()}")
+    fresh = BUILT.with_suffix(f".{os.getpid()}")
     version = f"-DVERSION={zlib.crc32(SOURCE.read_bytes())}u"  # native.py wants that of the source beside it
     command = [*compiler, *OPTIONS, version, "-o", str(fresh), str(SOURCE)]
     try:
         subprocess.run(command, capture_output=True, text=True, check=True)
-        fresh.replace(target)
+        fresh.replace(BUILT)
     except FileNotFoundError:
         return "there is no C compiler"
     except subprocess.CalledProcessError as error:

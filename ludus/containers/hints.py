@@ -39,7 +39,7 @@ def _uncompiled(worker: LocalWorker) -> list[str]:
 
     if native.LIBRARY is not None:
         return []
-    return ["Priorities were drawn without compiled code, which is far slower: install a C compiler, then Ludus again."]
+    return ["Priorities were drawn without compiled code, which is far slower: install Ludus anew, with a C compiler."]
 
 
 def _steps_here(worker: LocalWorker) -> bool:

@@ -6,12 +6,10 @@ import ctypes
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ludus.experience import native
-
-Integers = NDArray[np.int64]
+from ludus.experience.track import Integers
 
 
 class Places:

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ludus.experience import native
 from ludus.experience.ring import allocate
+from ludus.experience.track import Integers
 
 # values per block, and sums that are not summed in blocks again, as a running sum over all of them takes less time
 COMPILED = 16, 512  # two lines of a processor's cache
 PLAIN = 48, 32_768  # for numpy and torch a level costs more than a long sum
 Numbers = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 class SumTree:

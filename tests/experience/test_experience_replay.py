@@ -145,12 +145,18 @@ def test_new_items_get_the_largest_priority_and_what_is_overwritten_none() -> No
     assert set(drawn.tolist()) <= set(replay._tracks[0].numbers.tolist())
 
 
-def test_a_priority_that_is_no_number_is_refused() -> None:
+def drawn_from() -> tuple[ExperienceReplay, torch.Tensor]:
+    """A prioritized replay, and the index of 32 items that were read of it."""
     world = World([1], 5)
-    replay = world.replay(replay=50, prioritized=True)
+    replay = world.replay(replay=50, prioritized=True, priority_exponent=1.0)
     play(world, 45, replay)
     index = replay.read().index
     assert index is not None
+    return replay, index
+
+
+def test_a_priority_that_is_no_number_is_refused() -> None:
+    replay, index = drawn_from()
     with pytest.raises(ValueError, match="finite"):
         replay.feedback(index, torch.full((32,), torch.nan))
     replay.read()  # nothing was written of them
@@ -159,11 +165,7 @@ def test_a_priority_that_is_no_number_is_refused() -> None:
 
 @pytest.mark.parametrize("shape", [(1,), (31,), (33,), (32, 1), (1, 32), ()])
 def test_priorities_that_are_not_one_for_each_item_are_refused(shape: tuple[int, ...]) -> None:
-    world = World([1], 5)
-    replay = world.replay(replay=50, prioritized=True)
-    play(world, 45, replay)
-    index = replay.read().index
-    assert index is not None
+    replay, index = drawn_from()
     with pytest.raises(ValueError, match="32 items were read"):
         replay.feedback(index, torch.ones(shape))
 
