@@ -137,8 +137,9 @@ class ACER(ActorCritic):
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Batch:
         """Scale the rewards, if told to, and add where traces may pass."""
-        reward = batch.reward if self.reward_scaler is None else self.reward_scaler.scale(batch.reward)
-        return replace(batch, reward=reward, experience=batch.experience | {"continues": batch.continues})
+        return replace(
+            batch, reward=self.scaled_reward(batch), experience=batch.experience | {"continues": batch.continues}
+        )
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Policy gradient within the trust region, value and entropy losses over real rows."""

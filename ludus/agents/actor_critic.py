@@ -178,13 +178,16 @@ class ActorCritic(Agent):
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Batch:
-        """Add ``advantage`` and ``return`` to the experience, from the values that acting saw and one at the end."""
+        """Scale the rewards, if told to, and add ``advantage`` and ``return`` to the experience.
+
+        They come from the values that acting saw and one at the end.
+        """
         value = batch.experience["value"]
         last = {name: x[-1:] for name, x in batch.observation.items()}
         with_value = [name for name in self.networks if name != "actor"]
         outputs, _ = self.outputs(last, batch.last_state, batch.first[-1:], with_value)
         value_t = torch.cat([value[1:], outputs["value"].squeeze(-1)])
-        reward = batch.reward if self.reward_scaler is None else self.reward_scaler.scale(batch.reward)
+        reward = self.scaled_reward(batch)
         if getattr(self.config, "n_step", 0):
             target = n_step_returns(reward, batch.discount, batch.continues, value_t, self.config.n_step)
             advantage = target - value
@@ -192,6 +195,19 @@ class ActorCritic(Agent):
             advantage = gae(reward, batch.discount, batch.continues, value, value_t, self.config.gae_lambda)
             target = advantage + value
         return replace(batch, experience=batch.experience | {"advantage": advantage, "return": target})
+
+    def scaled_reward(self, batch: Batch) -> Tensor:
+        """The rewards ``[T, B]`` as learned from: a fresh rollout updates their scale first, a replayed one does not.
+
+        Acting does not read this scale, so it need not wait for the learning to end as the observations' does; and
+        the first rollout, or the first one with a reward, would otherwise be learned from unscaled.
+        """
+        if self.reward_scaler is None:
+            return batch.reward
+        if batch.index is None:
+            ended = batch.terminated | batch.truncated
+            self.reward_scaler.update(batch.reward, ended, batch.weight, self.config.gamma)
+        return self.reward_scaler.scale(batch.reward)
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Policy gradient, value and entropy losses over real rows."""
@@ -226,13 +242,10 @@ class ActorCritic(Agent):
 
     @torch.no_grad()
     def observe(self, batch: Batch) -> None:
-        """Update the normalizers from real rows, once the learning that used them is done."""
+        """Update the observation normalizer from real rows, once the learning that used it is done."""
         if self.normalizer is not None:
             rows = {name: x[:-1] for name, x in batch.observation.items()}
             self.normalizer.update(self.preprocess(rows), batch.weight)
-        if self.reward_scaler is not None:
-            ended = batch.terminated | batch.truncated
-            self.reward_scaler.update(batch.reward, ended, batch.weight, self.config.gamma)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """The learning rate at this share of the run."""
