@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for editors and type checkers; _HOMES has the same names
+    from ludus.containers.evaluate import Evaluation
     from ludus.containers.player import Player, load
     from ludus.containers.train import TrainResult, resume, train
-    from ludus.core.errors import UserError
+    from ludus.core.agent import Agent
+    from ludus.core.errors import Stop, UserError
+    from ludus.core.network import Network
 
 __version__ = "0.1.0"
-__all__ = ["Player", "TrainResult", "UserError", "load", "resume", "train"]
+__all__ = [
+    "Agent",
+    "Evaluation",
+    "Network",
+    "Player",
+    "Stop",
+    "TrainResult",
+    "UserError",
+    "load",
+    "resume",
+    "train",
+]
 
 _HOMES = {
+    "Agent": "ludus.core.agent",
+    "Evaluation": "ludus.containers.evaluate",
+    "Network": "ludus.core.network",
     "Player": "ludus.containers.player",
+    "Stop": "ludus.core.errors",
     "TrainResult": "ludus.containers.train",
     "UserError": "ludus.core.errors",
     "load": "ludus.containers.player",
@@ -27,3 +46,9 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'ludus' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What there is: the public names, loaded or not, and the packages that were imported."""
+    here = (name for name, x in globals().items() if name.startswith("__") or isinstance(x, ModuleType))
+    return sorted({*__all__, *here})

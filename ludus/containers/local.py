@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from ludus.containers.blackbox import BlackBox
@@ -17,10 +19,12 @@ from ludus.containers.settings import Settings
 from ludus.containers.state import restore_worker, worker_state
 from ludus.core.agent import Agent, Container, ExperienceCache, Updater
 from ludus.core.environment import EnvironmentManager
+from ludus.core.errors import Stop
 from ludus.core.types import EnvStep, HiddenState, State, Tensors
 from ludus.track.clock import Clock
 
-OnUpdate = Callable[[dict[str, float]], Any]
+OnUpdate = Callable[..., Any]  # hook(numbers, worker), or hook(numbers)
+HOOK = "on_update"  # how the reason begins where the hook ended the run
 
 
 class LocalWorker(Container):
@@ -38,6 +42,7 @@ class LocalWorker(Container):
         self.settings, self.agent, self.manager = settings, agent, manager
         self.updater: Updater = updater
         self.evaluator, self.on_update = evaluator, on_update
+        self._hook_takes_worker = on_update is not None and takes_two(on_update)
         self.reporter: Reporter | None = None  # without one it trains in silence
         self.device = next(agent.parameters()).device
         seeds = torch.Generator().manual_seed(settings.seed)
@@ -104,7 +109,7 @@ class LocalWorker(Container):
                 if self.reporter is not None:
                     self.reporter.log(self.local_step_count, values)
             if self.on_update is not None:
-                self.on_update({"step": float(self.local_step_count)} | values)
+                self._call_hook({"step": float(self.local_step_count)} | values)
         if self.reporter is not None:
             self.reporter.show(self)
         self.clock.lap("other")
@@ -113,6 +118,22 @@ class LocalWorker(Container):
         if self.reporter is not None and save_due:
             self.reporter.checkpoint(self)
         self.clock.lap("other")
+
+    def _call_hook(self, numbers: Mapping[str, float]) -> None:
+        """Call ``on_update``, which ends the run by returning False or raising Stop."""
+        assert self.on_update is not None
+        try:
+            answer = self.on_update(numbers, self) if self._hook_takes_worker else self.on_update(numbers)
+        except Stop as stop:
+            self.stopping = f"{HOOK} raised Stop" + (f": {stop}" if str(stop) else "")
+        else:
+            if isinstance(answer, bool | np.bool_) and not answer:
+                self.stopping = f"{HOOK} returned False"
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal or ``on_update`` ends the run: it is saved as it is, and a resume goes on from there."""
+        return self.stopping.startswith(("SIG", HOOK))
 
     def _passed(self, before: int, every: int) -> bool:
         return bool(every) and self.local_step_count // every > before // every
@@ -140,3 +161,14 @@ class LocalWorker(Container):
             for part in (self.reporter, self.evaluator, self.manager):
                 if part is not None:
                     stack.callback(part.close)
+
+
+def takes_two(hook: OnUpdate) -> bool:
+    """Whether a hook takes the worker beside the numbers: it has two parameters without a default, or ``*args``."""
+    try:
+        parameters = inspect.signature(hook).parameters.values()
+    except (TypeError, ValueError):  # built in C: nothing is known of it
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = sum(p.kind in positional and p.default is p.empty for p in parameters)
+    return needed >= 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters)

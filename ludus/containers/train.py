@@ -65,7 +65,8 @@ def train(
 
     ``environment`` is a Gymnasium id, ``package.module:Class``, or a class or function that makes one environment.
     ``settings`` are what the command line has as flags: ``{"agent.learning_rate": 1e-3, "env.num": 16}``.
-    ``on_update`` is called after every update with a dict of numbers.
+    ``on_update(numbers, worker)`` is called after every update; ``on_update(numbers)`` works too. It ends the run by
+    returning False or raising ``ludus.Stop``: all is saved as after Ctrl-C, without a last evaluation.
     """
     make = None if isinstance(environment, str) else environment
     name = environment if isinstance(environment, str) else import_path(environment)
@@ -105,6 +106,7 @@ def resume(
 
     ``nb_step`` and ``stop_at`` give a run that has ended a new end; ``device`` moves it, where the numbers may differ
     in their last digits. ``environment`` makes one environment, where the run's own name for it cannot be imported.
+    ``on_update`` is that of ``train``; a run does not remember it.
     """
     with ExitStack() as stack:
         saved = stack.enter_context(open_run(run, runs, nb_step, stop_at, device))
@@ -183,7 +185,7 @@ def _run(worker: LocalWorker, new: bool) -> None:
     with _stops_on_signals(worker):
         try:
             worker.run(worker.settings.nb_step, worker.local_step_count)
-            if worker.evaluated_at < worker.local_step_count and not worker.stopping.startswith("SIG"):
+            if worker.evaluated_at < worker.local_step_count and not worker.interrupted:
                 worker.evaluate()
             reporter.finish(worker)
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""The one exception for mistakes that a user can mend."""
+"""The exception for mistakes that a user can mend, and the one by which a hook ends a run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ class UserError(Exception):
 
     The command line prints it without a traceback and exits with code 2.
     """
+
+
+class Stop(Exception):
+    """Raise this in ``on_update`` to end the run after this update, all saved; its message becomes the reason."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
