@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from my_environment import Docking
 
 import ludus
@@ -11,7 +13,7 @@ def main(nb_step: int = 50_000) -> None:
     """Train, load the best policy, and let it act."""
     best = float("-inf")
 
-    def on_update(metrics: dict[str, float]) -> None:  # your own code, after every round of collecting and learning
+    def on_update(metrics: Mapping[str, float]) -> None:  # your own code, after every round of collecting and learning
         nonlocal best
         best = max(best, metrics.get("return", best))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -25,6 +26,40 @@ from ludus.track.clock import Clock
 
 OnUpdate = Callable[..., Any]  # hook(numbers, worker), or hook(numbers)
 HOOK = "on_update"  # how the reason begins where the hook ended the run
+
+
+class UpdateNumbers(Mapping[str, float]):
+    """The numbers after one update, each computed when it is first read."""
+
+    def __init__(self, step: int, metrics: Tensors, progress: Callable[[], Mapping[str, float]]) -> None:
+        self._numbers, self._metrics = {"step": float(step)}, metrics
+        self._progress: Callable[[], Mapping[str, float]] | None = progress
+
+    def add(self, numbers: Mapping[str, float]) -> None:
+        """Add numbers that are known already."""
+        self._numbers |= numbers
+
+    def compute(self) -> dict[str, float]:
+        """Compute all of them; they no longer depend on the worker."""
+        if self._progress is not None:
+            metrics = {name: float(x) for name, x in self._metrics.items()}
+            self._numbers = {**self._progress(), **metrics, **self._numbers}
+            self._progress = None
+        return self._numbers
+
+    def __getitem__(self, name: str) -> float:
+        if name not in self._numbers and name in self._metrics:
+            self._numbers[name] = float(self._metrics[name])
+        return self._numbers[name] if name in self._numbers else self.compute()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.compute())
+
+    def __len__(self) -> int:
+        return len(self.compute())
+
+    def __repr__(self) -> str:
+        return repr(self.compute())
 
 
 class LocalWorker(Container):
@@ -102,14 +137,18 @@ class LocalWorker(Container):
         log_due = bool(settings.log_every) and (ends or self._passed(before, settings.log_every))
         self.owed = evaluation_due = self._passed(before, settings.evaluation.every)
         save_due = self._passed(before, settings.checkpoint_every)
-        if log_due or evaluation_due or save_due or self.on_update is not None:
-            values = {name: float(x) for name, x in metrics.items()} | self.progress()
+        if log_due or self.on_update is not None:
+            values = UpdateNumbers(self.local_step_count, metrics, self.progress)
             if log_due:
-                values |= self.episodes.take_infos()
+                values.add(self.episodes.take_infos())
                 if self.reporter is not None:
-                    self.reporter.log(self.local_step_count, values)
+                    self.reporter.log(self.local_step_count, {k: x for k, x in values.items() if k != "step"})
             if self.on_update is not None:
-                self._call_hook({"step": float(self.local_step_count)} | values)
+                self._call_hook(values)
+                alive = weakref.ref(values)
+                del values
+                if (kept := alive()) is not None:  # somebody holds them: compute them before the worker goes on
+                    kept.compute()
         if self.reporter is not None:
             self.reporter.show(self)
         self.clock.lap("other")

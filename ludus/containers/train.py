@@ -67,6 +67,7 @@ def train(
     ``settings`` are what the command line has as flags: ``{"agent.learning_rate": 1e-3, "env.num": 16}``.
     ``on_update(numbers, worker)`` is called after every update; ``on_update(numbers)`` works too. It ends the run by
     returning False or raising ``ludus.Stop``: all is saved as after Ctrl-C, without a last evaluation.
+    Each of the numbers is computed when it is read.
     """
     make = None if isinstance(environment, str) else environment
     name = environment if isinstance(environment, str) else import_path(environment)

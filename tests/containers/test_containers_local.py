@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from containers_setup import COUNTING, make_worker, saved, train
 from gymnasium import spaces
 
 import ludus
+from ludus.containers.local import UpdateNumbers
 from ludus.containers.loop import begin, collect, improve
 from ludus.core.errors import UserError
 from ludus.environments.toy import CountingEnv
@@ -122,6 +124,61 @@ def test_every_update_reports_finite_numbers(tmp_path: Path) -> None:
     assert (seen[-1]["return"], seen[-1]["length"]) == (15, 5)
     lines = [line for line in read_metrics(result.run / "metrics.jsonl") if "loss/policy" in line]
     assert [{key: x for key, x in line.items() if not key.startswith("time")} for line in lines] == seen
+
+
+class Counted(torch.Tensor):
+    """A metric that counts how often it is made a number."""
+
+    def __float__(self) -> float:
+        CALLS["metric"] += 1
+        return super().__float__()
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "progress"), [("", 0, 0), ("step", 0, 0), ("q", 1, 0), ("return", 2, 1), ("none", 2, 1)]
+)
+def test_an_updates_numbers_are_computed_when_they_are_read(name: str, metric: int, progress: int) -> None:
+    def count() -> dict[str, float]:
+        CALLS["progress"] += 1
+        return {"return": 2.0}
+
+    CALLS.clear()
+    metrics = {key: torch.tensor(value).as_subclass(Counted) for key, value in (("q", 1.0), ("loss/value", 3.0))}
+    values = UpdateNumbers(5, metrics, count)
+    for _ in range(2):
+        assert values.get(name) == {"step": 5, "q": 1, "return": 2}.get(name) if name else True
+    assert (CALLS["metric"], CALLS["progress"]) == (metric, progress)
+    assert values == {"step": 5, "q": 1, "loss/value": 3, "return": 2}
+
+
+def test_a_hook_that_reads_nothing_has_nothing_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = make_worker("CartPole-v1", "dqn", nb_step=100, agent__warmup=20, agent__batch_size=8, log_every=0)
+    steps: list[float] = []
+    worker.on_update = lambda values: steps.append(values["step"])
+    monkeypatch.setattr(worker, "progress", lambda: pytest.fail("nothing was read"))
+    worker.run(100)
+    assert steps[-1] >= 100
+    assert worker.updates
+    worker.close()
+
+
+def test_numbers_that_on_update_keeps_stay_those_of_their_update() -> None:
+    kept: list[Mapping[str, float]] = []
+    copies: list[dict[str, float]] = []
+
+    def hook(values: Mapping[str, float]) -> None:
+        kept.append(values)
+
+    def copy(values: Mapping[str, float]) -> None:
+        copies.append(dict(values))
+
+    for on_update in (hook, copy):
+        worker = make_worker("CartPole-v1", "dqn", on_update, nb_step=200, agent__warmup=20, agent__batch_size=8)
+        worker.run(200)
+        worker.close()
+    assert kept == copies
+    assert len({values["replay/size"] for values in kept}) > 10
+    assert repr(kept[-1]) == repr(dict(kept[-1]))
 
 
 def test_numbers_in_infos_at_an_episodes_end_are_logged(tmp_path: Path) -> None:
