@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from ludus.agents import AGENTS
 from ludus.containers.evaluate import Evaluator
 from ludus.containers.settings import Settings
+from ludus.containers.threads import requested_threads
 from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent
 from ludus.core.environment import EnvironmentManager
@@ -26,7 +28,6 @@ from ludus.parallel.devices import Device, assign, cores, free_memory
 
 EVALUATION_ROWS = 100  # environments that an evaluation steps at once, at most
 GPU_SPEED = 20.0  # as many times faster than the CPU, by a rough guess
-SMALL = 2e7  # parameters × rows of an update below which a second thread costs more than it brings
 REPAID = (
     50_000  # optimizer steps that earn back a compilation: ten seconds or more, against a fifth of a millisecond each
 )
@@ -124,9 +125,8 @@ def memory_needed(settings: Settings[Any], agent: Agent, observation: Specs) -> 
 
 
 def choose_engines(settings: Settings[Any], agent: Agent) -> Engines:
-    """Decide threads, acting and update; the first two take effect here."""
-    threads = settings.threads or _choose_threads(settings, agent)
-    torch.set_num_threads(threads)
+    """Decide threads, acting and update; acting takes effect here, threads with ``use_threads``."""
+    threads = settings.threads or requested_threads() or default_threads(agent)
     acting = "torch"
     if settings.engine == "auto" and agent.use_numpy():
         acting = "numpy"
@@ -136,17 +136,11 @@ def choose_engines(settings: Settings[Any], agent: Agent) -> Engines:
     return Engines(next(agent.parameters()).device, threads, acting, update)
 
 
-def _choose_threads(settings: Settings[Any], agent: Agent) -> int:
-    """All cores where an update is work enough to share, else one: between small operations, threads only wait."""
-    size = max(sum(p.numel() for p in group) for group in agent.parameter_groups().values())  # what one step moves
-    config = settings.agent
-    if hasattr(config, "batch_size"):
-        rows = float(config.batch_size)
-    else:
-        rows = settings.env.num / getattr(config, "minibatches", 1)  # of one time step, which is what a memory runs on
-        if not getattr(agent, "recurrent", False):
-            rows *= getattr(config, "rollout", 1)
-    return 1 if size * rows < SMALL else cores()
+def default_threads(module: nn.Module) -> int:
+    """Return all cores for convolutions on the CPU, else one: smaller layers gain nothing from more."""
+    convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    on_cpu = any(isinstance(m, convolutions) and m.weight.device.type == "cpu" for m in module.modules())
+    return cores() if on_cpu else 1
 
 
 def _compiles(settings: Settings[Any], agent: Agent) -> bool:

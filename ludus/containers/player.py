@@ -15,6 +15,7 @@ from ludus.containers.build import build_agent, build_evaluator, choose_device, 
 from ludus.containers.coerce import typed
 from ludus.containers.evaluate import Evaluation
 from ludus.containers.settings import Settings, from_flat, to_flat
+from ludus.containers.threads import set_threads
 from ludus.core.agent import Agent
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
@@ -115,8 +116,8 @@ class Player:
         return manager
 
     def use_threads(self) -> None:
-        """Set torch to the number of threads that training chose; for a process that does nothing else."""
-        torch.set_num_threads(self.settings.threads or 1)
+        """Set torch and BLAS to the number of threads that training chose; for a process that does nothing else."""
+        set_threads(self.settings.threads or 1)
 
     def close(self) -> None:
         """Close the environment that translates observations and actions; may be called twice."""

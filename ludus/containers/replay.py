@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ludus.containers.blackbox import FOLDER, buffer_places, essential, extra_states, generators, spoilt_parameters
 from ludus.containers.build import build_agent, build_updater, choose_device
 from ludus.containers.settings import Settings, from_flat
+from ludus.containers.threads import use_threads
 from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent, LossFunction, Updater
 from ludus.core.errors import UserError
@@ -89,7 +90,7 @@ def replay(run: RunDirectory, folder: Path | None = None) -> Replay:
             found.reproduced = "exactly" if same(_pick(batch, found.wrong), found.wrong["value"]) else "no"
             return found
         agent = build_agent(settings, specs[0], specs[1], device)
-        with _threads(settings.threads):
+        with use_threads(settings.threads or torch.get_num_threads()):  # another number gives other last digits
             _redo(_Scene(agent, build_updater(settings, agent), state, device), found)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -98,17 +99,6 @@ def replay(run: RunDirectory, folder: Path | None = None) -> Replay:
             f"{reason}); replay it with the agent and network that made it."
         ) from error
     return found
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """As many threads as the run had: sums of other parts have other last digits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class _Scene:

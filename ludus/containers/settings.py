@@ -59,7 +59,8 @@ class Settings(Generic[A]):
     nb_step: int = 100_000
     seed: int = 0  # the same seed, settings and machine give the same run
     device: str = "auto"  # where networks live: cpu, cuda, cuda:1, …; auto: cuda if there is one
-    threads: int = 0  # threads of torch; 0: chosen by the network's size, and said in the log
+    # threads of torch and numpy; 0: OMP_NUM_THREADS if it is set, else all cores for CNNs on the CPU and one for MLPs
+    threads: int = 0
     compile: Literal["auto", "on", "off"] = "auto"  # update as one compiled function; auto: when the run repays it
     engine: Literal["auto", "torch"] = "auto"  # acting; auto: numpy for plain MLPs on the CPU
     runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # folder under which the run's own folder is made

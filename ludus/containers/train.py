@@ -30,6 +30,7 @@ from ludus.containers.player import Player, initialise_from, load
 from ludus.containers.report import Reporter
 from ludus.containers.saved import SavedRun, new_run, open_run
 from ludus.containers.settings import Resolved, resolve_settings
+from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.unused import refuse_unused
 from ludus.core.errors import UserError
 from ludus.core.names import main_name
@@ -123,7 +124,6 @@ def _launch(
     """Build everything, run it, and leave a whole run folder whatever happens; the caller's process stays as it was."""
     settings = resolved.settings
     with ExitStack() as stack:
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
         stack.enter_context(torch.random.fork_rng([] if settings.device == "cpu" else range(torch.cuda.device_count())))
         torch.manual_seed(settings.seed)  # for networks that draw numbers of their own, as dropout does
         worker = _build(resolved, on_update, environment, saved, stack)
@@ -152,11 +152,14 @@ def _build(
     if settings.init_from and (saved is None or saved.state is None):
         initialise_from(agent, settings)
     updater, engines = build_updater(settings, agent), choose_engines(settings, agent)
+    stack.enter_context(use_threads(engines.threads))
     evaluator = build_evaluator(settings, agent, environment)
     compiled: Literal["on", "off"] = "on" if engines.update == "compiled" else "off"
     decided = replace(settings, threads=engines.threads, compile=compiled, device=str(engines.device))
     chosen = [key for key in ("threads", "compile", "device") if getattr(decided, key) != getattr(settings, key)]
     origins = resolved.origins | dict.fromkeys(chosen, "chosen")
+    if "threads" in chosen and requested_threads():
+        origins["threads"] = VARIABLE
     worker = LocalWorker(settings, agent, manager, updater, evaluator, on_update)
     early: list[str] = []  # what is to be told before there is somebody to tell it
     manager.on_report = early.append

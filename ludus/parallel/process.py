@@ -27,7 +27,7 @@ TAIL = 4096  # bytes of a child's stderr that a report shows
 KEPT = 1 << 20  # bytes of stderr after which a child that goes on is relieved of what it has written
 GRACE = 1.0  # seconds that each step of an ending waits for the next
 BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from ludus.parallel.child import main; main()"
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # many processes share the cores
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class WorkerError(Exception):
@@ -290,14 +290,18 @@ def refuse_import_time() -> None:
         frame = frame.f_back
 
 
+def child_environ() -> dict[str, str]:
+    """Return this process's variables, and OMP_NUM_THREADS or one thread for every library that counts its own."""
+    return {**dict.fromkeys(THREADS, os.environ.get(THREADS[0], "1")), **os.environ}
+
+
 def _popen(name: str, said: Mapping[str, Any], numbers: Sequence[int], kept: dict[str, int]) -> Process:
-    environ = {**dict.fromkeys(ONE_THREAD, "1"), **os.environ}
     popen = subprocess.Popen(
         [sys.executable, "-P", "-c", BOOT, json.dumps(said), json.dumps(sys.path)],
         stdin=subprocess.DEVNULL,
         stderr=kept["errors"],
         pass_fds=numbers,
-        env=environ,
+        env=child_environ(),
         process_group=0,  # what a terminal sends to all (Ctrl-C, Ctrl-Z) is for the parent alone
     )
     return Process(name, popen.pid, os.pidfd_open(popen.pid), partial(_join, popen), kept)

@@ -1,0 +1,38 @@
+"""How many threads a run computes with: torch and numpy's BLAS use the same number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from ludus.containers.settings import LARGEST
+
+VARIABLE = "OMP_NUM_THREADS"
+
+
+def requested_threads() -> int:
+    """Return the number that OMP_NUM_THREADS asks for (the first of a list), or 0 if it asks for none."""
+    first = os.environ.get(VARIABLE, "").split(",")[0].strip()
+    return min(int(first), LARGEST["threads"]) if first.isascii() and first.isdigit() else 0
+
+
+def set_threads(number: int) -> threadpool_limits:
+    """Set torch and BLAS to ``number`` threads; ``restore_original_limits`` of the result undoes it for BLAS."""
+    torch.set_num_threads(number)
+    return threadpool_limits(number, user_api="blas")
+
+
+@contextmanager
+def use_threads(number: int) -> Iterator[None]:
+    """Compute with ``number`` threads, and with as many as before afterwards."""
+    before = torch.get_num_threads()
+    limits = set_threads(number)
+    try:
+        yield
+    finally:
+        limits.restore_original_limits()
+        torch.set_num_threads(before)
