@@ -125,7 +125,7 @@ class ACER(ActorCritic):
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Sample with ``noise``, else take the mode; the experience is the log-probability of every choice."""
         observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
-        names = self._choosing if noise is None else self._watching
+        names = self._choosing if noise is None and not self.tracks_value else self._watching
         outputs, state = self.outputs(observation, state, step.first.unsqueeze(0), names)
         logits = self.policy.distribution({self._logits: outputs[self._logits].squeeze(0)}, step.observation)
         log_policy = logits[self._logits].log_softmax(-1)
@@ -133,6 +133,15 @@ class ACER(ActorCritic):
             return AgentStep({self._action: categorical_mode(log_policy)}, {}, state)
         action = categorical_sample(log_policy, noise[self._action])
         return AgentStep({self._action: action}, {"log_policy": log_policy}, state)
+
+    @torch.inference_mode()
+    def value(self, step: EnvStep, state: HiddenState) -> Tensor:
+        """V, or what the policy expects of Q."""
+        if self.config.targets == "vtrace":
+            return super().value(step, state)
+        outputs = self._look(step, state, without="")
+        probabilities = self.policy.describe(outputs, step.observation)[self._action]["probabilities"]
+        return self.unscaled((probabilities * outputs["q"]).sum(-1))
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Batch:

@@ -83,6 +83,7 @@ class ActorCritic(Agent):
         self.recurrent = any(network.recurrent for network in networks.values())
         self.masked = len(inputs) < len(observation)
         self._numpy: NumpyActor | None = None
+        self.tracks_value = False
 
     @staticmethod
     def make_policy(action: Specs, config: Any) -> Policy:
@@ -145,13 +146,37 @@ class ActorCritic(Agent):
     @torch.inference_mode()
     def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
         observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
-        names = [n for n in self.networks if noise is not None or n != "critic"]
+        names = [n for n in self.networks if noise is not None or n != "critic" or self.tracks_value]
         outputs, state = self.outputs(observation, state, step.first.unsqueeze(0), names)
         outputs = {name: x.squeeze(0) for name, x in outputs.items()}
         action, log_prob = self.policy.sample(outputs, step.observation, noise)
         if noise is None:
             return AgentStep(action, {}, state)
         return AgentStep(action, self.experience(outputs, step.observation, log_prob), state)
+
+    def track_value(self) -> None:
+        self.tracks_value = "critic" in self.networks and bool(self.networks["critic"].recurrent)
+
+    @torch.inference_mode()
+    def value(self, step: EnvStep, state: HiddenState) -> Tensor:
+        """V of each observation, with the reward's scale undone."""
+        return self.unscaled(self._look(step, state, without="actor")["value"].squeeze(-1))
+
+    @torch.inference_mode()
+    def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
+        """The policy's distributions."""
+        return self.policy.describe(self._look(step, state, without="critic"), step.observation)
+
+    def unscaled(self, value: Tensor) -> Tensor:
+        """Values in the environment's rewards."""
+        return value if self.reward_scaler is None else value / self.reward_scaler.statistics.scale.to(value.dtype)
+
+    def _look(self, step: EnvStep, state: HiddenState, without: str) -> Tensors:
+        """The outputs ``[B, …]`` of all networks but one."""
+        observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
+        names = [name for name in self.networks if name != without]
+        outputs, _ = self.outputs(observation, state, step.first.unsqueeze(0), names)
+        return {name: x.squeeze(0) for name, x in outputs.items()}
 
     def experience(self, outputs: Tensors, observation: Tensors, log_prob: Tensor) -> Tensors:
         """What acting leaves for the learner, ``[B]`` each; with the distribution, where an exact KL is wanted."""

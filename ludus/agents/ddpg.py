@@ -26,7 +26,7 @@ from ludus.agents.replayed import (
     targets,
 )
 from ludus.core.agent import Updater
-from ludus.core.errors import refuse_outside
+from ludus.core.errors import UserError, refuse_outside
 from ludus.core.network import Need, Network
 from ludus.core.noise import Noise
 from ludus.core.spec import Specs
@@ -174,6 +174,18 @@ class DDPG(OffPolicy):
         seen = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
         outputs, new = network(seen, state.within("actor") if state else state, step.first.unsqueeze(0))
         return outputs["policy"].squeeze(0).tanh(), HiddenState(state | new.at("actor")) if new else state
+
+    @torch.inference_mode()
+    def value(self, step: EnvStep, state: HiddenState) -> Tensor:
+        """The least that a critic says of the policy's action."""
+        self.refuse_memory()
+        seen, first = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()}), step.first[None]
+        action = self.run("actor", seen, state, first)[0]["policy"].tanh()
+        return clipped_double(self.q(seen, action, state, first)).squeeze(0)
+
+    def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
+        """None: the policy is deterministic."""
+        raise UserError("DDPG and TD3 have no distribution of actions, as they take a single one; policy.act gives it.")
 
     def prepare(self, batch: Batch) -> Batch:
         """Draw the noise of target actions; burn in what remembers."""

@@ -33,6 +33,7 @@ from ludus.ops.q_learning import (
     munchausen_value,
     n_step_targets,
     td_target,
+    unrescale,
 )
 from ludus.ops.replay import counted
 from ludus.preprocess.observation import ObsPreprocessor
@@ -168,6 +169,23 @@ class DQN(OffPolicy):
             return AgentStep({self.name: greedy(q, mask)}, {}, state)
         action = epsilon_greedy(q, noise["explore"], noise["choice"], self.epsilon.level, mask)
         return AgentStep({self.name: action}, {}, state)
+
+    @torch.inference_mode()
+    def value(self, step: EnvStep, state: HiddenState) -> Tensor:
+        """The largest Q of the choices that are allowed."""
+        ready = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        with quiet(self):
+            outputs, _ = self.run("q", ready, state, step.first.unsqueeze(0))
+            q = self.head.q({name: x.squeeze(0) for name, x in outputs.items()})
+        value = max_q_value(q, None if self.mask is None else step.observation[self.mask])
+        return unrescale(value, RESCALING) if self.config.rescaled else value
+
+    def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
+        """None: the action of the largest value is taken."""
+        raise UserError(
+            "DQN has no distribution of actions, as it takes the one of the largest value; policy.act gives that "
+            "action and policy.value its value."
+        )
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """One step; then the target moves, if it is time."""

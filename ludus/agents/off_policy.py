@@ -120,6 +120,14 @@ class OffPolicy(Agent):
         """What is learned from."""
         return batch.since(self.config.burn_in) if self.config.burn_in else batch
 
+    def refuse_memory(self) -> None:
+        """Refuse a value where the critic has a memory, which is not kept while acting."""
+        if self.recurrent:
+            raise UserError(
+                f"{type(self).__name__} has no value here: its critic has a memory (network.body lstm), which is kept "
+                "in learning alone; a2c, ppo and dqn give values with a memory too."
+            )
+
     def follow(self) -> None:
         """Count an update, and move the targets if it is time."""
         self.updates += 1

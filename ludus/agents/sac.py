@@ -143,6 +143,22 @@ class SAC(OffPolicy):
         u = mean if noise is None else tanh_gaussian_sample(mean, log_std, noise["normal"])
         return u.squeeze(0), HiddenState(state | new) if new else state
 
+    @torch.inference_mode()
+    def value(self, step: EnvStep, state: HiddenState) -> Tensor:
+        """The least that a critic says of the policy's middle action."""
+        self.refuse_memory()
+        seen, first = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()}), step.first[None]
+        return self.q(seen, self.policy(seen, state, first)[0].tanh(), state, first).amin(-1).squeeze(0)
+
+    @torch.inference_mode()
+    def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
+        """Mean and deviation before tanh."""
+        seen = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        mean, log_std, _ = self.policy(seen, state, step.first[None])
+        parts = {"mean_before_tanh": mean.squeeze(0), "std_before_tanh": log_std.exp().squeeze(0)}
+        split = {key: self.flat.split(x) for key, x in parts.items()}
+        return {name: {key: x[name] for key, x in split.items()} for name in self.action}
+
     def policy(self, seen: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensor, Tensor, HiddenState]:
         """Mean and log-deviation ``[T, B, K]`` of the policy, and the hidden state after."""
         outputs, new = self.run("actor", seen, state, first)

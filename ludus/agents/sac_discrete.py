@@ -105,6 +105,21 @@ class DiscreteSAC(OffPolicy):
         action = logits.argmax(-1) if noise is None else categorical_sample(logits, noise["gumbel"])
         return AgentStep({self.name: action}, {}, HiddenState(state | new) if new else state)
 
+    @torch.inference_mode()
+    def value(self, step: EnvStep, state: HiddenState) -> Tensor:
+        """What the policy expects of the least that a critic says."""
+        self.refuse_memory()
+        seen = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        q = self.q(seen, state, step.first[None]).amin(-2).squeeze(0)
+        return (self.distribution(step, state)[self.name]["probabilities"] * q).sum(-1)
+
+    @torch.inference_mode()
+    def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
+        """The probability of each choice."""
+        seen = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        mask = None if self.mask is None else step.observation[self.mask][None]
+        return {self.name: {"probabilities": self.log_policy(seen, state, step.first[None], mask).exp().squeeze(0)}}
+
     def log_policy(self, seen: Tensors, state: HiddenState, first: Tensor, mask: Tensor | None) -> Tensor:
         """The log-probability of every choice, ``[T, B, A]``; finite where it is forbidden."""
         logits = self.run("actor", seen, state, first)[0]["policy"]

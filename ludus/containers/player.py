@@ -54,8 +54,10 @@ class Player:
         self.agent.eval()
         if settings.engine == "auto":
             self.agent.use_numpy()
+        self.agent.track_value()
         self._world.use(self.agent.treatment)
         self._state, self._rows = HiddenState(), 0
+        self._noise_rows = 0
         self._generator = torch.Generator(self.device).manual_seed(settings.seed)
         self._noise: Noise | None = None
 
@@ -64,17 +66,89 @@ class Player:
         return f"Player({self.settings.agent_name} on {self.settings.env.id}, {where})"
 
     def act(
-        self, observation: Any, info: Mapping[str, Any] | None = None, *, first: Any = None, greedy: bool = True
+        self,
+        observation: Any,
+        info: Mapping[str, Any] | None = None,
+        *,
+        first: Any = None,
+        greedy: bool = True,
+        state: HiddenState | None = None,
     ) -> Any:
         """Return the environment's action(s) for an observation or a batch.
 
         A recurrent policy remembers from call to call: say ``first=True`` (or a bool per row) where an episode begins,
         or call ``reset``. ``info`` is needed only by environments that give their action mask there.
+
+        With ``state`` (what ``initial_state`` gave, or the call before) return the pair of action and next state
+        instead, and remember nothing: for a server with many clients.
         """
+        step, batched, rows = self._read(observation, info, first)
+        if state is None:
+            if rows != self._rows:
+                self.reset(rows)
+            before = self._state
+        else:
+            before = self._check_state(state, rows)
+        agent_step = self.agent.act(step, before, None if greedy else self._draw(rows))
+        action = self._world.write({name: x.cpu() for name, x in agent_step.action.items()}, batched)
+        if state is not None:
+            return action, agent_step.state
+        self._state = agent_step.state
+        return action
+
+    def initial_state(self, rows: int = 1) -> HiddenState:
+        """What a policy remembers before the first observations of ``rows`` episodes: tensors ``[rows, …]`` by name.
+
+        Empty where the network has no memory. ``state.rows(slice)`` and ``HiddenState.join`` take states apart and put
+        them together.
+        """
+        return self.agent.initial_state(rows)
+
+    def value(
+        self,
+        observation: Any,
+        info: Mapping[str, Any] | None = None,
+        *,
+        first: Any = None,
+        state: HiddenState | None = None,
+    ) -> Any:
+        """Return the expected discounted return from an observation (a float) or a batch (an array ``[B]``).
+
+        It is in the environment's rewards, as the critic estimates it: V for PPO, A2C and ACER; the largest Q for DQN;
+        for DDPG, TD3 and SAC the smallest Q of the greedy action. Arguments are as in ``act``; nothing is remembered.
+        """
+        step, batched, rows = self._read(observation, info, first)
+        value = self.agent.value(step, self._before(state, rows)).cpu().numpy()
+        return value if batched else float(value[0])
+
+    def distribution(
+        self,
+        observation: Any,
+        info: Mapping[str, Any] | None = None,
+        *,
+        first: Any = None,
+        state: HiddenState | None = None,
+    ) -> Any:
+        """Return the distribution that actions are drawn from, as a dict of arrays; arguments are those of ``value``.
+
+        Discrete: ``probabilities`` of each choice; MultiDiscrete: ``probabilities`` ``[choices, options]``, 0 where a
+        choice has fewer options; MultiBinary: ``probabilities`` of 1. Box: ``mean`` and ``std`` in the environment's
+        units, before clipping to its bounds; ``mean_before_tanh`` and ``std_before_tanh`` for SAC and
+        agent.distribution tanh; ``alpha`` and ``beta`` for beta, which lies in [0, 1] from low to high. A batch has one
+        more dimension in front. Where actions are a Dict or Tuple, it has such a dict for each part.
+        """
+        step, batched, rows = self._read(observation, info, first)
+        found = self.agent.distribution(step, self._before(state, rows))
+        plain = {
+            name: {key: x.cpu().numpy() if batched else x[0].cpu().numpy() for key, x in parts.items()}
+            for name, parts in found.items()
+        }
+        return self._world.nest_actions(plain)
+
+    def _read(self, observation: Any, info: Mapping[str, Any] | None, first: Any) -> tuple[EnvStep, bool, int]:
+        """The observation as an agent gets it, whether it was a batch, and the number of rows."""
         arrays, batched = self._world.read(observation, info or {})
         rows = len(next(iter(arrays.values())))
-        if rows != self._rows:
-            self.reset(rows)
         begins = torch.as_tensor(
             np.broadcast_to(np.asarray(bool(first) if np.ndim(first) == 0 else first), (rows,)).copy()
         )
@@ -86,15 +160,28 @@ class Player:
             zeros.bool(),
             begins.to(self.device),
         )
-        said = self.agent.act(step, self._state, None if greedy else self._draw(rows))
-        self._state = said.state
-        return self._world.write({name: x.cpu() for name, x in said.action.items()}, batched)
+        return step, batched, rows
+
+    def _before(self, state: HiddenState | None, rows: int) -> HiddenState:
+        """The state before a look: the one given, the player's own, or that of new episodes."""
+        if state is not None:
+            return self._check_state(state, rows)
+        return self._state if rows == self._rows else self.agent.initial_state(rows)
+
+    def _check_state(self, state: HiddenState, rows: int) -> HiddenState:
+        expected = self.agent.initial_state(rows)
+        for name, x in expected.items():
+            if name not in state or state[name].shape != x.shape:
+                found = f"shape {tuple(state[name].shape)}" if name in state else "nothing"
+                raise UserError(
+                    f'The state given with {rows} observation{"s" * (rows > 1)} has {found} for "{name}", not shape '
+                    f"{tuple(x.shape)}: begin with policy.initial_state({rows}), and give what the last call returned."
+                )
+        return HiddenState(state)
 
     def reset(self, rows: int = 1) -> None:
         """Forget: the next observations begin episodes."""
-        if rows != self._rows:
-            self._rows, self._noise = rows, None
-        self._state = self.agent.initial_state(rows)
+        self._rows, self._state = rows, self.agent.initial_state(rows)
 
     def evaluate(self, episodes: int = 100, seed: int = 0, greedy: bool = True) -> Evaluation:
         """Play fresh episodes in parallel: others than those that chose the best checkpoint."""
@@ -124,8 +211,8 @@ class Player:
         self._world.close()
 
     def _draw(self, rows: int) -> dict[str, torch.Tensor]:
-        if self._noise is None:
-            self._noise = self.agent.make_noise(rows, self._generator)
+        if self._noise is None or rows != self._noise_rows:
+            self._noise, self._noise_rows = self.agent.make_noise(rows, self._generator), rows
         return self._noise.next()
 
 

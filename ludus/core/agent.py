@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.core.environment import GoalReward
+from ludus.core.errors import UserError
 from ludus.core.network import Need, Shapes
 from ludus.core.noise import Noise
 from ludus.core.spec import Specs
@@ -119,6 +120,18 @@ class Agent(nn.Module, ABC):
     @abstractmethod
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Choose actions, without a graph: greedy without ``noise``, exploring with it."""
+
+    def value(self, step: EnvStep, state: HiddenState) -> Tensor:
+        """The expected discounted return from each observation ``[B]``, in the environment's rewards."""
+        raise UserError(f"{type(self).__name__} has no value function: its class defines no method value.")
+
+    def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
+        """The parameters of the policy's distribution by action name, ``[B, …]`` each."""
+        raise UserError(f"{type(self).__name__} has no distribution of actions: its class defines no such method.")
+
+    def track_value(self) -> None:
+        """From now on advance the critic's memory, if it has one, while acting too: ``value`` depends on it."""
+        return
 
     @abstractmethod
     def make_cache(self, batch: int) -> ExperienceCache:

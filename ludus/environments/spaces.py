@@ -62,6 +62,10 @@ class Layout:
         rows = {name: x[row] for name, x in arrays.items()}
         return _build(self.space, (), lambda path: self._to_space(rows, path))
 
+    def nest(self, values: Mapping[str, Any]) -> Any:
+        """Arrange values, one for each plain space by its name, as the space itself is nested."""
+        return _build(self.space, (), lambda path: values[self._name(path)])
+
     def _to_space(self, arrays: Mapping[str, Array], path: tuple[str | int, ...]) -> Any:
         name = self._name(path)
         return _to_start(arrays[name], self.leaves[name])

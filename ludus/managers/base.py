@@ -138,6 +138,10 @@ class BatchManager(EnvironmentManager):
         arrays = self._treat({name: _numpy(x) for name, x in actions.items()})
         return self._layout.unflatten(arrays) if batched else self._layout.unflatten_row(arrays, 0)
 
+    def nest_actions(self, values: Mapping[str, Any]) -> Any:
+        """Arrange values by action name as the environment's action space is nested; the only one is given as it is."""
+        return self._layout.nest(values)
+
     def goal_reward(self) -> GoalReward | None:
         if self._goal_env is None:
             return None

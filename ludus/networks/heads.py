@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from ludus.core.spec import Spec
 from ludus.ops import distributions as ops
+from ludus.preprocess.actions import rescaling
 
 Parameters = tuple[Tensor, ...]
 LOG_STD = (-5.0, 2.0)  # bounds of a log-deviation that a network gives
@@ -48,6 +49,10 @@ class Head(nn.Module, ABC):
     def evaluate(self, p: Parameters, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy."""
         return self.log_prob(p, action), self.entropy(p)
+
+    def describe(self, p: Parameters) -> dict[str, Tensor]:
+        """The distribution in plain numbers, ``[…, K]`` each; for choices the probability of each."""
+        return {"probabilities": p[0].softmax(-1)}
 
     def pack(self, p: Parameters) -> Tensor:
         """All parameters as one tensor, to be stored."""
@@ -107,6 +112,9 @@ class MultiCategorical(Head):
     def kl(self, p: Parameters, q: Parameters) -> Tensor:
         return ops.multi_categorical_kl(p[0], q[0], self.sizes)
 
+    def describe(self, p: Parameters) -> dict[str, Tensor]:
+        return {"probabilities": ops.multi_categorical_probabilities(p[0], self.sizes)}
+
 
 class Bernoulli(Head):
     """Bits, independent of one another."""
@@ -136,6 +144,9 @@ class Bernoulli(Head):
     def kl(self, p: Parameters, q: Parameters) -> Tensor:
         return ops.bernoulli_kl(p[0], q[0])
 
+    def describe(self, p: Parameters) -> dict[str, Tensor]:
+        return {"probabilities": p[0].sigmoid()}
+
 
 class Gaussian(Head):
     """Real numbers around a mean from the network, with a deviation that is the same in every state."""
@@ -144,7 +155,7 @@ class Gaussian(Head):
 
     def __init__(self, spec: Spec, log_std_init: float) -> None:
         super().__init__()
-        self.size = spec.size
+        self.size, self._spec = spec.size, spec
         self.log_std = nn.Parameter(torch.full((spec.size,), log_std_init))
 
     def decode(self, output: Tensor, mask: Tensor | None) -> Parameters:
@@ -167,6 +178,11 @@ class Gaussian(Head):
 
     def kl(self, p: Parameters, q: Parameters) -> Tensor:
         return ops.gaussian_kl(p[0], p[1], q[0], q[1])
+
+    def describe(self, p: Parameters) -> dict[str, Tensor]:
+        scale, shift = (torch.from_numpy(x).to(p[0]).broadcast_to(self._spec.shape) for x in rescaling(self._spec))
+        mean, std = p[0], p[1].exp().expand_as(p[0])
+        return {"mean": mean * scale.reshape(-1) + shift.reshape(-1), "std": std * scale.reshape(-1)}
 
     def unpack(self, packed: Tensor) -> Parameters:
         return packed.chunk(2, -1)
@@ -204,6 +220,9 @@ class TanhGaussian(Head):
     def kl(self, p: Parameters, q: Parameters) -> Tensor:
         return ops.tanh_gaussian_kl(p[0], p[1], q[0], q[1])
 
+    def describe(self, p: Parameters) -> dict[str, Tensor]:
+        return {"mean_before_tanh": p[0], "std_before_tanh": p[1].exp()}
+
     def unpack(self, packed: Tensor) -> Parameters:
         return packed.chunk(2, -1)
 
@@ -239,6 +258,9 @@ class Beta(Head):
 
     def kl(self, p: Parameters, q: Parameters) -> Tensor:
         return ops.beta_kl(p[0], p[1], q[0], q[1])
+
+    def describe(self, p: Parameters) -> dict[str, Tensor]:
+        return {"alpha": p[0], "beta": p[1]}
 
     def unpack(self, packed: Tensor) -> Parameters:
         return packed.chunk(2, -1)

@@ -89,6 +89,16 @@ class Policy(nn.Module):
         """The parameters by output name, one tensor each: what to store for an exact KL."""
         return {name.output: head.pack(self._decode(name, head, outputs, observation)) for name, head in self._heads()}
 
+    def describe(self, outputs: Tensors, observation: Tensors) -> dict[str, Tensors]:
+        """Each action's distribution in plain numbers, by action name; in the shape of the action where it has one."""
+        described = {}
+        for name, head in self._heads():
+            found = head.describe(self._decode(name, head, outputs, observation))
+            if name.shape is not None and not isinstance(head, MultiCategorical):
+                found = {key: x.reshape(*x.shape[:-1], *name.shape) for key, x in found.items()}
+            described[name.action] = found
+        return described
+
     def kl(self, old: Tensors, outputs: Tensors, observation: Tensors) -> Tensor:
         """KL(old‖new), where ``old`` is what ``distribution`` gave."""
         return _sum(

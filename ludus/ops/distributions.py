@@ -74,6 +74,11 @@ def _rows(logits: Tensor, sizes: tuple[int, ...]) -> Tensor:
     return torch.stack(rows, -2)
 
 
+def multi_categorical_probabilities(logits: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Return the probability of each option of each choice ``[..., k, max(sizes)]``, 0 for options that it lacks."""
+    return _rows(logits, sizes).softmax(-1)
+
+
 def multi_categorical_sample(logits: Tensor, sizes: tuple[int, ...], gumbel: Tensor) -> Tensor:
     """Draw every choice by the Gumbel-max trick, with noise ``[..., Σ sizes]``."""
     return _rows(logits + gumbel, sizes).argmax(-1)

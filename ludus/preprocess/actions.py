@@ -59,11 +59,15 @@ def _function(name: str, spec: Spec, treatment: str) -> Callable[[Array], Array]
     return {"clip": _clip, "tanh": _tanh, "unit": _unit}[treatment](spec)
 
 
+def rescaling(spec: Spec) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return scale and shift from [−1, 1] to the Box; 1 and 0 for elements without two finite bounds."""
+    return np.where(spec.bounded, _half(spec), 1.0), np.where(spec.bounded, _middle(spec), 0.0)
+
+
 def _clip(spec: Spec) -> Callable[[Array], Array]:
     low, high = spec.bounds
     bounded = spec.bounded
-    scale = np.where(bounded, _half(spec), 1.0)
-    shift = np.where(bounded, _middle(spec), 0.0)
+    scale, shift = rescaling(spec)
     least, most = np.where(bounded, -1.0, low), np.where(bounded, 1.0, high)
     finish = _finish(spec)
     return lambda x: finish(np.clip(x, least, most) * scale + shift)
