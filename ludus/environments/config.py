@@ -43,7 +43,7 @@ class EnvConfig:
     alternate: bool = False
     # subproc: how often processes that die or hang are replaced before the run ends; 0 ends it at the first.
     max_restarts: int = 10
-    # subproc: seconds that a step of all environments of a process may take before it counts as hung.
+    # subproc: seconds that one step or reset of one environment may take before its process counts as hung.
     timeout: float = 60.0
     # subproc: how processes start: forkserver (faster), or spawn (where a library does not survive a fork).
     start: Start = "forkserver"

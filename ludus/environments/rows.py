@@ -82,7 +82,8 @@ class EnvRows:
     batch, of which it writes its own rows. Then ``begin`` resets all its rows and ``advance`` steps them, an ended one
     being reset instead. All row numbers are those of the batch. Each episode has a seed of its own, from the run's
     seed, branch, row and number of the episode, so it does not matter which process a row is in. While an environment
-    is called, ``where[0]`` is its row; whoever has to know that from outside replaces ``where`` by memory of its own.
+    is called, ``where[0]`` is its row, and ``where[1]`` counts the steps that are replayed in one row; whoever has to
+    know that from outside gives memory of its own as ``where``.
     """
 
     def __init__(
@@ -93,11 +94,12 @@ class EnvRows:
         name: str,
         mask: str = "action_mask",
         branch: int = 0,
+        where: NDArray[np.int64] | None = None,
     ) -> None:
         self.name, self.rows, self.seed, self.branch = name, range(start, start + count), 0, branch
-        self.where: NDArray[np.int64] = np.full(1, start, np.int64)
+        self.where: NDArray[np.int64] = np.zeros(2, np.int64) if where is None else where
         self._start, self._slice = start, slice(start, start + count)
-        self._envs = [make() for _ in range(count)]
+        self._envs = [self._make_row(make, row) for row in self.rows]
         self._calls = [env.step for env in self._envs]
         self.layout = Layout(self._envs[0].action_space, "action", name)
         self._plain_action = not isinstance(self.layout.space, spaces.Dict | spaces.Tuple)
@@ -152,6 +154,7 @@ class EnvRows:
 
     def snapshot(self, row: int) -> dict[str, Any] | None:
         """All of a row's environment, where it can give that."""
+        self.where[0] = row
         try:
             return take(self._envs[row - self._start])
         except Exception as error:
@@ -192,6 +195,10 @@ class EnvRows:
         with ExitStack() as stack:  # one that fails does not keep the others from closing
             for env in envs:
                 stack.callback(env.close)
+
+    def _make_row(self, make: Callable[[], Environment], row: int) -> Environment:
+        self.where[0] = row
+        return make()
 
     def _unflatten(self, actions: Arrays, rows: slice) -> Iterable[Any]:
         """The actions of some rows, each as its environment takes it; it may keep it, so it is a copy."""
@@ -283,7 +290,7 @@ class EnvRows:
                 return TOO_LONG
             self._memory.reward[row] = 0
             self._write(row, *reset)
-            self._run((i, action) for action in self._unflatten(actions, slice(None)))
+            self._run(self._counting(i, self._unflatten(actions, slice(None))))
         except Exception as error:
             return f"it cannot be brought back ({str(failed(self.name, 'restore', error)).rstrip('.')})"
         # an ending on the way is an episode too many, or an ending now
@@ -291,6 +298,12 @@ class EnvRows:
         for x, value in zip(_arrays(self._memory), saved, strict=True):
             x[row] = value  # a NaN keeps its bits
         return "" if same else DIFFERS
+
+    def _counting(self, i: int, actions: Iterable[Any]) -> Iterable[tuple[int, Any]]:
+        """Steps of one environment, counted in ``where``."""
+        for action in actions:
+            self.where[1] += 1
+            yield i, action
 
     def _look_at_first(self) -> None:
         """Refuse, before training begins, what a reset shows to be wrong."""

@@ -21,7 +21,7 @@ from ludus.core.spec import Specs
 from ludus.environments.config import EnvConfig
 from ludus.environments.rows import StepArrays
 from ludus.environments.spaces import Arrays
-from ludus.environments.worker import ACTION, LETTER, QUIT, STEP, STEPS, fields
+from ludus.environments.worker import ACTION, LETTER, QUIT, READY, STEP, STEPS, fields
 from ludus.parallel.devices import Device, assign_workers, cores
 from ludus.parallel.memory import Block
 from ludus.parallel.message import put_letter, take_letter
@@ -30,7 +30,9 @@ from ludus.parallel.process import GRACE, Launcher, Process, WorkerError, end_al
 Failed = list[tuple[int, WorkerError]]  # workers and what became of them
 NONE: Failed = []
 Watch = tuple[memoryview, memoryview, int, Callable[[float], list[tuple[int, int]]]]  # order, answer, fd, poll
-STARTING = 60.0  # seconds that making the environments may take at least
+STARTING = 60.0  # seconds that making one environment may take at least
+SLICE = 1.0  # seconds of one poll, at most: a hang is counted in these
+LATE = 1.0  # seconds: a poll that returns later than that after its timeout shows that this process was frozen
 SPIN = 100_000  # nanoseconds to look for an order or an answer before sleeping: to wake up takes a good part of that
 PRELOAD = ("numpy", "gymnasium", "ludus.environments.worker")
 
@@ -124,7 +126,7 @@ class Crew:
                 os.eventfd_read(self._done[worker])  # what the one before it left
             self._processes[worker] = self._launch(worker)
         self._watches = [self._watch(group) for group in range(len(self._steps))]
-        ready = lambda worker: bool(self._places[worker, 1])  # noqa: E731
+        ready = lambda worker: bool(self._places[worker, READY])  # noqa: E731
         failed = self._until(ready, workers, max(STARTING, self._config.timeout))
         for x, rows, before in shown:
             x[rows] = before
@@ -168,25 +170,28 @@ class Crew:
         It looks for a moment, where there is a core for that. Then it sleeps until the first part is done, and looks at
         the next: what is done by then wakes nobody.
         """
-        until = time.monotonic() + seconds
+        patience = _slice(seconds) * 1000
         for order, answer, done, poll in self._watches[group]:
             if self._spin:
                 limit = time.perf_counter_ns() + self._spin
                 while order[0] != answer[0] and time.perf_counter_ns() < limit:
                     pass
             while order[0] != answer[0]:
-                found = poll(max(0.0, until - time.monotonic()) * 1000)
-                if len(found) != 1 or found[0][0] != done:  # a death, or nothing in time
-                    return self.wait_all([part for part in self.parts if part.group == group], seconds, until)
+                found = poll(patience)
+                if len(found) != 1 or found[0][0] != done:  # a death, or nothing for a while
+                    return self.wait_all([part for part in self.parts if part.group == group], seconds)
                 os.eventfd_read(done)
         return NONE
 
-    def wait_all(self, parts: Sequence[Part], seconds: float, until: float = 0.0) -> Failed:
-        """Wait until the parts have done what they were ordered; return the workers that died or hang instead."""
+    def wait_all(self, parts: Sequence[Part], seconds: float) -> Failed:
+        """Wait until the parts have done what they were ordered; return the workers that died or hang instead.
+
+        A worker hangs if one call of one environment takes longer than ``seconds``.
+        """
         awaited = [part for part in parts if self.busy(part)]
         workers = list(dict.fromkeys(part.worker for part in awaited))
         done = lambda worker: not any(p.worker == worker and self.busy(p) for p in awaited)  # noqa: E731
-        return self._until(done, workers, seconds, until)
+        return self._until(done, workers, seconds)
 
     def settle(self, seconds: float) -> Failed:
         """Wait for every order that is out; workers that are gone have none."""
@@ -243,23 +248,39 @@ class Crew:
         except WorkerError as error:
             raise UserError(f"The environment workers cannot be started: {error.name} {error.what}.") from error
 
-    def _until(
-        self, ready: Callable[[int], bool], workers: Sequence[int], seconds: float, until: float = 0.0
-    ) -> Failed:
-        """Wait for each worker's message, its death, or the deadline, whichever comes first; it may be gone already."""
+    def _until(self, ready: Callable[[int], bool], workers: Sequence[int], seconds: float) -> Failed:
+        """Wait for each worker's message, its death, or the deadline, whichever comes first; it may be gone already.
+
+        The deadline of a worker begins anew whenever it goes on to its next environment or step. Only time in which
+        this process was running counts, so a suspended machine or a stopped process tree is not taken for a hang.
+        """
         alive = {worker: process for worker in workers if (process := self._processes[worker]) is not None}
         failed = [(worker, self._failures[worker]) for worker in workers if worker not in alive]
         poll, missing = select.poll(), set(alive)
         owners = {fd: worker for worker, process in alive.items() for fd in (self._done[worker], process.fileno())}
         for fd in owners:
             poll.register(fd, select.POLLIN)
-        until = until or time.monotonic() + seconds
+        progress = {worker: self._places[worker].tobytes() for worker in alive}
+        waited = dict.fromkeys(alive, 0.0)
+        patience = _slice(seconds)
         while missing := {worker for worker in missing if not ready(worker)}:
-            found = poll.poll(max(0.0, until - time.monotonic()) * 1000)
-            if not found:
-                return failed + [(worker, self._lose(worker, seconds)) for worker in sorted(missing)]
+            began = time.monotonic()
+            found = poll.poll(patience * 1000)
+            took = time.monotonic() - began
+            for worker in sorted(missing):
+                now = self._places[worker].tobytes()
+                waited[worker] = waited[worker] + _counted(took, patience) if now == progress[worker] else 0.0
+                progress[worker] = now
+                if waited[worker] >= seconds and not ready(worker):
+                    for fd in [fd for fd, owner in owners.items() if owner == worker]:
+                        poll.unregister(fd)
+                        del owners[fd]
+                    failed.append((worker, self._lose(worker, seconds)))
+                    missing.discard(worker)
             for fd, _ in found:
-                worker = owners[fd]
+                worker = owners.get(fd, -1)
+                if worker < 0:  # given up just now
+                    continue
                 if fd == self._done[worker]:
                     with suppress(BlockingIOError):
                         os.eventfd_read(fd)
@@ -296,3 +317,13 @@ class Crew:
         self._processes[worker] = None
         process.end()
         return failure
+
+
+def _slice(seconds: float) -> float:
+    """Seconds of one poll for a deadline of ``seconds``."""
+    return min(SLICE, seconds / 10)
+
+
+def _counted(took: float, asked: float) -> float:
+    """Seconds of a poll that count as waiting; none where it took so long that this process must have been frozen."""
+    return 0.0 if took > asked + LATE else min(took, asked)

@@ -24,7 +24,6 @@ from ludus.parallel.process import WorkerError
 
 LONG = 200  # characters of an action that are shown
 FAILED = "its worker failed"
-REPLAYED = 100  # steps of a saved episode that a worker may take as long for as for one step of its own
 
 
 class SubProcEnvManager(BatchManager):
@@ -156,12 +155,11 @@ class SubProcEnvManager(BatchManager):
         return {"rows": taken}
 
     def _restore(self, snapshot: State) -> dict[int, str]:
-        crew, steps, reasons = self._crew, 0, dict[int, str]()
+        crew, reasons = self._crew, dict[int, str]()
         for part in crew.parts:
             places = [self._saved(row, snapshot["rows"][row]) for row in range(part.rows.start, part.rows.stop)]
-            steps = max(steps, sum(len(next(iter(actions.values()))) for *_, actions in places if actions))
             crew.write(part, {"do": "restore", "seed": self._seed, "branch": self._branch, "rows": places})
-        if failed := crew.wait_all(crew.parts, self._config.timeout * (1 + steps / REPLAYED)):
+        if failed := crew.wait_all(crew.parts, self._config.timeout):
             self._mend(failed)
             self._wait(crew.parts)
         for part in crew.parts:

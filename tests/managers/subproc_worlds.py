@@ -136,3 +136,20 @@ class Sees(gymnasium.Env):
 
     def step(self, action):
         return self._gpu(), 0.0, False, False, {}
+
+
+class Slow(gymnasium.Env):
+    """Takes ``seconds`` for each step and reset."""
+
+    def __init__(self, seconds=0.1):
+        self.observation_space, self.action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
+        self.seconds = seconds
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        time.sleep(self.seconds)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return np.zeros(1, np.float32), 0.0, False, False, {}

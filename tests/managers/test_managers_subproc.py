@@ -630,6 +630,58 @@ def test_workers_die_with_a_killed_parent():
     assert not any(running(pid) for pid in below)
 
 
+def test_the_deadline_is_that_of_one_environment_not_of_all_in_a_worker():
+    """30 rows of 0.1 s each in one worker: resets, steps and replayed steps take longer than 2 s in all."""
+    case = config(f"{WORLDS}:Slow", num=30, workers=1, timeout=2.0, max_restarts=0)
+    ours = SubProcEnvManager(case, 30)
+    ours.reset(0)
+    advance(ours, {"action": torch.zeros(30, dtype=torch.int64)})
+    state = ours.state_dict()
+    ours.load_state_dict(state)
+    assert ours.restored == "exactly"
+    assert ours.restarts == 0
+    ours.close()
+
+
+FROZEN = """
+import sys, torch
+sys.path.insert(0, {here!r})
+from ludus.environments.config import EnvConfig
+from ludus.managers.subproc import SubProcEnvManager
+if __name__ == "__main__":
+    config = EnvConfig("subproc_worlds:Slow", 2, "subproc", ("seconds=0.4",), workers=2, timeout=3.0, max_restarts=0)
+    manager = SubProcEnvManager(config, 2)
+    manager.reset(0)
+    print("ready", flush=True)
+    for _ in range(3):
+        manager.step({{"action": torch.zeros(2, dtype=torch.int64)}})
+    print(manager.restarts, flush=True)
+    manager.close()
+"""
+
+
+def test_time_in_which_all_processes_were_stopped_is_no_hang():
+    code = FROZEN.format(here=str(Path(__file__).parent))
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout.readline() == "ready\n"
+    (server,) = children(parent.pid)
+    tree = [parent.pid, server, *children(server)]
+    for pid in tree:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(3.5)
+    for pid in tree:
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.1)  # the parent looks first
+    assert parent.communicate()[0] == "0\n"
+    assert parent.returncode == 0
+
+
+def test_a_poll_counts_as_waiting_only_if_it_ended_when_asked():
+    assert crew._counted(0.3, 0.5) == 0.3
+    assert crew._counted(0.6, 0.5) == 0.5
+    assert crew._counted(60.0, 0.5) == 0.0
+
+
 def running(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
