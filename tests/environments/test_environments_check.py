@@ -138,10 +138,8 @@ def test_a_reset_without_seed_is_an_error():
 
 
 def test_a_call_that_never_returns_is_given_up():
-    start = time.monotonic()
-    problems = check(EnvConfig(), lambda: Good(reward=lambda env: time.sleep(60)), deadline=0.3)
-    assert time.monotonic() - start < 5
-    assert [p.what for p in problems] == ["step did not return within 0.3 seconds."]
+    problems = check(EnvConfig(), lambda: Good(reward=lambda env: time.sleep(1000)), deadline=1.5)
+    assert [p.what for p in problems] == ["step did not return within 1.5 seconds."]
 
 
 def test_what_cannot_be_made():

@@ -41,7 +41,7 @@ SETTINGS = TINY | {
     "env.num": 4,
     "env.backend": "subproc",
     "env.workers": 2,
-    "env.timeout": 1.0,
+    "env.timeout": 3.0,
     "checkpoint_every": 64,
     "agent.minibatches": 2,
     "threads": 1,
@@ -50,7 +50,7 @@ SIGNS = {
     "raise": "raised UserError: kill_worlds:Mortal: step raised ValueError: the wheel fell off",
     "exit": "ended with exit code 7",
     "kill": "was killed by SIGKILL",
-    "hang": "hung: it did not answer in 1 s",
+    "hang": "hung: it did not answer in 3 s",
 }
 REPORT = (
     r"worker \d \(process \d+\) {sign}[^\n]*; it was at environment (\d), episode seed (\d+), last action (\d)\."
