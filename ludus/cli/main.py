@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except UserError as error:
+        print(error.details, end="", file=sys.stderr)
         print(f"ludus: {' '.join(str(error).split())}", file=sys.stderr)  # one line, whatever was quoted in it
         return BAD_INPUT
     except SystemExit as leave:  # tyro, after a help text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -147,6 +148,11 @@ class Reporter:
     def checkpoint(self, worker: LocalWorker) -> None:
         """Save all that a resume needs, the metrics up to here included."""
         self.keeper.save(worker.local_step_count, self._state(worker))
+
+    def failed(self, error: BaseException) -> None:
+        """Write the whole traceback of what ends the run into the log."""
+        with suppress(UserError):  # a full disk, say: the error itself matters more
+            self.log_file.warning("".join(traceback.format_exception(error)))
 
     def rescue(self, worker: LocalWorker) -> None:
         """Save what an error would lose, unless that is saved already or the parameters are spoilt."""

@@ -193,6 +193,7 @@ def _run(worker: LocalWorker, new: bool) -> None:
                 worker.evaluate()
             reporter.finish(worker)
         except BaseException as error:
+            reporter.failed(error)
             reporter.rescue(worker)
             useless = new and not worker.updates and not worker.black_box.saved
             if isinstance(error, UserError) and useless:  # leave no half run behind

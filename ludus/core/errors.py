@@ -12,8 +12,11 @@ from typing import Any
 class UserError(Exception):
     """A mistake of the user's: one sentence that names the thing, the value and the fix.
 
-    The command line prints it without a traceback and exits with code 2.
+    The command line prints it without a traceback and exits with code 2. ``details`` are lines to show before it: the
+    stack of the user's own code, where that raised.
     """
+
+    details: str = ""
 
 
 class Stop(Exception):

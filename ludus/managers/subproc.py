@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -60,6 +61,7 @@ class SubProcEnvManager(BatchManager):
         super().__init__(name, num, rows.reader, rows.layout, branch, self._crew.memory, groups, replays=True)
         self.on_report: Callable[[str], None] = _warn
         self.restarts = 0
+        self._reported: Counter[tuple[str, ...]] = Counter()  # how often each stack was reported
         self._config, self._parts = config, [[p for p in parts if p.group == g] for g in range(groups)]
         self._targets = [[(key, x[rows]) for key, x in self._crew.actions.items()] for rows in self.groups]
         self._rewards = [self._memory.reward[rows] for rows in self.groups]
@@ -76,7 +78,9 @@ class SubProcEnvManager(BatchManager):
         if failed:
             self.close()
             error = failed[0][1]
-            raise UserError(error.user or f"{name}: {error.name} {error.what} when it was started.")
+            mistake = UserError(error.user or f"{name}: {error.name} {error.what} when it was started.")
+            mistake.details = error.user_stack
+            raise mistake
 
     def send(self, actions: Tensors, group: int = 0) -> None:
         super().send(actions, group)
@@ -213,7 +217,12 @@ class SubProcEnvManager(BatchManager):
     def _report(self, worker: int, error: WorkerError) -> None:
         self.restarts += 1
         sentence = f"{error.name} {error.what}; {self._place(worker)}"
-        self.on_report(f"{self.name}: {sentence}.{error.details}")
+        stack = tuple(line for line in error.details.splitlines() if line.lstrip().startswith('File "'))
+        self._reported[stack] += bool(stack)
+        if self._reported[stack] > 1:
+            self.on_report(f"{self.name}: {sentence}. The traceback is the same, {self._reported[stack]} times now.")
+        else:
+            self.on_report(f"{self.name}: {sentence}.{error.details}")
         most = self._config.max_restarts
         if self.restarts > most:
             raise UserError(

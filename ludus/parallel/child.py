@@ -129,6 +129,7 @@ def _tell(error: BaseException) -> dict[str, Any]:
         "kind": type(error).__name__,
         "said": str(error)[:SAID],
         "user": "UserError" in kinds,
+        "details": str(getattr(error, "details", ""))[-SAID:],
         "traceback": "".join(traceback.format_exception(error))[-SAID:],
     }
 

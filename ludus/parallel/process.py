@@ -37,6 +37,7 @@ class WorkerError(Exception):
         self.name, self.what, self.code, self.stderr = name, what, code, stderr
         self.traceback: str = told.get("traceback", "")
         self.user: str = told["said"] if told.get("user") else ""  # the sentence of a UserError raised there
+        self.user_stack: str = told.get("details", "")  # and the stack of the user's code that raised it
         super().__init__(name, what)
 
     @property
@@ -92,7 +93,7 @@ class Process:
         for number in (signal.SIGABRT, signal.SIGKILL):
             if not self.wait(0):
                 self.send(number)
-                self.wait(GRACE if number == signal.SIGABRT else 10 * GRACE)
+                self.wait(2 * GRACE if number == signal.SIGABRT else 10 * GRACE)
 
     def failure(self, hung: float = 0.0) -> WorkerError:
         """What ended it; ``hung``: the seconds after which it was given up."""

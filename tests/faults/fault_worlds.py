@@ -152,6 +152,18 @@ class RaisesInStep(Sound):
         return super().step(action)
 
 
+class RaisesInside(Sound):
+    """Raises two calls deep, after an update."""
+
+    def step(self, action):
+        self._turn()
+        return super().step(action)
+
+    def _turn(self):
+        if self.steps > 40:
+            raise ZeroDivisionError("the wheel fell off")
+
+
 class RaisesInRender(Sound):
     def __init__(self, render_mode=None):
         self.render_mode = render_mode

@@ -92,6 +92,19 @@ def test_python_gets_the_environments_own_traceback_as_the_cause(here):
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+def test_the_environments_own_stack_is_shown_and_the_log_has_all_of_it(here, capsys):
+    capsys.readouterr()
+    assert main(["train", "fault_worlds:RaisesInside", *TRAIN, "--runs", "inside"]) == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0] == "Traceback (most recent call last):"
+    assert [line.split(", in ")[1] for line in shown if line.startswith("  File")] == ["step", "_turn"]
+    assert shown[-2] == "ZeroDivisionError: the wheel fell off"
+    assert shown[-1].startswith("ludus: fault_worlds:RaisesInside: step raised ZeroDivisionError: the wheel fell off")
+    log = RunDirectory.open("latest", here / "inside").log.read_text()
+    for part in ("rows.py", "in _turn", "ZeroDivisionError: the wheel fell off", "direct cause", "UserError"):
+        assert part in log
+
+
 def test_what_was_learned_before_the_fault_is_kept(refused, here):
     refused(["train", "fault_worlds:NaNLater", *TRAIN, "--runs", "later"], "not finite", adds=True)
     folder = RunDirectory.open("latest", here / "later")
