@@ -35,13 +35,15 @@ class UnknownFlag(UserError):
 
 
 def parse(arguments: type[T], argv: list[str], command: str) -> T:
-    """Read ``argv`` into a dataclass whose first field is the word without a flag."""
+    """Read ``argv`` into a dataclass whose first field is the word without a flag (a tuple: all such words)."""
     if wants_help(argv):
         show_help(arguments, command)
     types = get_type_hints(arguments)
     first, *rest = fields(arguments)  # type: ignore[arg-type]
     words, values = read_words(argv, known_flags({f.name: types[f.name] for f in rest}))
-    if word := only_word(words, command):
+    if get_origin(types[first.name]) is tuple and words:
+        values[first.name] = words
+    elif word := only_word(words, command):
         values[first.name] = word
     elif first.default is MISSING:
         raise needs_word(values, command, first.name)

@@ -1,31 +1,36 @@
-"""``ludus evaluate RUN``: how good a trained policy is, on fresh episodes."""
+"""``ludus evaluate RUN …``: how good trained policies are, on fresh episodes."""
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from ludus.cli.arguments import parse
 from ludus.containers.settings import at_least
-from ludus.track.rundir import RunDirectory
+from ludus.track.rundir import RunDirectory, check_checkpoint_name
 
 if TYPE_CHECKING:  # it imports torch, and `--help` should not
     from ludus.containers.evaluate import Evaluation
+    from ludus.containers.player import Player
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Play many fresh episodes with a trained policy and say how good it is."""
+    """Play many fresh episodes with trained policies and say how good they are."""
 
-    # The folder of a run, a folder of runs (its latest is taken), or latest.
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    # Folders of runs, folders of several runs (the latest of each is taken), or latest.
+    run: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")
+    ]
     episodes: int = 100  # more give a narrower interval
-    checkpoint: Literal["best", "latest"] = "best"  # which of the run's policies
+    checkpoint: str = "best"  # which policy: best, latest, or one of a run's checkpoints such as step_50000
     stochastic: bool = False  # sample actions as in training, instead of taking the likeliest
     seed: int = 0  # of the environments; another seed gives other episodes
+    json: bool = False  # print one JSON object per run and line, each return and length included
     runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # where latest is looked for
 
 
@@ -34,28 +39,66 @@ def run(argv: list[str]) -> int:
     given = parse(Arguments, argv, "evaluate")
     at_least("--episodes", given.episodes, 1)
     at_least("--seed", given.seed, 0)
-    run_folder = RunDirectory.open(given.run, given.runs).path  # a wrong name is told before torch is imported
+    check_checkpoint_name(given.checkpoint)
+    folders = [RunDirectory.open(name, given.runs).path for name in given.run]  # before torch is imported
     from ludus.containers.player import load
 
-    player = load(run_folder, given.checkpoint, given.runs)
-    player.use_threads()
-    print(f"{player.settings.env.id}, {player.settings.agent_name}: the {given.checkpoint} policy of {run_folder}")
-    print(report(player.evaluate(given.episodes, given.seed, not given.stochastic)))
+    for index, folder in enumerate(folders):
+        player = load(folder, given.checkpoint, given.runs)
+        player.use_threads()
+        if not given.json:
+            print("\n" * (index > 0) + title(player, given.checkpoint, folder), flush=True)
+        evaluation = player.evaluate(given.episodes, given.seed, not given.stochastic)
+        if given.json:
+            about = {"run": str(folder), "checkpoint": given.checkpoint, "seed": given.seed}
+            print(json.dumps(about | describe(player, evaluation, not given.stochastic)), flush=True)
+        else:
+            print(report(evaluation))
+        player.close()
     return 0
+
+
+def title(player: Player, checkpoint: str, folder: object) -> str:
+    """Which policy it is."""
+    step = f", step {player.meta['step']:,}" if "step" in player.meta else ""
+    return f"{player.settings.env.id}, {player.settings.agent_name}: the {checkpoint} policy of {folder}{step}"
+
+
+def interval(evaluation: Evaluation) -> tuple[float, float]:
+    """The 95% interval of the mean; n − 1: the spread is measured around the sample's own mean."""
+    half = 1.96 * evaluation.std / math.sqrt(max(len(evaluation.returns) - 1, 1))
+    return evaluation.mean - half, evaluation.mean + half
 
 
 def report(evaluation: Evaluation) -> str:
     """Mean, 95% interval of the mean, spread and range of returns, and the lengths."""
     returns, lengths = evaluation.returns, evaluation.lengths
-    mean, std = evaluation.mean, evaluation.std
-    half = (
-        1.96 * std / math.sqrt(max(len(returns) - 1, 1))
-    )  # n − 1: the spread is measured around the sample's own mean
+    low, high = interval(evaluation)
     return "\n".join(
         [
             f"episodes  {len(returns)}",
-            f"return    {mean:.2f}  (95% interval {mean - half:.2f} to {mean + half:.2f})",
-            f"          std {std:.2f}, min {min(returns):.2f}, max {max(returns):.2f}",
+            f"return    {evaluation.mean:.2f}  (95% interval {low:.2f} to {high:.2f})",
+            f"          std {evaluation.std:.2f}, min {min(returns):.2f}, max {max(returns):.2f}",
             f"length    {sum(lengths) / len(lengths):.1f}  (min {min(lengths)}, max {max(lengths)})",
         ]
     )
+
+
+def describe(player: Player, evaluation: Evaluation, greedy: bool) -> dict[str, Any]:
+    """The same for a program to read."""
+    low, high = interval(evaluation)
+    return {
+        "environment": player.settings.env.id,
+        "agent": player.settings.agent_name,
+        "step": player.meta.get("step"),
+        "greedy": greedy,
+        "episodes": len(evaluation.returns),
+        "mean": evaluation.mean,
+        "interval": [low, high],
+        "std": evaluation.std,
+        "min": min(evaluation.returns),
+        "max": max(evaluation.returns),
+        "mean_length": evaluation.mean_length,
+        "returns": evaluation.returns,
+        "lengths": evaluation.lengths,
+    }

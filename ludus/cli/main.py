@@ -14,7 +14,7 @@ from ludus.core.errors import UserError, nearest
 COMMANDS = {
     "train": ("ENV", "train an agent on an environment"),
     "resume": ("RUN", "go on with a run that was stopped or killed"),
-    "evaluate": ("RUN", "measure a trained policy over many episodes"),
+    "evaluate": ("RUN …", "measure trained policies over many episodes"),
     "play": ("RUN", "watch a trained policy, in a window or as a video"),
     "list": ("[WHAT]", "agents, networks, environments or presets"),
     "check": ("ENV", "find every problem of an environment before training"),

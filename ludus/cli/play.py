@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import tyro
@@ -16,7 +16,7 @@ import tyro
 from ludus.cli.arguments import parse
 from ludus.containers.settings import at_least, at_most
 from ludus.core.errors import UserError
-from ludus.track.rundir import RunDirectory
+from ludus.track.rundir import RunDirectory, check_checkpoint_name
 from ludus.track.video import Frame, write_video
 
 if TYPE_CHECKING:  # it imports torch, and `--help` should not
@@ -34,7 +34,7 @@ class Arguments:
         ""  # write a video (.mp4 or .gif) to this file instead of opening a window
     )
     fps: float = 30.0  # pictures per second; more is faster
-    checkpoint: Literal["best", "latest"] = "best"  # which of the run's policies
+    checkpoint: str = "best"  # which of the run's policies: best, latest, or one of its checkpoints such as step_50000
     stochastic: bool = False  # sample actions as in training, instead of taking the likeliest
     seed: int = 0  # of the environment; another seed gives other episodes
     runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # where latest is looked for
@@ -49,6 +49,7 @@ def run(argv: list[str]) -> int:
     at_most("--fps", given.fps, 1000)
     if given.out and Path(given.out).suffix not in (".mp4", ".gif"):
         raise UserError(f'--out is "{given.out}", but a video ends in .mp4 or .gif.')
+    check_checkpoint_name(given.checkpoint)
     directory = RunDirectory.open(given.run, given.runs)
     windowed = not given.out and has_screen()
     if not windowed:

@@ -24,7 +24,7 @@ from ludus.core.types import EnvStep, HiddenState, State
 from ludus.managers.make import make_manager
 from ludus.track import checkpoint as checkpoints
 from ludus.track.config_file import read_config
-from ludus.track.rundir import RunDirectory
+from ludus.track.rundir import RunDirectory, check_checkpoint_name
 
 OPTIONAL = "reward_scaler."  # acting needs none
 SHAPING = (  # settings that decide the shapes of an agent's tensors, the likeliest cause of a difference first
@@ -223,7 +223,7 @@ def load(
     device: str = "auto",
     environment: Callable[..., Any] | None = None,
 ) -> Player:
-    """Load the policy of a run (a folder, or ``latest``): its ``best`` checkpoint, or the ``latest``.
+    """Load the policy of a run (a folder, or ``latest``): its ``best`` checkpoint, the ``latest``, or ``step_<n>``.
 
     ``environment`` makes one environment, where the run's own name for it cannot be imported.
     """
@@ -234,10 +234,11 @@ def load(
 def read_run(run: str | Path, checkpoint: str, runs: str) -> tuple[Settings[Any], State, dict[str, Any]]:
     """The settings of a run and the content of one of its checkpoints."""
     directory = RunDirectory.open(run, runs)
-    if checkpoint not in ("best", "latest"):
-        raise UserError(f'There is no checkpoint called "{checkpoint}"; choose best or latest.')
+    check_checkpoint_name(checkpoint)
     if checkpoint == "best" and (best := directory.best_checkpoint()):
         state, meta = checkpoints.load(best)
+    elif checkpoint.startswith("step_"):
+        state, meta = checkpoints.load(directory.step_checkpoint(checkpoint))
     else:
         state, meta, _ = checkpoints.load_newest(directory, warnings.warn)
     return from_flat(read_config(directory.config)), state, meta

@@ -103,12 +103,29 @@ class RunDirectory:
         """The checkpoint with the best evaluation so far."""
         return self.best if settled(self.best) else None
 
+    def step_checkpoint(self, name: str) -> Path:
+        """The checkpoint called ``step_<n>``; a mistake of the user's where there is none."""
+        kept = [path.name for path in step_folders(self.checkpoints)]
+        if name not in kept:
+            has = f"it has {', '.join(kept)}" if kept else "it has none yet"
+            raise UserError(f'The run "{self.path}" has no checkpoint "{name}": {has}, and best and latest.')
+        return self.checkpoints / name
+
     def checkpoint(self) -> Path:
         """The best checkpoint, else the latest one; a mistake of the user's where there is none."""
         found = self.best_checkpoint() or self.latest_checkpoint()
         if found is None:
             raise UserError(f'The run "{self.path}" has no checkpoint yet: let it train until its first save.')
         return found
+
+
+def check_checkpoint_name(name: str) -> None:
+    """Refuse what cannot be the name of a checkpoint."""
+    if name not in ("best", "latest") and not (_STEP.fullmatch(name) and not name.startswith(ASIDE)):
+        raise UserError(
+            f'There is no checkpoint called "{name}"; choose best, latest or one such as step_50000.'
+            f"{nearest(name, ('best', 'latest'))}"
+        )
 
 
 def step_folders(folder: Path) -> list[Path]:

@@ -94,7 +94,7 @@ def test_best_and_latest_are_different_checkpoints(runs: dict[str, TrainResult])
     for player, name in ((best, "best"), (latest, "latest")):
         for key, x in saved(run, name)["agent"].items():
             assert torch.equal(player.agent.state_dict()[key], x)
-    with pytest.raises(UserError, match='no checkpoint called "newest"; choose best or latest'):
+    with pytest.raises(UserError, match='no checkpoint called "newest"; choose best, latest or one such as step_50000'):
         ludus.load(run, "newest")
 
 
