@@ -211,7 +211,8 @@ class DQN(OffPolicy):
         prediction = self.head.evaluate(now, action, taus[0])
         with torch.no_grad():
             if config.values != "expected":
-                next_action = greedy(self.head.q(chosen_by, taus[1]), mask)
+                chooser = self.head if config.double else self._of_target[0]  # the head of the network that chooses
+                next_action = greedy(chooser.q(chosen_by, taus[1]), mask)
                 aim = self._of_target[0].target(target_next, next_action, batch.reward, batch.discount, taus[2])
             else:
                 aim = self._aim(batch, chosen_by, target_now, target_next, mask)

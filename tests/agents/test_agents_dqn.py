@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from agents_setup import make_worker
@@ -76,6 +78,53 @@ def test_loss_and_gradient_are_those_of_stable_baselines3() -> None:
     assert float(losses["value"].detach()) == pytest.approx(theirs.logger.name_to_value["train/loss"], rel=1e-5)
     for mine, p in zip(gradients, theirs.q_net.parameters(), strict=True):
         torch.testing.assert_close(mine, p.grad, rtol=1e-5, atol=1e-6)
+    worker.close()
+
+
+def implicit_quantiles(head: nn.Module, features: np.ndarray, taus: np.ndarray, dueling: bool) -> np.ndarray:
+    """IQN's head in float64: the quantiles ``[M, n, A]`` of all choices at the levels ``taus`` ``[M, n]``."""
+    weights = {name: x.double().numpy() for name, x in head.state_dict().items()}
+
+    def linear(x: np.ndarray, name: str) -> np.ndarray:
+        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    def stream(name: str) -> np.ndarray:
+        return linear(linear(x, f"{name}.hidden").clip(0), f"{name}.last")
+
+    cosines = np.cos(np.pi * np.arange(64) * taus[..., None])
+    x = features.clip(0)[:, None] * linear(cosines, "embedding").clip(0)
+    choices = stream("choices")
+    return choices - choices.mean(-1, keepdims=True) + stream("value") if dueling else choices
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("double", [False, True])
+def test_iqn_chooses_and_values_with_the_head_of_the_same_network(double: bool, dueling: bool) -> None:
+    """Against float64: without double, trunk and head of the target choose; with it, those of the network."""
+    worker = worker_of(agent="iqn", agent__double=double, agent__dueling=dueling)
+    agent, batch = worker.agent, batch_of(worker)
+    for module, seed in ((agent.networks, 1), (agent.head, 2), (agent.target, 3)):
+        spread(module, seed)
+    taus = torch.rand(3, 1, 16, 8, generator=torch.Generator().manual_seed(0))
+    batch = replace(batch, experience=dict(zip(("taus", "choosing_taus", "target_taus"), taus, strict=True)))
+    observation = batch.observation["observation"].double()
+    trunks = deepcopy(agent.networks["q"]).double(), deepcopy(agent.target.networks["q"]).double()
+    online, target = (
+        [trunk({"observation": x[None]}, {}, batch.first[:1])[0]["features"][0].detach().numpy() for x in observation]
+        for trunk in trunks
+    )
+    levels = taus[:, 0].double().numpy()
+    heads, rows = (agent.head, agent.target.networks["head"]), np.arange(16)
+    chooser, seen = (heads[0], online[1]) if double else (heads[1], target[1])
+    chosen = implicit_quantiles(chooser, seen, levels[1], dueling).mean(1).argmax(-1)
+    after = implicit_quantiles(heads[1], target[1], levels[2], dueling)[rows, :, chosen]
+    aim = batch.reward[0].numpy()[:, None] + batch.discount[0].numpy()[:, None] * after
+    found = implicit_quantiles(heads[0], online[0], levels[0], dueling)[rows, :, batch.action["action"][0].numpy()]
+    error = aim[:, None, :] - found[:, :, None]  # [M, n, n']
+    huber = np.where(abs(error) <= 1, error**2 / 2, abs(error) - 0.5)
+    expected = (abs(levels[0][:, :, None] - (error < 0)) * huber).mean(2).sum(1).mean()
+    losses, _ = agent.compute_loss(batch)
+    assert float(losses["value"].detach()) == pytest.approx(expected, rel=1e-5)
     worker.close()
 
 
