@@ -12,11 +12,13 @@ from torch import Tensor
 
 from ludus.core.errors import UserError
 from ludus.core.spec import Specs
+from ludus.core.types import EnvStep
 from ludus.experience.config import ReplayConfig
 from ludus.experience.track import Integers
 
 REACHED, WANTED = "achieved_goal", "desired_goal"
 OPEN = -1  # the end of an episode that goes on
+CHECKED = 1_000  # rewards other than 0 that are compared with compute_reward before it is trusted
 
 # of goals reached [n, …] and wanted [n, …]: rewards [n], and whether the episode terminates [n] (None: nothing tells)
 RewardFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
@@ -35,12 +37,44 @@ class Hindsight:
         self._warned = False
         self._end = np.full((batch, length), OPEN, np.int64)  # the time of the last observation of a step's episode
         self._since = np.zeros(batch, np.int64)  # where each row's episode began
+        self._compared, self._agreed, self._wrong = 0, 0, 0  # rewards written, those of them that are not 0 and right
+        self._wanted: dict[int, Tensor] = {}  # the goal of each row's last observation, by its first row
 
     def write(self, rows: Integers, time: int, fresh: NDArray[np.bool_]) -> None:
         """Note where episodes end: at the observation before a ``fresh`` one."""
         for row in rows[fresh].tolist():
             self._close(row, time)
         self._end[rows, time % self._length] = OPEN
+
+    def check(self, start: int, step: EnvStep, fresh: NDArray[np.bool_]) -> None:
+        """Refuse environments whose rewards are not those of ``compute_reward``: new goals would have another scale.
+
+        Compares the rewards of the first steps. Either the goal before a step or the one after it may be meant. A
+        few may differ, as a distance does that is rounded at a threshold.
+        """
+        if self._agreed >= CHECKED:
+            return
+        reached, wanted = step.observation[REACHED], step.observation[WANTED]
+        before = self._wanted.get(start, wanted)
+        self._wanted[start] = wanted.clone()
+        real = torch.from_numpy(np.flatnonzero(~fresh)).to(reached.device)
+        if not len(real):
+            return
+        given, found = step.reward[real], self.judge(reached[real], wanted[real])[0].to(step.reward)
+        right = torch.isclose(given, found, 1e-3, 1e-4)
+        if not bool(right.all()):
+            earlier = self.judge(reached[real], before[real])[0].to(step.reward)
+            right |= torch.isclose(given, earlier, 1e-3, 1e-4)
+        self._compared += len(real)
+        self._agreed += int((right & (given != 0)).sum())
+        self._wrong += int((~right).sum())
+        if self._wrong > max(2, self._compared // 100):
+            at = int((~right).nonzero()[0])
+            raise UserError(
+                f"agent.hindsight is {self._share:g}, but the environment gave a reward of {float(given[at]):g} where "
+                f"compute_reward gives {float(found[at]):g} for the same goals, as a wrapper does that sums or scales "
+                "rewards; give that wrapper a compute_reward of its own, leave it out, or set agent.hindsight to 0."
+            )
 
     def restore(self, rows: slice, low: int, first: NDArray[np.bool_]) -> None:
         """Note the episodes of times from ``low`` on, by their beginnings ``[rows, times]``."""

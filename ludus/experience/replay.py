@@ -96,6 +96,7 @@ class ExperienceReplay(ExperienceCache):
         for name, frames in self._frames.items():
             frames.write(track.all, time, step.observation[name], fresh)
         if self._hindsight is not None:
+            self._hindsight.check(start, step, fresh)
             self._hindsight.write(track.all, time, fresh)
         if self.config.sequence and time % self._stride == 0:
             self._remember(track, state)

@@ -158,6 +158,15 @@ def test_what_cannot_tell_them_is_refused_before_the_first_step(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("backend", ["simple", "subproc"])
+def test_a_wrapper_that_sums_rewards_is_refused_before_the_first_update(backend: str, tmp_path: Path) -> None:
+    changes = {"env.wrappers": ("gymnasium.wrappers:RepeatAction(num_repeats=2)",), "env.backend": backend}
+    with pytest.raises(UserError, match="a reward of -2 where compute_reward gives -1 for the same goals"):
+        train(tmp_path, **changes)
+    assert not list(tmp_path.glob("*/*"))
+    assert train(tmp_path, nb_step=100, **changes | {"agent.hindsight": 0.0}).steps >= 100
+
+
 def test_nobody_else_needs_them(tmp_path: Path) -> None:
     assert train(tmp_path, f"{__name__}:Grudging", nb_step=100, **{"agent.hindsight": 0.0}).steps >= 100
 

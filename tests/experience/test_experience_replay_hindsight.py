@@ -36,12 +36,13 @@ def rewards_alone(reached: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Te
 
 
 class Goals:
-    """Row r at time t reaches (r, t) and wants (r, −episode); every reward in it is 0.5, which no new one is.
+    """Row r at time t reaches (r, t) and wants (r, −episode); rewards are those of ``judge``, times ``scale``.
 
     Episodes terminate and truncate in turn.
     """
 
-    def __init__(self, longest: int = 9, seed: int = 0) -> None:
+    def __init__(self, longest: int = 9, seed: int = 0, scale: float = 1.0) -> None:
+        self.scale = scale
         self.rng = np.random.default_rng(seed)
         self.longest, self.time = longest, -1
         self.episode, self.left = np.zeros(ROWS, int), np.zeros(ROWS, int)
@@ -67,7 +68,8 @@ class Goals:
         terminated, truncated = (self.left == 0) & (self.episode % 2 == 0), (self.left == 0) & (self.episode % 2 == 1)
         self.terminated.append(terminated.tolist())
         ends = torch.from_numpy(terminated), torch.from_numpy(truncated)
-        step = EnvStep(observation, torch.full((ROWS,), 0.5), *ends, torch.tensor(first))
+        reward = self.scale * judge(observation["achieved_goal"], observation["desired_goal"])[0]
+        step = EnvStep(observation, reward, *ends, torch.tensor(first))
         for replay in replays:
             replay.env_write(step, HiddenState())
 
@@ -78,13 +80,13 @@ class Goals:
         return t
 
     def expected(self, t: int, row: int, n: int, goal: int, told: bool) -> tuple[int, float, float, bool]:
-        """Steps, reward, discount and termination of a window from ``t``, with a goal of that time (below 0: its own).
+        """Steps, reward, discount and termination of a window from ``t``, with the goal (row, ``goal``).
 
         ``told``: whether the environment can say what ends with a new goal.
         """
         value, over, steps = 0.0, False, 0
         while steps < n and t + steps < self.last(t, row) and not over:
-            value += GAMMA**steps * (0.5 if goal < 0 else -abs(t + steps + 1 - goal))
+            value += GAMMA**steps * -abs(t + steps + 1 - goal)
             steps += 1
             over = t + steps == goal and goal % 2 == 0 if told and goal >= 0 else self.terminated[t + steps][row]
         return steps, value, 0.0 if over else GAMMA**steps, over
@@ -170,6 +172,42 @@ def test_a_resumed_replay_draws_the_same_goals() -> None:
         assert torch.equal(a.discount, b.discount)
         for _ in range(9):
             goals.write(whole, resumed)
+
+
+def test_rewards_on_another_scale_than_compute_reward_are_refused() -> None:
+    goals, replay = Goals(longest=1000, scale=4.0), make()
+    goals.write(replay)
+    goals.write(replay)
+    with pytest.raises(
+        UserError, match=r"agent.hindsight is 0.8, but .* a reward of -12 where compute_reward gives -3 "
+    ):
+        goals.write(replay)
+
+
+def test_a_goal_that_changes_with_the_step_is_no_other_scale() -> None:
+    """A task that sets its next goal at once rewards the goal before the step, and shows the next one."""
+    replay, wanted = make(), torch.zeros(ROWS, 2)
+    for time in range(50):
+        reached, first = torch.full((ROWS, 2), float(time)), torch.full((ROWS,), time == 0)
+        reward, ends = judge(reached, wanted)
+        if time:
+            replay.agent_write(AgentStep({"a": torch.zeros(ROWS)}, {}, HiddenState()))
+        wanted = torch.full((ROWS, 2), 7.0 * time)
+        observation = {"achieved_goal": reached, "desired_goal": wanted, "observation": torch.zeros(ROWS, 1)}
+        replay.env_write(EnvStep(observation, reward, ends & False, ends & False, first), HiddenState())
+
+
+def test_rewards_are_compared_until_enough_have_agreed() -> None:
+    asked: list[int] = []
+
+    def count(reached: torch.Tensor, wanted: torch.Tensor) -> Any:
+        asked.append(len(reached))
+        return judge(reached, wanted)
+
+    goals, replay = Goals(), make(count)
+    for _ in range(800):
+        goals.write(replay)
+    assert 1000 <= sum(asked) <= 1000 + ROWS
 
 
 @pytest.mark.parametrize(
