@@ -12,6 +12,7 @@ from ludus.cli import INTERRUPTED
 from ludus.cli.arguments import UnknownFlag, known_flags, parse
 from ludus.cli.train import closing
 from ludus.core.errors import UserError
+from ludus.track.config_file import read_config
 from ludus.track.rundir import RunDirectory
 
 
@@ -39,7 +40,8 @@ def run(argv: list[str]) -> int:
 
     result = resume(folder, nb_step=given.nb_step, stop_at=given.stop_at, device=given.device, runs=given.runs)
     stopped = result.reason.startswith("SIG")
-    print(closing(result.run, Path(given.runs), stopped))
+    quiet = read_config(folder / "config.toml").get("quiet")
+    print(result.run if quiet else closing(result.run, Path(given.runs), stopped))
     return INTERRUPTED if stopped else 0
 
 

@@ -61,7 +61,8 @@ def run(argv: list[str]) -> int:
 
     result = train_resolved(resolved)
     stopped = result.reason.startswith("SIG")
-    print(closing(result.run, Path(resolved.settings.runs), stopped))
+    runs, quiet = Path(resolved.settings.runs), resolved.settings.quiet
+    print(result.run if quiet else closing(result.run, runs, stopped))
     return INTERRUPTED if stopped else 0
 
 
@@ -103,14 +104,14 @@ def _read(words: list[str], flags: Mapping[str, Flag], agent: str) -> tuple[list
 
 
 def closing(run: Path, runs: Path, stopped: bool) -> str:
-    """What to type next."""
-    last = shlex.quote(str(run)) if runs != Path("runs") else "latest"
+    """What to type next, with the path of the run as it can be typed here."""
+    this, curves = shlex.quote(str(run)), runs if run.is_relative_to(runs) else run
     return "\n".join(
         [
-            *([f"Go on with it:  {_typed('ludus')} resume {last}"] if stopped else []),
-            f"Watch it:       {_typed('ludus')} play {last}",
-            f"Measure it:     {_typed('ludus')} evaluate {last}",
-            f"Its curves:     {_typed('tensorboard')} --logdir {shlex.quote(str(runs))}",
+            *([f"Go on with it:  {_typed('ludus')} resume {this}"] if stopped else []),
+            f"Watch it:       {_typed('ludus')} play {this}",
+            f"Measure it:     {_typed('ludus')} evaluate {this}",
+            f"Its curves:     {_typed('tensorboard')} --logdir {shlex.quote(str(curves))}",
         ]
     )
 

@@ -115,8 +115,17 @@ class Reporter:
         if self.console is not None:
             self.console.note(text)
 
+    def _refuse_removed(self) -> None:
+        """End the run with a sentence if its folder was removed meanwhile."""
+        if not self.run.config.exists():
+            raise UserError(
+                f'The run folder "{self.run.path}" was removed or moved during the training, so nothing more can be '
+                "saved; train again, and leave the folder in its place until the end."
+            )
+
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write a line of metrics, and how fast it goes."""
+        self._refuse_removed()
         self._rate.update(step)
         self.metrics.write(step, dict(values) | {"time/steps_per_second": self._rate.per_second()})
         self._losses = {label: values[name] for name, label in SHOWN.items() if name in values}
@@ -136,6 +145,7 @@ class Reporter:
     def evaluated(self, worker: LocalWorker, evaluation: Evaluation, better: bool) -> None:
         """Write an evaluation everywhere, and the policy to ``best/`` if it is the best so far."""
         step = worker.local_step_count
+        self._refuse_removed()
         if better:
             self.keeper.save_best(step, {"agent": dict(worker.agent.state_dict())}, evaluation.mean)
         values = {"mean": evaluation.mean, "std": evaluation.std, "length": evaluation.mean_length}
@@ -147,6 +157,7 @@ class Reporter:
 
     def checkpoint(self, worker: LocalWorker) -> None:
         """Save all that a resume needs, the metrics up to here included."""
+        self._refuse_removed()
         self.keeper.save(worker.local_step_count, self._state(worker))
 
     def failed(self, error: BaseException) -> None:

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ludus
 from ludus.containers.settings import Resolved, Settings, from_flat
 from ludus.core.errors import UserError
 from ludus.core.types import State
-from ludus.track.checkpoint import load_newest
+from ludus.track.checkpoint import load_newest, read_version
 from ludus.track.config_file import read_config, read_origins
 from ludus.track.rundir import RunDirectory
 
@@ -22,7 +23,8 @@ class SavedRun(NamedTuple):
     run: RunDirectory
     resolved: Resolved
     state: State | None  # None: it was killed before its first checkpoint, and begins anew
-    warnings: list[str]  # checkpoints that were passed over
+    warnings: list[str]  # checkpoints that were passed over, and another version of Ludus
+    complete: str = ""  # why nothing is left to do
 
 
 @contextmanager
@@ -37,7 +39,7 @@ def new_run(settings: Settings[Any]) -> Iterator[RunDirectory]:
 def open_run(
     path: str | Path, runs: str, nb_step: int | None = None, stop_at: float | None = None, device: str | None = None
 ) -> Iterator[SavedRun]:
-    """Read settings and newest whole checkpoint of a run; refuse one that has reached its end."""
+    """Read settings and newest whole checkpoint of a run; refuse one whose checkpoints were removed."""
     run = RunDirectory.open(path, runs)
     with run.lock():
         settings, origins = from_flat(read_config(run.config)), read_origins(run.config)
@@ -50,13 +52,32 @@ def open_run(
             settings, origins["evaluation.stop_at"] = replace(settings, evaluation=evaluation), "flag of resume"
         settings.validate()
         warnings: list[str] = []
-        state = load_newest(run, warnings.append)[0] if run.latest_checkpoint() is not None else None
-        if state is not None:
-            _refuse_ended(run, settings, state, nb_step)
-        yield SavedRun(run, Resolved(settings, origins), state, warnings)
+        resolved = Resolved(settings, origins)
+        if run.latest_checkpoint() is None:
+            _refuse_removed(run, settings)
+            yield SavedRun(run, resolved, None, warnings)
+            return
+        state, _, folder = load_newest(run, warnings.append)
+        if (version := read_version(folder)) != ludus.__version__:
+            warnings.append(
+                f"The checkpoint was written by Ludus {version}, and this is Ludus {ludus.__version__}: numbers may "
+                "differ from those of a run that was never stopped."
+            )
+        yield SavedRun(run, resolved, state, warnings, _why_complete(run, settings, state))
 
 
-def _refuse_ended(run: RunDirectory, settings: Settings[Any], state: State, nb_step: int | None) -> None:
+def _refuse_removed(run: RunDirectory, settings: Settings[Any]) -> None:
+    """Refuse a run that has saved checkpoints and has none now; one killed before its first begins anew."""
+    if not run.saved_once.exists():
+        return
+    fix = "bring them back"
+    if run.best_checkpoint() is not None:
+        fix += f", or begin a new run from its best policy with `ludus train {settings.env.id} --init-from {run.path}`"
+    raise UserError(f'The checkpoints of the run "{run.path}" were removed, so it cannot be resumed; {fix}.')
+
+
+def _why_complete(run: RunDirectory, settings: Settings[Any], state: State) -> str:
+    """Why nothing is left to do of a run, and what would go on with it; empty where something is."""
     try:
         counters = state["counters"]
         step, last = int(counters["step"]), counters["evaluation"]
@@ -65,12 +86,13 @@ def _refuse_ended(run: RunDirectory, settings: Settings[Any], state: State, nb_s
     except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
         raise UserError(f'The newest checkpoint of "{run.path}" does not hold the state of a run.') from error
     target = settings.evaluation.stop_at
-    if step >= settings.nb_step and (evaluated or step > (nb_step or step)):
-        raise UserError(
-            f'The run "{run.path}" is complete: it has done {step:,} steps, and nb_step, the total, is '
-            f"{settings.nb_step:,}; go on with an --nb-step larger than {step:,}."
+    if not evaluated:
+        return ""
+    if step >= settings.nb_step:
+        return (
+            f"it has done {step:,} steps, and nb_step, the total, is {settings.nb_step:,}; --nb-step with more than "
+            f"{step:,} goes on with it"
         )
-    if target is not None and mean is not None and mean >= target and evaluated:
-        raise UserError(
-            f'The run "{run.path}" is complete: its evaluation reached {target:g}; go on with a higher --stop-at.'
-        )
+    if target is not None and mean is not None and mean >= target:
+        return f"its evaluation reached {target:g}; a higher --stop-at goes on with it"
+    return ""

@@ -34,6 +34,7 @@ from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.unused import refuse_unused
 from ludus.core.errors import UserError
 from ludus.core.names import main_name
+from ludus.track.logfile import LogFile
 
 
 class TrainResult(NamedTuple):
@@ -106,13 +107,27 @@ def resume(
 ) -> TrainResult:
     """Go on with a run that was stopped or killed, from its newest whole checkpoint, as if nothing had happened.
 
-    ``nb_step`` and ``stop_at`` give a run that has ended a new end; ``device`` moves it, where the numbers may differ
-    in their last digits. ``environment`` makes one environment, where the run's own name for it cannot be imported.
-    ``on_update`` is that of ``train``; a run does not remember it.
+    A run that is complete is returned as it is; ``nb_step`` and ``stop_at`` give it a new end. ``device`` moves a run,
+    and numbers may then differ in their last digits. ``environment`` makes one environment, where the run's own name
+    for it cannot be imported. ``on_update`` is that of ``train``; a run does not remember it.
     """
     with ExitStack() as stack:
         saved = stack.enter_context(open_run(run, runs, nb_step, stop_at, device))
+        if saved.complete:
+            return _complete(saved, environment)
         return _launch(saved.resolved, on_update, environment, saved)
+
+
+def _complete(saved: SavedRun, environment: Callable[..., Any] | None) -> TrainResult:
+    """Say that nothing is left to do, and return what came of the run."""
+    assert saved.state is not None
+    counters, path = saved.state["counters"], saved.run.path
+    text = f'The run "{path}" is complete: {saved.complete}.'
+    LogFile(saved.run.log).note(text)
+    if not saved.resolved.settings.quiet:
+        print(text)
+    last = Evaluation(*counters["evaluation"])
+    return TrainResult(path, counters["step"], last, counters["best"], f"complete: {saved.complete}", environment)
 
 
 def _launch(

@@ -23,7 +23,7 @@ import ludus
 from ludus.core.errors import UserError
 from ludus.core.types import State, Tensors
 from ludus.track.encoding import decode, encode, serialize
-from ludus.track.files import TEMPORARY, delete, open_plain, sync, unwritable, why, write_all
+from ludus.track.files import TEMPORARY, delete, open_plain, replace, sync, unwritable, why, write_all
 from ludus.track.rundir import ASIDE, RunDirectory, settled, step_folders
 
 T = TypeVar("T")
@@ -41,14 +41,14 @@ Entry = dict[str, Any]  # "bytes" and "sha256" of a file
 
 
 def save(folder: Path, state: State, meta: Mapping[str, Any]) -> None:
-    """Write a checkpoint in one piece: killed at any instant, the old one or the new one can be loaded."""
+    """Write a checkpoint in one piece: killed at any instant, the old one or the new one can be loaded.
+
+    The folder around it must exist: that of a run that was removed is not made again.
+    """
     tensors: Tensors = {}
     tree, meta_tree = encode(state, tensors), encode(dict(meta), {})
     temporary = folder.with_name(f"{TEMPORARY}{folder.name}-{os.getpid()}")
     try:
-        if not folder.parent.exists():
-            folder.parent.mkdir(parents=True)
-            sync(folder.parent.parent)
         _clean(folder.parent)
         temporary.mkdir()
         entries = {
@@ -78,6 +78,16 @@ def read_meta(folder: Path) -> dict[str, Any]:
             return _read_manifest(folder, here)[1]
 
     return _settle(folder, read)
+
+
+def read_version(folder: Path) -> str:
+    """The version of Ludus that wrote a checkpoint."""
+    path = folder / MANIFEST
+    with _opened(folder) as here, _open(path, here) as file:
+        try:
+            return str(_parse(_read(file, path, _MANIFEST_LIMIT))["library"])[:40]
+        except _MALFORMED as error:
+            raise _damaged(path, "is not the manifest of a checkpoint") from error
 
 
 def load_newest(run: RunDirectory, warn: Callable[[str], object]) -> tuple[State, dict[str, Any], Path]:
@@ -113,7 +123,10 @@ class CheckpointKeeper:
     def save(self, step: int, state: State, meta: Mapping[str, Any] | None = None) -> Path:
         """Write ``checkpoints/step_<step>/`` and remove what is too old, or later than a run that was resumed."""
         folder = self._run.checkpoints / f"step_{step}"
+        _make_folder(folder.parent)
         save(folder, state, {"step": step, **(meta or {})})
+        if not self._run.saved_once.exists():
+            replace(self._run.saved_once, b"")
         folders = step_folders(self._run.checkpoints)
         here = folders.index(folder)
         for other in folders[: max(here + 1 - self._keep, 0)] + folders[here + 1 :]:
@@ -129,6 +142,17 @@ class CheckpointKeeper:
     def has(self, step: int) -> bool:
         """Whether there is a checkpoint of this step."""
         return settled(self._run.checkpoints / f"step_{step}") is not None
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder of a run, but not the run's own."""
+    if folder.exists():
+        return
+    try:
+        folder.mkdir()
+        sync(folder.parent)
+    except OSError as error:
+        raise unwritable(folder, error) from error
 
 
 def _settle(folder: Path, read: Callable[[Path], T]) -> T:

@@ -106,4 +106,6 @@ def why(error: OSError) -> str:
 
 def unwritable(path: object, error: OSError) -> UserError:
     """The sentence for a full disk, a missing right and the like."""
+    if error.errno == errno.ENOENT:
+        return UserError(f'"{path}" cannot be written: its folder was removed or moved.')
     return UserError(f'"{path}" cannot be written ({why(error)}): free some space or give another place.')

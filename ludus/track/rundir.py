@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -17,7 +17,7 @@ from ludus.track.files import open_append, sync
 
 LATEST = "latest"
 ASIDE = ".old-"  # a checkpoint that is being replaced waits under this prefix until the new one is in its place
-_STAMP = re.compile(r"\d{8}-\d{6}")
+_LOCK = ".lock"  # held by the writer; its time says when the run was last started, resumed or ended
 _STEP = re.compile(rf"(?:{re.escape(ASIDE)})?step_(\d+)")
 
 
@@ -33,6 +33,7 @@ class RunDirectory:
         self.best = path / "best"
         self.videos = path / "videos"
         self.tensorboard = path / "tensorboard"
+        self.saved_once = path / ".saved"  # exists once a checkpoint was saved: without one, they were removed
 
     @classmethod
     def create(cls, root: str | Path, env_id: str, agent_name: str) -> Self:
@@ -57,7 +58,10 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path, root: str | Path = "runs") -> Self:
-        """Open an existing run: a path, a path below ``root``, or ``latest``; a folder of runs means its latest."""
+        """Open an existing run: a path, a path below ``root``, or ``latest``, the run used last.
+
+        A folder of runs means the one of them used last.
+        """
         runs = _runs(Path(root))
         if str(path) == LATEST:
             if not runs:
@@ -78,7 +82,7 @@ class RunDirectory:
         """Be the only process that writes this run; the system takes the lock from a process that dies."""
         import fcntl  # not on every system, and only who writes needs it
 
-        with open_append(self.path / ".lock") as file:
+        with open_append(self.path / _LOCK) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -92,7 +96,11 @@ class RunDirectory:
                 # else a file system without locks, where nothing can be known
             file.truncate(0)
             file.write(f"{os.getpid()}\n".encode())
-            yield
+            _touch(file.fileno())
+            try:
+                yield
+            finally:
+                _touch(file.fileno())
 
     def latest_checkpoint(self) -> Path | None:
         """The checkpoint of the highest step."""
@@ -149,14 +157,25 @@ def settled(folder: Path) -> Path | None:
     return None
 
 
+def last_used(run: Path) -> int:
+    """When a run was last started, resumed or ended, in nanoseconds since 1970; without its lock, its settings' age."""
+    with suppress(OSError):
+        return os.lstat(run / _LOCK).st_mtime_ns
+    with suppress(OSError):
+        return os.lstat(run / "config.toml").st_mtime_ns
+    return 0
+
+
 def _runs(root: Path, pattern: str = "*/*/config.toml") -> list[Path]:
-    """The runs below ``root``, the newest last: by the time in their name, and by the file's within one second."""
+    """The runs below ``root``, the one used last at the end."""
+    return sorted((config.parent for config in root.glob(pattern)), key=lambda run: (last_used(run), run.name))
 
-    def age(config: Path) -> tuple[str, int]:
-        stamp = _STAMP.match(config.parent.name)
-        return (stamp[0] if stamp else "", config.stat().st_mtime_ns)
 
-    return [config.parent for config in sorted(root.glob(pattern), key=age)]
+def _touch(descriptor: int) -> None:
+    """Set the time of a file to now, finer than the clock that the system uses for writes."""
+    now = time.time_ns()
+    with suppress(OSError):
+        os.utime(descriptor, ns=(now, now))
 
 
 def _safe(name: str) -> str:

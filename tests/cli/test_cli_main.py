@@ -1,4 +1,6 @@
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -181,8 +183,8 @@ def test_check_uses_the_backend_that_training_would(capsys: pytest.CaptureFixtur
 
 def test_train_evaluate_and_play(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "CartPole-v1", "--nb-step", "64", *SHORT_RUN]) == 0
-    assert "ludus play latest" in capsys.readouterr().out
     (config,) = tmp_path.glob("runs/CartPole-v1/*/config.toml")
+    assert capsys.readouterr().out == f"{config.parent.relative_to(tmp_path)}\n"  # quiet: the run's path alone
     assert "rollout = 16  # flag" in config.read_text()
     assert "gamma = 0.98  # preset cartpole/ppo" in config.read_text()
     assert main(["evaluate", "latest", "--episodes", "3", "--stochastic"]) == 0
@@ -202,6 +204,23 @@ def test_train_evaluate_and_play(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (
         main(["train", "--config", str(config), "--nb-step", "32", "--quiet"]) == 0
     )  # a run's file is a settings file
+
+
+def test_closing_hints_name_the_run_as_it_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loud = [word for word in SHORT_RUN if word != "--quiet"]
+    assert main(["train", "CartPole-v1", "--nb-step", "64", *loud]) == 0
+    (run,) = (path.relative_to(tmp_path) for path in tmp_path.glob("runs/CartPole-v1/*"))
+    hints = capsys.readouterr().out.splitlines()[-3:]
+    assert [hint.split()[-2:] for hint in hints] == [["play", str(run)], ["evaluate", str(run)], ["--logdir", "runs"]]
+    away = Path("my runs") / "mine"
+    away.parent.mkdir()
+    run.rename(away)
+    assert main(["resume", str(away)]) == 0
+    complete, *hints = capsys.readouterr().out.splitlines()
+    assert re.match(rf'The run "{away}" is complete: it has done \d+ steps, and nb_step, the total, is 64; ', complete)
+    assert [hint.partition(" '")[2] for hint in hints] == ["my runs/mine'"] * 3
+    for hint in hints[:2]:
+        assert main([*shlex.split(hint)[3:], "--episodes", "1"]) == 0
 
 
 def test_ctrl_c_saves_and_exits_with_130(tmp_path: Path) -> None:
@@ -229,7 +248,8 @@ def test_ctrl_c_saves_and_exits_with_130(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "ludus play latest" in out
+    (run,) = tmp_path.glob("runs/*/*")
+    assert out == f"{run.relative_to(tmp_path)}\n"
     assert main(["evaluate", "latest", "--checkpoint", "latest", "--episodes", "1"]) == 0
 
 

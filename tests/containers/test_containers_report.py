@@ -130,12 +130,14 @@ def test_a_resume_with_its_replay_says_nothing_of_it(tmp_path: Path) -> None:
     assert "No update" not in log
 
 
-def test_a_resume_to_fewer_steps_than_are_done_is_refused(tmp_path: Path) -> None:
+def test_a_resume_to_fewer_steps_than_are_done_says_that_they_are(tmp_path: Path) -> None:
     result = train(tmp_path, COUNTING)
-    with pytest.raises(UserError, match=rf"has done {result.steps} steps, .* is 50; .* larger than {result.steps}\."):
-        ludus.resume(result.run, nb_step=50)
-    with pytest.raises(UserError, match=rf"is complete: .* is 100; .* --nb-step larger than {result.steps}\."):
-        ludus.resume(result.run)
+    said = ludus.resume(result.run, nb_step=50).reason
+    assert said == (
+        f"complete: it has done {result.steps} steps, and nb_step, the total, is 50; --nb-step with more than "
+        f"{result.steps} goes on with it"
+    )
+    assert ludus.load(result.run).settings.nb_step == 100  # as it was
 
 
 class Stumbles(CountingEnv):

@@ -19,6 +19,7 @@ from test_containers_determinism import assert_same
 from torch import nn
 
 import ludus
+from ludus.cli.main import main
 from ludus.containers.blackbox import BlackBox
 from ludus.core.errors import UserError
 from ludus.core.types import State
@@ -111,6 +112,8 @@ def test_a_run_that_is_killed_loses_nothing_but_time(tmp_path: Path) -> None:
         shutil.copytree(straight, killed)
         for folder in step_folders(killed / "checkpoints")[kept:]:
             shutil.rmtree(folder)
+        if not kept:
+            (killed / ".saved").unlink()
         assert_same_run(straight, ludus.resume(killed).run)
 
 
@@ -127,16 +130,61 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(tmp_path: Pat
     assert newest.name in log
 
 
-def test_a_run_that_has_ended_is_refused_and_goes_on_with_a_new_end(tmp_path: Path) -> None:
-    run = train(tmp_path, COUNTING, nb_step=100).run
-    with pytest.raises(UserError, match="complete: it has done 108 steps, and nb_step, the total, is 100"):
-        ludus.resume(run)
-    assert ludus.resume(run, nb_step=300).steps >= 300
-    assert ludus.load(run, "latest").settings.nb_step == 300
+def test_a_run_that_is_complete_says_so_and_goes_on_with_a_new_end(tmp_path: Path, capsys: Any) -> None:
+    done = train(tmp_path, COUNTING, nb_step=100)
+    before = saved(done.run)
+    again = ludus.resume(done.run)
+    assert (again.run, again.steps, again.evaluation, again.best) == done[:4]
+    assert "complete: it has done 108 steps, and nb_step, the total, is 100; --nb-step with more" in again.reason
+    assert again.reason in (done.run / "log.txt").read_text()
+    assert capsys.readouterr().out == ""  # the run is quiet
+    assert ludus.resume(done.run, nb_step=105).reason.startswith("complete: ")
+    assert str(saved(done.run)) == str(before)
+    assert ludus.resume(done.run, nb_step=300).steps >= 300
+    assert ludus.load(done.run, "latest").settings.nb_step == 300
     solved = train(tmp_path, COUNTING, nb_step=1000, evaluation__every=50, evaluation__stop_at=-1e9).run
-    with pytest.raises(UserError, match="complete: its evaluation reached"):
-        ludus.resume(solved)
+    assert ludus.resume(solved).reason.startswith("complete: its evaluation reached -1e+09; a higher --stop-at")
     assert ludus.resume(solved, stop_at=1e9).steps >= 1000
+
+
+def test_a_loop_of_resumes_ends_for_a_run_killed_after_its_last_save(tmp_path: Path) -> None:
+    """``until ludus resume RUN; do :; done``: what was left undone is done, and then the exit code is 0."""
+    straight = train(tmp_path / "straight", COUNTING, checkpoint_every=1, keep=99)
+    killed = tmp_path / "killed"
+    shutil.copytree(straight.run, killed)
+    last = train(tmp_path / "other", COUNTING, "ppo", stop_at(3), checkpoint_every=1, nb_step=10**6)
+    assert main(["resume", str(killed)]) == 0
+    assert main(["resume", str(killed), "--nb-step", "100"]) == 0
+    assert saved(last.run)["counters"]["evaluated_at"] < last.steps  # stopped before its evaluation
+    assert main(["resume", str(last.run), "--nb-step", "10"]) == 0
+    state = saved(last.run)["counters"]
+    assert (state["evaluated_at"], state["step"]) == (last.steps, last.steps)
+    assert main(["resume", str(last.run)]) == 0
+
+
+def test_a_run_whose_checkpoints_were_removed_is_refused(tmp_path: Path) -> None:
+    run = train(tmp_path, COUNTING, nb_step=100).run
+    shutil.rmtree(run / "checkpoints")
+    metrics = (run / "metrics.jsonl").read_bytes()
+    for match in (r"were removed, so it cannot be resumed; bring them back, or .* --init-from", r"bring them back\.$"):
+        with pytest.raises(UserError, match=match):
+            ludus.resume(run)
+        shutil.rmtree(run / "best", ignore_errors=True)
+    assert (run / "metrics.jsonl").read_bytes() == metrics
+    assert not (run / "checkpoints").exists()
+
+
+def test_a_resume_under_another_version_says_so(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    run = train(tmp_path, COUNTING, nb_step=100, quiet=False).run
+    ludus.resume(run, nb_step=150)
+    assert "written by Ludus" not in capsys.readouterr().out
+    own = ludus.__version__
+    monkeypatch.setattr(ludus, "__version__", "77.0")
+    ludus.resume(run, nb_step=200)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "Ludus 77.0" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"The checkpoint was written by Ludus {own}, and this is Ludus 77.0: numbers may")
+    assert lines[0] in (run / "log.txt").read_text()
 
 
 class Noisy(nn.Module):
@@ -166,6 +214,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew_from_where_it_bega
     killed = tmp_path / "killed"
     shutil.copytree(straight, killed)
     shutil.rmtree(killed / "checkpoints")
+    (killed / ".saved").unlink()
     assert_same_run(straight, ludus.resume(killed).run)
 
 

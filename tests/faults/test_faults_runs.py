@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -217,3 +218,17 @@ def test_the_installed_command(run):
         assert SUBPROCESSES[words] in error
         *stack, sentence = error.splitlines()
         assert (sentence.startswith("ludus: "), bool(stack)) == (True, "RaisesInStep" in words), error
+
+
+def test_a_run_folder_removed_during_training_ends_it_with_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def remove(values):
+        if values["updates"] == 2:
+            (folder,) = tmp_path.glob("runs/*/*")
+            shutil.rmtree(folder)
+
+    for every in (1, 10_000):  # found by the next line of metrics, or at the end
+        with pytest.raises(UserError, match="was removed or moved during the training, so nothing more can be saved"):
+            ludus.train("CartPole-v1", preset="none", settings=TINY | {"log_every": every}, on_update=remove)
+        assert not list(tmp_path.glob("runs/*/*"))

@@ -20,19 +20,31 @@ def made(root: Path, env: str = "CartPole-v1", agent: str = "ppo") -> RunDirecto
 def test_runs_of_one_second_get_folders_of_their_own_and_the_last_is_latest(tmp_path):
     runs = [made(tmp_path) for _ in range(12)]
     assert len({run.path for run in runs}) == 12
-    for when, run in enumerate(runs):
-        os.utime(run.config, ns=(when, when))
+    for run in runs:
+        with run.lock():
+            pass
     assert RunDirectory.open("latest", tmp_path).path == runs[-1].path
 
 
-def test_latest_goes_by_the_time_in_the_name_and_needs_a_config(tmp_path):
-    for env, name in (("A", "20250101-000000-ppo"), ("B", "20250102-000000-ppo"), ("A", "renamed")):
-        (tmp_path / env / name).mkdir(parents=True)
-        (tmp_path / env / name / "config.toml").write_text("")
-    os.utime(tmp_path / "B/20250102-000000-ppo/config.toml", (0, 0))  # copied about
+def test_latest_is_the_run_that_was_started_resumed_or_ended_last(tmp_path):
+    first, second = made(tmp_path, "A"), made(tmp_path, "B")
+    first.path = first.path.rename(first.path.with_name("20250101-000000-ppo"))
+    first, second = RunDirectory(first.path), RunDirectory(second.path)
+    for run in (second, first):  # a resume of the older one
+        with run.lock():
+            pass
+    assert RunDirectory.open("latest", tmp_path).path == first.path
+    with first.lock():
+        with second.lock():
+            assert RunDirectory.open("latest", tmp_path).path == second.path
+        assert RunDirectory.open("latest", tmp_path).path == second.path
+    assert RunDirectory.open("latest", tmp_path).path == first.path  # it ended last
+    os.utime(second.config, ns=(2**62, 2**62))  # an edit of its settings is no use of it
+    with pytest.raises(UserError), first.lock(), first.lock():
+        pass
     RunDirectory.create(tmp_path, "C", "ppo")  # died before it had a config
-    assert RunDirectory.open("latest", tmp_path).path == tmp_path / "B/20250102-000000-ppo"
-    assert RunDirectory.open("A/renamed", tmp_path).path == tmp_path / "A/renamed"
+    assert RunDirectory.open("latest", tmp_path).path == first.path
+    assert RunDirectory.open("A/20250101-000000-ppo", tmp_path).path == first.path
 
 
 @pytest.mark.parametrize("env", ["ALE/Pong-v5", "my_pkg.envs:MyEnv", "../../etc", "a\\b c", "..", "", "/"])
@@ -87,9 +99,11 @@ def test_the_log_has_a_time_on_every_entry(tmp_path):
 
 
 def test_a_folder_of_runs_means_its_latest(tmp_path):
-    for env, name in (("A", "20250101-000000-ppo"), ("A", "20250103-000000-ppo"), ("B", "20250102-000000-ppo")):
+    names = (("A", "20250101-000000-ppo"), ("A", "20250103-000000-ppo"), ("B", "20250102-000000-ppo"))
+    for age, (env, name) in enumerate(names):
         (tmp_path / env / name).mkdir(parents=True)
         (tmp_path / env / name / "config.toml").write_text("")
+        os.utime(tmp_path / env / name / "config.toml", ns=(age, age))  # a copy without its lock
     assert RunDirectory.open(tmp_path / "A").path.name == "20250103-000000-ppo"
     assert RunDirectory.open("B", tmp_path).path.name == "20250102-000000-ppo"
     assert RunDirectory.open(tmp_path).path == RunDirectory.open("latest", tmp_path).path
