@@ -11,5 +11,6 @@ SUBMODULES = {
     "identity4d": "ludus.networks.net4d.identity:Identity4D",
     "lstm": "ludus.networks.net1d.lstm:LSTM",
     "mlp": "ludus.networks.net1d.mlp:MLP",
+    "small_cnn": "ludus.networks.net3d.small_cnn:SmallCNN",
     "nature_cnn": "ludus.networks.net3d.nature_cnn:NatureCNN",
 }

@@ -9,6 +9,8 @@ from ludus.core.errors import UserError
 
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
 
+NATURE_CNN_SIDE = 36  # the smallest side that leaves one pixel after the three layers of nature_cnn
+
 
 @dataclass(frozen=True)
 class NetworkConfig:
@@ -17,7 +19,8 @@ class NetworkConfig:
     name: str = "modular"  # or your own as package.module:Class: a Network, or any torch module (ludus.networks.build)
     net1d: str = "mlp"  # what each vector observation goes through first
     net2d: str = "identity2d"  # what each sequence observation [F, S] goes through first
-    net3d: str = "nature_cnn"  # what each image observation [F, H, W] goes through first
+    # what each image observation [F, H, W] goes through first; auto: nature_cnn, and small_cnn below 36×36
+    net3d: str = "auto"
     net4d: str = "identity4d"  # what each volume or clip observation [F, D, H, W] goes through first
     # what all observations go through together; lstm gives a memory; auto: an mlp, where there are several of them
     body: str = "auto"
@@ -38,6 +41,12 @@ class NetworkConfig:
         if inputs < 2:
             return replace(self, body="identity1d")
         return replace(self, net1d="identity1d" if self.net1d == "mlp" else self.net1d, body="mlp")
+
+    def net3d_for(self, shape: tuple[int, ...]) -> str:
+        """Return the piece that an image ``[F, H, W]`` goes through, with ``auto`` decided by its size."""
+        if self.net3d != "auto":
+            return self.net3d
+        return "nature_cnn" if min(shape[1:]) >= NATURE_CNN_SIDE else "small_cnn"
 
     def validate(self) -> None:
         """Refuse sizes that no layer can have."""

@@ -73,15 +73,15 @@ class ModularNetwork(Network):
 
     def _add_sources(self, config: NetworkConfig) -> Shape:
         """Add a source per observation; return the shape of all their outputs joined in the rank of the body."""
-        names = {1: config.net1d, 2: config.net2d, 3: config.net3d, 4: config.net4d}
         self._body_rank = piece_rank(config.body, "body")
         shapes: Shapes = {}
         for name, shape in self.inputs.items():
             rank = len(shape)
-            if rank not in names:
+            if rank not in (1, 2, 3, 4):
                 raise UserError(f'Observation "{name}" has shape {shape}: a modular network takes ranks 1 to 4.')
-            piece_rank(names[rank], f"net{rank}d", rank)
-            shapes[name] = cast_shape(self._add(source_place(name), shape, names[rank], config), self._body_rank)
+            piece = config.net3d_for(shape) if rank == 3 else getattr(config, f"net{rank}d")
+            piece_rank(piece, f"net{rank}d", rank)
+            shapes[name] = cast_shape(self._add(source_place(name), shape, piece, config), self._body_rank)
         joined = join_shapes(shapes, config.body)
         self._space = joined[1:]
         self._expand = any(shape[1:] != self._space for shape in shapes.values())

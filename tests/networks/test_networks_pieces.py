@@ -4,8 +4,10 @@ import torch
 from ludus.core.errors import UserError
 from ludus.core.types import HiddenState
 from ludus.networks.config import NetworkConfig
+from ludus.networks.modular import ModularNetwork
 from ludus.networks.net1d.mlp import MLP
 from ludus.networks.net3d.nature_cnn import NatureCNN
+from ludus.networks.net3d.small_cnn import SmallCNN
 from ludus.networks.trajectories import split_and_pad_trajectories, unpad_trajectories
 
 FIRST = torch.zeros(1, 1, dtype=torch.bool)
@@ -57,6 +59,33 @@ def test_nature_cnn_says_when_an_image_is_too_small():
     assert NatureCNN((1, 36, 40), NetworkConfig())(torch.zeros(1, 1, 36, 40), HiddenState(), FIRST)[0].shape == (1, 512)
     with pytest.raises(UserError, match="36×36, but one is 35×40"):
         NatureCNN((1, 35, 40), NetworkConfig())
+
+
+@pytest.mark.parametrize(
+    "size", [(1, 1), (1, 35), (35, 1), (2, 3), (3, 3), (5, 4), (8, 8), (12, 12), (17, 9), (35, 35), (35, 400)]
+)
+def test_small_images_get_a_cnn_that_fits_and_sees_every_pixel(size):
+    shape = (3, *size)
+    network = ModularNetwork({"image": shape}, {"value": (1,)}, NetworkConfig())
+    cnn = network.pieces["source/image"]
+    assert isinstance(cnn, SmallCNN)
+    x = torch.rand(2, 1, *shape, requires_grad=True)
+    outputs, _ = network({"image": x}, HiddenState(), torch.zeros(2, 1, dtype=torch.bool))
+    assert outputs["value"].shape == (2, 1, 1)
+    linear = x.flatten(0, 1)
+    for convolution in cnn.convolutions:  # without activations, so that none hides a pixel
+        linear = convolution(linear)
+    assert linear.flatten(1).shape[1] == cnn.linear.in_features
+    linear.square().sum().backward()
+    assert (x.grad.abs().sum((0, 1, 2)) > 0).all()
+
+
+@pytest.mark.parametrize("side", range(1, 40))
+def test_every_side_has_a_cnn(side):
+    network = ModularNetwork({"image": (1, side, side)}, {"value": (1,)}, NetworkConfig())
+    assert isinstance(network.pieces["source/image"], SmallCNN if side < 36 else NatureCNN)
+    outputs, _ = network({"image": torch.zeros(1, 1, 1, side, side)}, HiddenState(), FIRST)
+    assert outputs["value"].shape == (1, 1, 1)
 
 
 @pytest.mark.parametrize("settings", [{"hidden": (64, 0)}, {"hidden": (-3,)}, {"lstm_size": 0}])

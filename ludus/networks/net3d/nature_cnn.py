@@ -11,11 +11,10 @@ from ludus.core.errors import UserError
 from ludus.core.network import Shape, SubModule
 from ludus.core.types import HiddenState
 from ludus.networks.cast import cast_shape
-from ludus.networks.config import NetworkConfig
+from ludus.networks.config import NATURE_CNN_SIDE, NetworkConfig
 from ludus.networks.init import initialize
 
 LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # features, kernel, stride
-SMALLEST = 36  # the smallest side that leaves one pixel after the three layers
 
 
 class NatureCNN(SubModule):
@@ -29,10 +28,10 @@ class NatureCNN(SubModule):
     def __init__(self, input_shape: Shape, config: NetworkConfig) -> None:
         super().__init__(input_shape)
         features, height, width = input_shape
-        if min(height, width) < SMALLEST:
+        if min(height, width) < NATURE_CNN_SIDE:
             raise UserError(
-                f"nature_cnn needs images of at least {SMALLEST}×{SMALLEST}, but one is {height}×{width} with "
-                f"{features} channels: make it larger, or set --network.net3d to identity3d or a piece of your own."
+                f"nature_cnn needs images of at least {NATURE_CNN_SIDE}×{NATURE_CNN_SIDE}, but one is {height}×{width} "
+                f"with {features} channels: set --network.net3d to auto or small_cnn, or make it larger."
             )
         convolutions = []
         for out, kernel, stride in LAYERS:
