@@ -165,6 +165,7 @@ class _Recorder(Updater):
         found, inner, agent = self._found, self._inner, self._inner.agent
         found.part, found.parameters = batch, _by_network(agent)
         inner.flat.gradient.zero_()
+        inner.train(True)
         with _anomalies(found):
             losses, _ = loss(batch)
             if not any(x.requires_grad for x in losses.values()):  # a loss by hand has no graph to look at

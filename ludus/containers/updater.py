@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ludus.core.agent import Agent, LossFunction, Updater
 from ludus.core.errors import UserError
 from ludus.core.types import Batch, State, Tensors
+from ludus.networks.mode import depends_on_mode
 from ludus.networks.tape import Tape
 from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_tf_
 
@@ -91,6 +92,11 @@ class LocalUpdater(Updater):
         self._tape = Tape(agent)
         self.by_hand = self._tape.complete  # until all is compiled
         self._step: Callable[[LossFunction, Batch, Part], Tensors] = self._eager
+        # modules are switched between training and evaluation mode only if they learn and the modes differ: a switch
+        # visits every layer
+        parts = [module.eval() for module in agent.children()]
+        learning = [module for module in parts if any(p.requires_grad for p in module.parameters())]
+        self._modal = [module for module in learning if depends_on_mode(module)]
         self._flushed = bool(torch.tensor(2e-38).mul(0.1) == 0)  # whether the user has turned that on for all
 
     @property
@@ -108,13 +114,24 @@ class LocalUpdater(Updater):
     def step(self, loss: LossFunction, batch: Batch, group: str = "all") -> Tensors:
         """Take one step and return losses, metrics and the gradient's norm as 0-dimensional tensors.
 
+        The loss runs with the networks in training mode; at all other times they are in evaluation mode.
         Numbers too small to be normal count as 0 in it: the moments of dead units would make Adam three times slower.
         """
         torch.set_flush_denormal(True)
+        self.train(True)
         try:
             return self._step(loss, batch, self.parts[group])
         finally:
+            self.train(False)
             torch.set_flush_denormal(self._flushed)
+
+    def train(self, mode: bool) -> None:
+        """Put the networks in training mode (BatchNorm, Dropout), or in evaluation mode.
+
+        The agent's own flag stays: it tells a training run from an evaluation.
+        """
+        for module in self._modal:
+            module.train(mode)
 
     def mean(self, x: Tensor) -> Tensor:
         """One rank: ``x`` itself."""

@@ -73,7 +73,11 @@ class Updater(ABC):
 
     @abstractmethod
     def step(self, loss: LossFunction, batch: Batch, group: str = "all") -> Tensors:
-        """Step the parameters of ``group`` on the losses, each weighted by the agent's coefficient; return metrics."""
+        """Step the parameters of ``group`` on the losses, each weighted by the agent's coefficient; return metrics.
+
+        The loss is computed with the networks in training mode (BatchNorm, Dropout); acting and all else see them in
+        evaluation mode.
+        """
 
     @abstractmethod
     def mean(self, x: Tensor) -> Tensor:
@@ -119,7 +123,10 @@ class Agent(nn.Module, ABC):
 
     @abstractmethod
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """Choose actions, without a graph: greedy without ``noise``, exploring with it."""
+        """Choose actions, without a graph: greedy without ``noise``, exploring with it.
+
+        The networks are in evaluation mode; ``self.training`` is False only in an evaluation or a loaded policy.
+        """
 
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
         """The expected discounted return from each observation ``[B]``, in the environment's rewards."""
@@ -155,7 +162,10 @@ class Agent(nn.Module, ABC):
         return False
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
-        """Learn from a batch; by default one step on the whole of it."""
+        """Learn from a batch; by default one step on the whole of it.
+
+        ``updater.step`` puts the networks in training mode while it computes the loss.
+        """
         return Learned(updater.step(self.compute_loss, batch))
 
     def notice(self, episodes: list[Episode]) -> str:
