@@ -64,6 +64,11 @@ class PPOConfig:
         self.validate_base()  # type: ignore[misc]
         if self.learning_rate_schedule == "kl" and not self.target_kl:
             raise UserError("agent.learning_rate_schedule is kl, which needs agent.target_kl (0.01 is usual).")
+        if self.learning_rate_schedule == "kl" and self.epochs * self.minibatches == 1:
+            raise UserError(
+                "agent.learning_rate_schedule is kl, but agent.epochs and agent.minibatches are 1: the KL is measured "
+                "from the second step on each rollout; raise one of them."
+            )
 
 
 class PPO(ActorCritic):
@@ -102,7 +107,9 @@ class PPO(ActorCritic):
             for part in whole or prepared.minibatches(config.minibatches, self.by, self.generator):
                 metrics = updater.step(loss, part)
                 learned.append(metrics)
-                if config.learning_rate_schedule == "kl":
+                # a minibatch's KL is measured before its step; on the first one no step has been taken, so it is 0
+                # but for rounding and says nothing of the step size
+                if config.learning_rate_schedule == "kl" and len(learned) > 1:
                     updater.learning_rate = adapt(
                         updater.learning_rate, float(updater.mean(metrics["kl"])), config.target_kl
                     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from agents_setup import make_worker
+from torch import Tensor
 
 from ludus.agents.ppo import PPO
 from ludus.containers.loop import begin, collect, improve
@@ -26,6 +27,44 @@ def test_kl_schedule_moves_the_learning_rate_in_training() -> None:
     worker.run(200)
     assert worker.updater.learning_rate != worker.settings.agent.learning_rate
     worker.close()
+
+
+class Rounded(PPO):
+    """Its KL is off by a rounding error above 0, as that of large layers may be."""
+
+    def _kl(self, outputs: Tensors, log_ratio: Tensor, batch: Batch) -> Tensor:
+        return super()._kl(outputs, log_ratio, batch) + 1e-9
+
+
+def test_the_kl_of_a_policy_that_has_not_moved_yet_does_not_raise_the_learning_rate() -> None:
+    """The KL of a rollout's first minibatch is 0 by construction, but for rounding."""
+    worker = make_worker(
+        "CartPole-v1", f"{__name__}:Rounded", agent__learning_rate_schedule="kl", agent__target_kl=0.01
+    )
+    rates: list[float] = []
+    step = worker.updater.step
+    worker.updater.step = lambda *given: (rates.append(worker.updater.learning_rate), step(*given))[1]  # type: ignore[method-assign]
+    begin(worker, 0)
+    for rollout in range(4):
+        collect(worker)
+        rates.clear()
+        improve(worker)
+        assert rates[0] == rates[1]
+        if rollout == 0:
+            assert rates[2] == pytest.approx(1.5 * rates[1])  # the second counts: the policy has moved
+    worker.close()
+
+
+def test_a_kl_schedule_with_one_step_per_rollout_is_refused() -> None:
+    """There would be no minibatch to measure a KL on that is not 0."""
+    with pytest.raises(UserError, match=r"agent\.epochs and agent\.minibatches are 1"):
+        make_worker(
+            "CartPole-v1",
+            agent__learning_rate_schedule="kl",
+            agent__target_kl=0.01,
+            agent__epochs=1,
+            agent__minibatches=1,
+        )
 
 
 def test_a_policy_that_moved_too_far_stops_learning_from_the_rollout() -> None:
