@@ -1,9 +1,12 @@
-"""What all tests share: no expectation of how long anything takes, and Ctrl-C that works however they were started."""
+"""What all tests share: no expectation of how long anything takes, Ctrl-C that works in the background, a key."""
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # a busy machine is slow, not wrong
@@ -15,3 +18,14 @@ def pytest_configure() -> None:
     """Heed SIGINT: a shell's background jobs (`make test &`) ignore it, and so would the runs in these tests."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Sign the runs of tests with a key of their own, and leave the user's alone."""
+    before = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    yield
+    os.environ.pop("XDG_STATE_HOME")
+    if before is not None:
+        os.environ["XDG_STATE_HOME"] = before

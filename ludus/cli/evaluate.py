@@ -31,6 +31,7 @@ class Arguments:
     stochastic: bool = False  # sample actions as in training, instead of taking the likeliest
     seed: int = 0  # of the environments; another seed gives other episodes
     json: bool = False  # print one JSON object per run and line, each return and length included
+    trust: bool = False  # import what the run's config.toml names, though you did not make it on this machine
     runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # where latest is looked for
 
 
@@ -44,7 +45,7 @@ def run(argv: list[str]) -> int:
     from ludus.containers.player import load
 
     for index, folder in enumerate(folders):
-        player = load(folder, given.checkpoint, given.runs)
+        player = load(folder, given.checkpoint, given.runs, trust=given.trust)
         player.use_threads()
         if not given.json:
             print("\n" * (index > 0) + title(player, given.checkpoint, folder), flush=True)

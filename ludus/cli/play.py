@@ -37,6 +37,7 @@ class Arguments:
     checkpoint: str = "best"  # which of the run's policies: best, latest, or one of its checkpoints such as step_50000
     stochastic: bool = False  # sample actions as in training, instead of taking the likeliest
     seed: int = 0  # of the environment; another seed gives other episodes
+    trust: bool = False  # import what the run's config.toml names, though you did not make it on this machine
     runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # where latest is looked for
 
 
@@ -56,7 +57,7 @@ def run(argv: list[str]) -> int:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # environments that draw with pygame look for a screen else
     from ludus.containers.player import load
 
-    player = load(directory.path, given.checkpoint, given.runs)
+    player = load(directory.path, given.checkpoint, given.runs, trust=given.trust)
     player.use_threads()
     pictures = frames(player, given)
     if windowed:

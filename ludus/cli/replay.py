@@ -33,6 +33,9 @@ class Arguments:
     # The folder of a run, a folder of runs (its latest is taken), or latest.
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     blackbox: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = ""  # where it is, if it was moved out of the run
+    trust: tyro.conf.FlagCreatePairsOff[bool] = (
+        False  # import what the run's config.toml names, though you did not make it on this machine
+    )
     runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # where latest is looked for
 
 
@@ -42,7 +45,7 @@ def run(argv: list[str]) -> int:
     directory = RunDirectory.open(given.run, given.runs)  # a wrong name is told before torch is imported
     from ludus.containers.replay import replay
 
-    found = replay(directory, Path(given.blackbox) if given.blackbox else None)
+    found = replay(directory, Path(given.blackbox) if given.blackbox else None, given.trust)
     console = Console()
     settings = found.settings
     console.print(

@@ -28,8 +28,10 @@ class Arguments:
     stop_at: Annotated[float | None, tyro.conf.arg(metavar="X")] = None
     # Another device (cpu or cuda); the last digits may differ then.
     device: Annotated[str | None, tyro.conf.arg(metavar="D")] = None
+    # Import what the run's config.toml names, though you did not make it on this machine.
+    trust: bool = False
     # Where latest is looked for.
-    runs: Annotated[str, tyro.conf.arg(metavar="R")] = "runs"
+    runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"
 
 
 def run(argv: list[str]) -> int:
@@ -38,7 +40,14 @@ def run(argv: list[str]) -> int:
     folder = RunDirectory.open(given.run, given.runs).path  # a wrong name is told before torch is imported
     from ludus.containers.train import resume
 
-    result = resume(folder, nb_step=given.nb_step, stop_at=given.stop_at, device=given.device, runs=given.runs)
+    result = resume(
+        folder,
+        nb_step=given.nb_step,
+        stop_at=given.stop_at,
+        device=given.device,
+        runs=given.runs,
+        trust=given.trust,
+    )
     stopped = result.reason.startswith("SIG")
     quiet = read_config(folder / "config.toml").get("quiet")
     print(result.run if quiet else closing(result.run, Path(given.runs), stopped))

@@ -29,7 +29,11 @@ from ludus.containers.settings import (
 from ludus.core.errors import UserError
 
 A = TypeVar("A")
-LAYERS = {"preset": str, "config": str}  # flags that say where settings come from, and are no settings themselves
+LAYERS = {
+    "preset": str,
+    "config": str,
+    "trust": bool,
+}  # flags that say where settings come from, and are no settings themselves
 SHORT = {"agent": "agent.name", "network": "network.name", "stop_at": "evaluation.stop_at"}
 PLACEHOLDER = "ENV"  # stands for the environment in the help, where none was typed
 
@@ -47,6 +51,8 @@ class Arguments(Generic[A]):
     preset: Annotated[str, tyro.conf.arg(metavar="NAME")] = NO_PRESET
     # Settings in a TOML file, such as the config.toml of another run.
     config: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    # Import what --config and --init-from name, though you did not write them on this machine.
+    trust: bool = False
     # Short for --network.name.
     network_name: Annotated[str, tyro.conf.arg(name="network", metavar="NAME")] = ""
     # Short for --evaluation.stop-at.
@@ -59,7 +65,7 @@ def run(argv: list[str]) -> int:
     resolved = parse(argv)
     from ludus.containers.train import train_resolved
 
-    result = train_resolved(resolved)
+    result = train_resolved(resolved, trust=_trusts(argv))
     stopped = result.reason.startswith("SIG")
     runs, quiet = Path(resolved.settings.runs), resolved.settings.quiet
     print(result.run if quiet else closing(result.run, runs, stopped))
@@ -71,7 +77,8 @@ def parse(argv: list[str]) -> Resolved:
     helps = wants_help(argv)
     words = [word for word in argv if word not in ("--help", "-h")]
     agent, preset, file = (_peek(words, flag) for flag in ("--agent", "--preset", "--config"))
-    chosen = agent_of(agent, preset, file)
+    trust = _trusts(words)
+    chosen = agent_of(agent, preset, file, trust)
     types = setting_types(agent_config(chosen))
     short = {flag: types[key] for flag, key in SHORT.items()}
     types.pop("agent.name")  # --agent is the one way: it decides which flags there are
@@ -84,7 +91,7 @@ def parse(argv: list[str]) -> Resolved:
         raise UserError(f'Two environments were given, "{environment}" and "{overrides["env.id"]}"; leave one out.')
     if helps and environment is None and file is None:
         environment = PLACEHOLDER
-    resolved = resolve_settings(environment, None, preset, file, overrides)
+    resolved = resolve_settings(environment, None, preset, file, overrides, trust=trust)
     if helps:
         _show_help(resolved.settings, preset, file)
     return resolved
@@ -123,6 +130,12 @@ def _typed(command: str) -> str:
         return command
     near = os.path.relpath(beside)
     return str(beside) if near.startswith("..") else near
+
+
+def _trusts(words: list[str]) -> bool:
+    """Whether files may name what is imported; the last of the two flags counts."""
+    given = [word for word in words if word in ("--trust", "--no-trust")]
+    return given[-1:] == ["--trust"]
 
 
 def _peek(words: list[str], flag: str) -> str | None:

@@ -16,6 +16,7 @@ from ludus.containers.coerce import typed
 from ludus.containers.evaluate import Evaluation
 from ludus.containers.settings import Settings, from_flat, to_flat
 from ludus.containers.threads import set_threads
+from ludus.containers.trust import read_run_settings
 from ludus.core.agent import Agent
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
@@ -23,7 +24,6 @@ from ludus.core.noise import Noise
 from ludus.core.types import EnvStep, HiddenState, State
 from ludus.managers.make import make_manager
 from ludus.track import checkpoint as checkpoints
-from ludus.track.config_file import read_config
 from ludus.track.rundir import RunDirectory, check_checkpoint_name
 
 OPTIONAL = "reward_scaler."  # acting needs none
@@ -222,31 +222,36 @@ def load(
     runs: str = "runs",
     device: str = "auto",
     environment: Callable[..., Any] | None = None,
+    trust: bool = False,
 ) -> Player:
     """Load the policy of a run (a folder, or ``latest``): its ``best`` checkpoint, the ``latest``, or ``step_<n>``.
 
-    ``environment`` makes one environment, where the run's own name for it cannot be imported.
+    ``environment`` makes one environment, where the run's own name for it cannot be imported. ``trust``: import what
+    the run names, though this user did not make it on this machine.
     """
-    settings, state, meta = read_run(run, checkpoint, runs)
+    settings, state, meta = read_run(run, checkpoint, runs, trust, "env.id" if environment else "")
     return Player(settings, state, meta, device, environment)
 
 
-def read_run(run: str | Path, checkpoint: str, runs: str) -> tuple[Settings[Any], State, dict[str, Any]]:
+def read_run(
+    run: str | Path, checkpoint: str, runs: str, trust: bool = False, unused: str = ""
+) -> tuple[Settings[Any], State, dict[str, Any]]:
     """The settings of a run and the content of one of its checkpoints."""
     directory = RunDirectory.open(run, runs)
     check_checkpoint_name(checkpoint)
+    settings = from_flat(read_run_settings(directory.path, directory.config, trust, unused).flat)
     if checkpoint == "best" and (best := directory.best_checkpoint()):
         state, meta = checkpoints.load(best)
     elif checkpoint.startswith("step_"):
         state, meta = checkpoints.load(directory.step_checkpoint(checkpoint))
     else:
         state, meta, _ = checkpoints.load_newest(directory, warnings.warn)
-    return from_flat(read_config(directory.config)), state, meta
+    return settings, state, meta
 
 
-def initialise_from(agent: Agent, settings: Settings[Any]) -> None:
+def initialise_from(agent: Agent, settings: Settings[Any], trust: bool = False) -> None:
     """Start from the weights and normalizers of the run ``settings.init_from``, to fine-tune."""
-    theirs, state, _ = read_run(settings.init_from, "best", settings.runs)
+    theirs, state, _ = read_run(settings.init_from, "best", settings.runs, trust, unused="env.")
     if tensor := mismatch(agent, state["agent"]):
         raise UserError(f'init_from is "{settings.init_from}", but {_difference(theirs, settings)} ({tensor}).')
     counts = [name for name in state["agent"] if name.endswith("_extra_state")]  # those of a run that ended

@@ -18,13 +18,13 @@ from ludus.containers.blackbox import FOLDER, buffer_places, essential, extra_st
 from ludus.containers.build import build_agent, build_updater, choose_device
 from ludus.containers.settings import Settings, from_flat
 from ludus.containers.threads import use_threads
+from ludus.containers.trust import read_run_settings
 from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent, LossFunction, Updater
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec, Specs
 from ludus.core.types import Batch, HiddenState, State, Tensors
 from ludus.track import checkpoint as checkpoints
-from ludus.track.config_file import read_config
 from ludus.track.rundir import RunDirectory
 
 NAN_IN_BACKWARD = "returned nan values"  # what PyTorch's anomaly mode says
@@ -71,16 +71,19 @@ class Replay:
     gradients: list[str] = field(default_factory=list)  # parameters whose gradient was not finite in that step
 
 
-def replay(run: RunDirectory, folder: Path | None = None) -> Replay:
-    """Redo what the black box of a run holds; nothing in the run changes."""
+def replay(run: RunDirectory, folder: Path | None = None, trust: bool = False) -> Replay:
+    """Redo what the black box of a run holds; nothing in the run changes.
+
+    ``trust``: import what the run names, though this user did not make it on this machine.
+    """
     place = run.path / FOLDER if folder is None else folder
     if not place.exists():
         raise UserError(
             f'There is no black box "{place}": one is saved when a loss, gradient, reward or observation first is not '
             "finite."
         )
+    settings = from_flat(read_run_settings(run.path, run.config, trust, unused="env.").flat)
     state, meta = checkpoints.load(place)
-    settings = from_flat(read_config(run.config))
     try:
         device = choose_device(settings.device)
         specs = [_specs(state["specs"][name]) for name in ("observation", "action")]

@@ -53,9 +53,10 @@ class Reporter:
         engines: Engines,
         agent: Agent,
         step: int = 0,
+        signs: bool = True,
     ) -> None:
         self.run, self.settings, self._origins = run, settings, origins
-        write_config(run.config, to_flat(settings), origins)
+        unsigned = write_config(run.config, to_flat(settings), origins, signs)
         self.metrics = Metrics(run.metrics, run.tensorboard)
         self.keeper = CheckpointKeeper(run, settings.keep)
         self.log_file = LogFile(run.log)
@@ -69,6 +70,8 @@ class Reporter:
         self.log_file.note("\n".join(f"{name}: {value}" for name, value in info.items()))
         if self.console is not None:
             self.console.start(info, settings.nb_step, step)
+        if unsigned:
+            self.warn(f"The run is not signed, because {unsigned}: to load it later, add --trust or trust=True.")
 
     def resumed(self, worker: LocalWorker, saved: SavedRun, restored: str) -> None:
         """Cut what was written after the checkpoint, and say where the run goes on."""

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import ludus
 from ludus.containers.settings import Resolved, Settings, from_flat
+from ludus.containers.trust import read_run_settings
 from ludus.core.errors import UserError
 from ludus.core.types import State
 from ludus.track.checkpoint import load_newest, read_version
-from ludus.track.config_file import read_config, read_origins
+from ludus.track.config_file import read_origins
 from ludus.track.rundir import RunDirectory
 
 
@@ -24,6 +25,7 @@ class SavedRun(NamedTuple):
     resolved: Resolved
     state: State | None  # None: it was killed before its first checkpoint, and begins anew
     warnings: list[str]  # checkpoints that were passed over, and another version of Ludus
+    signs: bool  # whether its settings may be written with this user's signature
     complete: str = ""  # why nothing is left to do
 
 
@@ -37,12 +39,19 @@ def new_run(settings: Settings[Any]) -> Iterator[RunDirectory]:
 
 @contextmanager
 def open_run(
-    path: str | Path, runs: str, nb_step: int | None = None, stop_at: float | None = None, device: str | None = None
+    path: str | Path,
+    runs: str,
+    nb_step: int | None = None,
+    stop_at: float | None = None,
+    device: str | None = None,
+    trust: bool = False,
+    unused: str = "",
 ) -> Iterator[SavedRun]:
     """Read settings and newest whole checkpoint of a run; refuse one whose checkpoints were removed."""
     run = RunDirectory.open(path, runs)
     with run.lock():
-        settings, origins = from_flat(read_config(run.config)), read_origins(run.config)
+        trusted = read_run_settings(run.path, run.config, trust, unused, writes=True)
+        settings, origins = from_flat(trusted.flat), read_origins(run.config)
         if nb_step is not None:
             settings, origins["nb_step"] = replace(settings, nb_step=nb_step), "flag of resume"
         if device is not None:
@@ -55,7 +64,7 @@ def open_run(
         resolved = Resolved(settings, origins)
         if run.latest_checkpoint() is None:
             _refuse_removed(run, settings)
-            yield SavedRun(run, resolved, None, warnings)
+            yield SavedRun(run, resolved, None, warnings, trusted.signs)
             return
         state, _, folder = load_newest(run, warnings.append)
         if (version := read_version(folder)) != ludus.__version__:
@@ -63,7 +72,7 @@ def open_run(
                 f"The checkpoint was written by Ludus {version}, and this is Ludus {ludus.__version__}: numbers may "
                 "differ from those of a run that was never stopped."
             )
-        yield SavedRun(run, resolved, state, warnings, _why_complete(run, settings, state))
+        yield SavedRun(run, resolved, state, warnings, trusted.signs, _why_complete(run, settings, state))
 
 
 def _refuse_removed(run: RunDirectory, settings: Settings[Any]) -> None:

@@ -13,12 +13,13 @@ import tyro
 
 from ludus.agents import AGENTS, CONFIGS
 from ludus.containers.coerce import coerce
+from ludus.containers.trust import read_file_settings
 from ludus.core.errors import UserError, nearest
 from ludus.core.names import resolve
 from ludus.environments.config import EnvConfig
 from ludus.environments.config import validate as validate_environment
 from ludus.networks.config import NetworkConfig
-from ludus.track.config_file import flatten, read_config
+from ludus.track.config_file import flatten
 
 A = TypeVar("A")
 Flat = dict[str, Any]  # dotted key → value, as in {"agent.learning_rate": 0.001}
@@ -112,16 +113,18 @@ def resolve_settings(
     file: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     origin: str = "flag",
+    trust: bool = False,
 ) -> Resolved:
     """Lay defaults, preset, file and overrides (flags, or Python's arguments: ``origin``) over each other.
 
-    A preset that fits the environment and the agent is taken by itself; ``preset="none"`` turns that off.
+    A preset that fits the environment and the agent is taken by itself; ``preset="none"`` turns that off. ``trust``:
+    what the file names may be imported, whoever wrote it.
     """
     chosen = flatten(overrides or {})
     chosen |= {key: name for key, name in (("env.id", environment), ("agent.name", agent)) if name is not None}
     layers = [(origin, chosen)]
     if file is not None:
-        layers.insert(0, (f"file {file}", read_config(Path(file))))
+        layers.insert(0, (f"file {file}", read_file_settings(Path(file), trust)))
     known = {key: value for _, layer in layers for key, value in layer.items()}
     if preset is None:
         preset = find_preset(known.get("env.id", ""), known.get("agent.name", DEFAULT_AGENT))
@@ -145,10 +148,10 @@ def from_flat(flat: Mapping[str, Any]) -> Settings[Any]:
     return _build([("file config.toml", flatten(flat))]).settings
 
 
-def agent_of(agent: str | None, preset: str | None, file: str | Path | None) -> str:
+def agent_of(agent: str | None, preset: str | None, file: str | Path | None, trust: bool = False) -> str:
     """The agent that ``resolve_settings`` will choose."""
     named = load_preset(preset) if preset not in (None, NO_PRESET) else {}
-    read = read_config(Path(file)) if file is not None else {}
+    read = read_file_settings(Path(file), trust) if file is not None else {}
     return agent or (named | read).get("agent.name", DEFAULT_AGENT)
 
 
@@ -168,6 +171,11 @@ def setting_types(config: type[Any]) -> dict[str, Any]:
 def agent_config(name: str) -> type[Any]:
     """The Config class of the agent called ``name``."""
     kind = resolve(coerce("agent.name", name, str, "file"), AGENTS, "agent")
+    if name not in AGENTS:
+        from ludus.core.agent import Agent  # it imports torch
+
+        if not (isinstance(kind, type) and issubclass(kind, Agent)):
+            raise UserError(f'agent "{name}" is no subclass of ludus.core.agent.Agent.')
     config = resolve(name, CONFIGS, "agent") if name in CONFIGS else getattr(kind, "Config", None)
     if not (isinstance(config, type) and is_dataclass(config)):
         raise UserError(

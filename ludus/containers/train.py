@@ -49,7 +49,7 @@ class TrainResult(NamedTuple):
 
     def load(self, checkpoint: str = "best") -> Player:
         """The trained policy, ready to act."""
-        return load(self.run, checkpoint, environment=self.environment)
+        return load(self.run, checkpoint, environment=self.environment, trust=True)  # this process made it
 
 
 def train(
@@ -62,6 +62,7 @@ def train(
     config: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     on_update: OnUpdate | None = None,
+    trust: bool = False,
 ) -> TrainResult:
     """Train ``agent`` on ``environment`` and return where the result is.
 
@@ -70,12 +71,15 @@ def train(
     ``on_update(numbers, worker)`` is called after every update; ``on_update(numbers)`` works too. It ends the run by
     returning False or raising ``ludus.Stop``: all is saved as after Ctrl-C, without a last evaluation.
     Each of the numbers is computed when it is read.
+    ``trust``: import what the file ``config`` and the run ``init_from`` name, though this user did not write them on
+    this machine.
     """
     make = None if isinstance(environment, str) else environment
     name = environment if isinstance(environment, str) else import_path(environment)
     given = {"nb_step": nb_step, "seed": seed}
     overrides = dict(settings or {}) | {key: value for key, value in given.items() if value is not None}
-    return train_resolved(resolve_settings(name, agent, preset, config, overrides, "argument"), on_update, make)
+    resolved = resolve_settings(name, agent, preset, config, overrides, "argument", trust)
+    return train_resolved(resolved, on_update, make, trust)
 
 
 def import_path(thing: Callable[..., Any]) -> str:
@@ -89,10 +93,13 @@ def import_path(thing: Callable[..., Any]) -> str:
 
 
 def train_resolved(
-    resolved: Resolved, on_update: OnUpdate | None = None, environment: Callable[..., Any] | None = None
+    resolved: Resolved,
+    on_update: OnUpdate | None = None,
+    environment: Callable[..., Any] | None = None,
+    trust: bool = False,
 ) -> TrainResult:
-    """Train by settings that are complete, in a new run folder."""
-    return _launch(resolved, on_update, environment)
+    """Train by settings that are complete, in a new run folder; ``trust`` the run that they start from."""
+    return _launch(resolved, on_update, environment, trust)
 
 
 def resume(
@@ -104,18 +111,21 @@ def resume(
     runs: str = "runs",
     on_update: OnUpdate | None = None,
     environment: Callable[..., Any] | None = None,
+    trust: bool = False,
 ) -> TrainResult:
     """Go on with a run that was stopped or killed, from its newest whole checkpoint, as if nothing had happened.
 
     A run that is complete is returned as it is; ``nb_step`` and ``stop_at`` give it a new end. ``device`` moves a run,
     and numbers may then differ in their last digits. ``environment`` makes one environment, where the run's own name
-    for it cannot be imported. ``on_update`` is that of ``train``; a run does not remember it.
+    for it cannot be imported. ``on_update`` is that of ``train``; a run does not remember it. ``trust``: import
+    what the run names, though this user did not make it on this machine.
     """
+    unused = "env.id" if environment else ""
     with ExitStack() as stack:
-        saved = stack.enter_context(open_run(run, runs, nb_step, stop_at, device))
+        saved = stack.enter_context(open_run(run, runs, nb_step, stop_at, device, trust, unused))
         if saved.complete:
             return _complete(saved, environment)
-        return _launch(saved.resolved, on_update, environment, saved)
+        return _launch(saved.resolved, on_update, environment, trust, saved)
 
 
 def _complete(saved: SavedRun, environment: Callable[..., Any] | None) -> TrainResult:
@@ -134,6 +144,7 @@ def _launch(
     resolved: Resolved,
     on_update: OnUpdate | None,
     environment: Callable[..., Any] | None,
+    trust: bool,
     saved: SavedRun | None = None,
 ) -> TrainResult:
     """Build everything, run it, and leave a whole run folder whatever happens; the caller's process stays as it was."""
@@ -141,7 +152,7 @@ def _launch(
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([] if settings.device == "cpu" else range(torch.cuda.device_count())))
         torch.manual_seed(settings.seed)  # for networks that draw numbers of their own, as dropout does
-        worker = _build(resolved, on_update, environment, saved, stack)
+        worker = _build(resolved, on_update, environment, trust, saved, stack)
         _run(worker, new=saved is None)
     reason = worker.stopping or "all steps are done"
     path, steps = worker.reporter.run.path, worker.local_step_count  # type: ignore[union-attr]
@@ -152,6 +163,7 @@ def _build(
     resolved: Resolved,
     on_update: OnUpdate | None,
     environment: Callable[..., Any] | None,
+    trust: bool,
     saved: SavedRun | None,
     stack: ExitStack,
 ) -> LocalWorker:
@@ -165,7 +177,7 @@ def _build(
     refuse_sequences(settings, agent)
     manager.use(agent.treatment)
     if settings.init_from and (saved is None or saved.state is None):
-        initialise_from(agent, settings)
+        initialise_from(agent, settings, trust)
     updater, engines = build_updater(settings, agent), choose_engines(settings, agent)
     stack.enter_context(use_threads(engines.threads))
     evaluator = build_evaluator(settings, agent, environment)
@@ -180,7 +192,8 @@ def _build(
     manager.on_report = early.append
     restored = worker.load_state_dict(saved.state) if saved is not None and saved.state is not None else ""
     run = stack.enter_context(new_run(settings)) if saved is None else saved.run
-    reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count)
+    signs = saved is None or saved.signs
+    reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count, signs)
     stack.callback(reporter.close)
     worker.reporter, worker.black_box.run = reporter, run.path
     if saved is not None:

@@ -15,6 +15,8 @@ from typing import Any
 
 from ludus.core.errors import UserError, nearest
 
+INSTALLED = ("ludus", "gymnasium")  # packages that are never looked for in the current folder
+
 
 def resolve(name: str, known: Mapping[str, str], kind: str) -> Any:
     """Return the object behind ``name``: a key of ``known`` (whose value is ``module:name``) or such a path itself."""
@@ -25,7 +27,7 @@ def resolve(name: str, known: Mapping[str, str], kind: str) -> Any:
             f'Unknown {kind} "{name}".{nearest(name, known)} Known: {listed}; or give your own as package.module:Class.'
         )
     module_name, _, attribute = path.partition(":")
-    if "" not in sys.path:
+    if "" not in sys.path and module_name.partition(".")[0] not in INSTALLED:
         sys.path.insert(0, "")  # a user's own module lies in the folder where the command is typed
     if "<" in attribute:
         raise UserError(

@@ -42,7 +42,13 @@ def make(
     if not isinstance(id, str):
         return _construct(id, getattr(id, "__name__", type(id).__name__), options, max_episode_steps, render_mode)
     if is_path(id):
-        return _construct(resolve(id, {}, "environment"), id, options, max_episode_steps, render_mode)
+        maker = resolve(id, {}, "environment")
+        if isinstance(maker, type) and not _is_environment(maker):  # told before it is called
+            raise UserError(
+                f'Environment "{id}" is a class without reset and step, so no environment; derive it from '
+                "gymnasium.Env."
+            )
+        return _construct(maker, id, options, max_episode_steps, render_mode)
     limit: dict[str, Any] = {"max_episode_steps": max_episode_steps} if max_episode_steps else {}
     spec = find(id)
     with_mode: dict[str, Any] = {"render_mode": render_mode} if render_mode else {}
@@ -56,6 +62,10 @@ def make(
         raise UserError(f'Environment "{id}" refused its options {sorted(options)}: {error}.') from error
     except Exception as error:
         raise failed(id, "its constructor", error) from error
+
+
+def _is_environment(kind: type) -> bool:
+    return issubclass(kind, gymnasium.Env) or all(hasattr(kind, name) for name in ("reset", "step"))
 
 
 def is_path(id: str) -> bool:
@@ -142,6 +152,8 @@ def _wrap(env: Environment, path: str, arguments: dict[str, Any]) -> Environment
     wrapper = resolve(path, {}, "wrapper")
     if not callable(wrapper):
         raise UserError(f'Wrapper "{path}" is a {type(wrapper).__name__}, not a class or function that wraps.')
+    if isinstance(wrapper, type) and not issubclass(wrapper, gymnasium.Env):  # told before it is called
+        raise UserError(f'Wrapper "{path}" is a class, but no wrapper; derive it from gymnasium.Wrapper.')
     unknown = [key for key in arguments if not accepts(wrapper, key)]
     if unknown:
         raise UserError(

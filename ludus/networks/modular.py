@@ -178,7 +178,7 @@ def piece_rank(name: str, setting: str, needed: int | None = None) -> int:
     """The rank that a piece takes; a UserError if that is not the rank ``needed`` at its place."""
     piece = resolve(name, SUBMODULES, f"network.{setting}")
     rank: int | None = getattr(piece, "dim", None)
-    if rank not in (1, 2, 3, 4) or not issubclass(piece, SubModule):
+    if rank not in (1, 2, 3, 4) or not (isinstance(piece, type) and issubclass(piece, SubModule)):
         raise UserError(
             f'network.{setting} "{name}" is no piece of a network: it needs to be a ludus.core.network.SubModule.'
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 from ludus.core.errors import UserError
 from ludus.track.files import replace
+from ludus.track.signature import NoKey, sign, why_unsigned
 
 Settings = dict[str, Any]  # "agent.learning_rate" → str, int, float, bool, None, or a tuple of these
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -23,9 +24,19 @@ _LIMIT = 1 << 18  # bytes
 _COMMENT = "  # "
 
 
-def write_config(path: Path, settings: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-    """Write ``settings``, each with its origin (``default`` where none is given) as a comment."""
-    replace(path, render(settings, origins).encode())
+def write_config(path: Path, settings: Mapping[str, Any], origins: Mapping[str, str], signs: bool = False) -> str:
+    """Write ``settings``, each with its origin (``default`` where none is given) as a comment.
+
+    ``signs``: put a signature at the end, by which this user's runs are trusted; return why where that cannot be done.
+    """
+    data, reason = render(settings, origins).encode(), ""
+    if signs:
+        try:
+            data = sign(data)
+        except NoKey as error:
+            reason = str(error)
+    replace(path, data)
+    return reason
 
 
 def render(settings: Mapping[str, Any], origins: Mapping[str, str]) -> str:
@@ -45,7 +56,13 @@ def render(settings: Mapping[str, Any], origins: Mapping[str, str]) -> str:
 
 def read_config(path: Path) -> Settings:
     """Read a file of settings into dotted names; for a user's own file as well as for a run's."""
-    return {name: _plain(value, name, path) for name, value in _parse(path).items()}
+    return _settings(_read(path), path)
+
+
+def read_signed(path: Path) -> tuple[Settings, str]:
+    """As ``read_config``, and why the file is not known to be written by this user; nothing where it is."""
+    data = _read(path)
+    return _settings(data, path), why_unsigned(data)
 
 
 def flatten(nested: Mapping[str, Any]) -> Settings:
@@ -76,15 +93,21 @@ def read_origins(path: Path) -> dict[str, str]:
     return origins
 
 
-def _parse(path: Path) -> Settings:
+def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > _LIMIT:
             raise UserError(f'The settings file "{path}" is larger than any such file: give another.')
-        return flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+        return path.read_bytes()
     except OSError as error:
         raise UserError(f'The settings file "{path}" cannot be read ({error.strerror}): check its name.') from error
+
+
+def _settings(data: bytes, path: Path) -> Settings:
+    try:
+        flat = flatten(tomllib.loads(data.decode()))
     except (ValueError, RecursionError) as error:
         raise UserError(f'The settings file "{path}" is not valid TOML: {error}; mend it there.') from error
+    return {name: _plain(value, name, path) for name, value in flat.items()}
 
 
 def _plain(value: Any, name: str, path: Path) -> Any:

@@ -34,7 +34,7 @@ def settled(run: Path, environment: str = "CartPole-v1", agent: str = "ppo", **c
     worker = make_worker(environment, agent, **changes)
     box = BlackBox(worker.agent, worker.updater, worker.manager, run)
     run.mkdir(exist_ok=True)
-    write_config(run / "config.toml", to_flat(worker.settings), {})
+    write_config(run / "config.toml", to_flat(worker.settings), {}, signs=True)
     begin(worker, 0)
     for _ in range(3):
         learn(worker, box)

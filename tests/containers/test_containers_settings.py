@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ludus.containers.coerce import coerce
 from ludus.containers.settings import find_preset, from_flat, presets, resolve_settings, setting_types, to_flat
+from ludus.core.agent import Agent
 from ludus.core.errors import UserError
 from ludus.networks.config import NetworkConfig
 from ludus.track.config_file import read_config, write_config
@@ -19,11 +20,11 @@ class OwnConfig:
     target: float | None = 0.5
 
 
-class OwnAgent:
+class OwnAgent(Agent):
     Config = OwnConfig
 
 
-class NoConfig:
+class NoConfig(Agent):
     pass
 
 
@@ -32,7 +33,7 @@ class NeedyConfig:
     needed: int
 
 
-class NeedyAgent:
+class NeedyAgent(Agent):
     Config = NeedyConfig
 
 

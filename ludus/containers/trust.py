@@ -1,0 +1,119 @@
+"""Reading the settings of a run or a file without running code that they name, unless they are trusted.
+
+Settings may name code to import: an environment, wrappers, an agent, a network, its pieces. What the user types is
+trusted; what a file names is imported only if this user wrote the file on this machine (``ludus.track.signature``), or
+gives ``--trust`` or ``trust=True``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ludus.core.errors import UserError
+from ludus.environments.config import parse_options
+from ludus.track.config_file import read_signed
+
+OWN = ("ludus.environments.toy", "ludus.environments.goal_toy")  # environments that Ludus brings along
+WRAPPERS = "gymnasium.wrappers"  # these need no trust either, save for those that write files
+WRITES = ("RecordVideo",)
+_OPTION = re.compile(r"\s*[A-Za-z_][\w.]*:[\w./-]+\s*")  # what some environments import: those of shimmy take an id
+
+
+class TrustedSettings(NamedTuple):
+    """Settings by their dotted names, whose imports may be made."""
+
+    flat: dict[str, Any]
+    signs: bool  # whether they may be written again with this user's signature
+
+
+def read_run_settings(
+    run: Path, config: Path, trust: bool = False, unused: str = "", writes: bool = False
+) -> TrustedSettings:
+    """The settings of a run; refuse those that would import something and are not trusted.
+
+    ``unused``: the settings whose names start so are not used: ``env.id`` where the caller gives the environment.
+    ``writes``: the run will be gone on with, so that folders that it names are written to.
+    """
+    return _read(config, f'The run "{run}"', trust, unused, writes)
+
+
+def read_file_settings(path: Path, trust: bool = False) -> dict[str, Any]:
+    """The settings of a file that the user names; the same holds for what it would import."""
+    return _read(path, f'The settings file "{path}"', trust, "", True).flat
+
+
+def _read(path: Path, what: str, trust: bool, unused: str, writes: bool) -> TrustedSettings:
+    flat, reason = read_signed(path)
+    if trust or not reason:
+        return TrustedSettings(flat, True)
+    named = dict(imports_of(flat))
+    folder = flat.get("agent.replay_folder") if writes else None
+    wanted = {key: names for key, names in named.items() if not (unused and key.startswith(unused))}
+    said = [f"import {', '.join(names)} ({key})" for key, names in wanted.items()]
+    said += [f'write to the folder "{folder}" (agent.replay_folder)'] if folder else []
+    if said:
+        raise UserError(
+            f"{what} is not trusted, because {reason}, and it would {' and '.join(said)}, which can do anything on "
+            "this machine; if you trust its source, add --trust (in Python: trust=True)."
+        )
+    return TrustedSettings(flat, not named)
+
+
+def imports_of(flat: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """The import paths in settings, by their key; those of what Ludus and Gymnasium bring along are left out."""
+    for key, value in flat.items():
+        group = key.partition(".")[0]
+        if key == "env.options":
+            found = list(_option_imports(value))
+        elif key in ("env.id", "env.wrappers") or (group in ("agent", "network") and key != "agent.replay_folder"):
+            found = [_path(text) for text in _texts(value) if ":" in text and not _is_known(key, text)]
+        else:
+            found = []
+        if found:
+            yield key, found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every string in a value, also in lists and tables within it."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in (*value.keys(), *value.values()):
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def _option_imports(value: Any) -> Iterator[str]:
+    for option in _texts(value):
+        try:
+            values = parse_options([option])
+        except UserError:  # told when the settings are checked
+            continue
+        yield from (text for text in _texts(values) if _OPTION.fullmatch(text))
+
+
+def _path(text: str) -> str:
+    """The path in ``path(argument=…)``."""
+    return text.partition("(")[0].strip()
+
+
+def _is_known(key: str, text: str) -> bool:
+    """Whether a path is of an environment of Ludus's, or of a wrapper of Gymnasium's that writes nothing."""
+    module, _, name = _path(text).partition(":")
+    if key == "env.wrappers" and module == WRAPPERS:
+        import gymnasium
+
+        kind = getattr(importlib.import_module(module), name, None) if name not in WRITES else None
+        return isinstance(kind, type) and issubclass(kind, gymnasium.Wrapper) and kind.__module__.startswith(WRAPPERS)
+    if key == "env.id" and module in OWN and text == _path(text):
+        import gymnasium
+
+        kind = getattr(importlib.import_module(module), name, None)
+        return isinstance(kind, type) and issubclass(kind, gymnasium.Env)
+    return False

@@ -1,0 +1,297 @@
+"""Run folders made by an enemy: no command runs, nothing is imported, nothing outside is written or deleted."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from faults_setup import TINY, digest, flags
+
+import ludus
+from ludus.cli.main import main
+from ludus.core.errors import UserError
+from ludus.track.signature import key_path, sign
+
+TRAIN = ["--preset", "none", *flags(TINY | {"agent.minibatches": 2})]
+ROOT = Path(__file__).parents[2]
+EVIL = """
+import pathlib
+pathlib.Path("imported").touch()
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv as Env
+from ludus.agents.ppo import PPO as Agent
+from ludus.networks.net1d.mlp import MLP as Piece
+from gymnasium.wrappers import TransformReward as Wrapper
+gymnasium.register("Evil-v0", "gymnasium.envs.classic_control:CartPoleEnv")
+"""
+SHELL = r'options = ["args=\"touch ran\"", "shell=true"]'
+HOSTILE = {  # what is replaced in config.toml, and what the sentence has to name
+    "a command": [('"CartPole-v1"', '"subprocess:run"'), ("options = []", SHELL), ("import subprocess:run (env.id)",)],
+    "an environment": [('"CartPole-v1"', '"evil:Env"'), ("import evil:Env (env.id)",)],
+    "a module of ids": [('"CartPole-v1"', '"evil:Evil-v0"'), ("import evil:Evil-v0 (env.id)",)],
+    "an option": [
+        ('"CartPole-v1"', '"GymV26Environment-v0"'),
+        ("options = []", r'options = ["env_id=\"evil:Evil-v0\""]'),
+        ("import evil:Evil-v0 (env.options)",),
+    ],
+    "a wrapper": [("wrappers = []", 'wrappers = ["evil:Wrapper"]'), ("import evil:Wrapper (env.wrappers)",)],
+    "a function as wrapper": [("wrappers = []", 'wrappers = ["os:remove"]'), ("import os:remove (env.wrappers)",)],
+    "a wrapper that writes": [
+        ("wrappers = []", r'wrappers = ["gymnasium.wrappers:RecordVideo(video_folder=\"outside\")"]'),
+        ("import gymnasium.wrappers:RecordVideo (env.wrappers)",),
+    ],
+    "an agent": [('name = "ppo"', 'name = "evil:Agent"'), ("import evil:Agent (agent.name)",)],
+    "a network": [('name = "modular"', 'name = "evil:Piece"'), ("import evil:Piece (network.name)",)],
+    "a piece": [('net1d = "mlp"', 'net1d = "evil:Piece"'), ("import evil:Piece (network.net1d)",)],
+    "a body": [('body = "auto"', 'body = "evil:Piece"'), ("import evil:Piece (network.body)",)],
+    "two at once": [
+        ('name = "ppo"', 'name = "evil:Agent"'),
+        ('head = "identity1d"', 'head = "evil:Piece"'),
+        ("import evil:Agent (agent.name) and import evil:Piece (network.head)",),
+    ],
+}
+RUNS = [
+    ["evaluate", "RUN", "--episodes", "1"],
+    ["play", "RUN", "--out", "film.gif"],
+    ["resume", "RUN", "--nb-step", "200"],
+    ["replay", "RUN"],
+    ["train", "CartPole-v1", *TRAIN, "--init-from", "RUN"],
+    ["train", *TRAIN, "--config", "RUN/config.toml"],
+]
+MAKES_NO_ENVIRONMENT = ("replay", "--init-from")  # so these may go on where only the environment is hostile
+
+
+@pytest.fixture
+def alone(here, monkeypatch):
+    """A current folder with a hostile module in it, which is not on the import path yet."""
+    (here / "evil.py").write_text(EVIL)
+    (here / "outside").mkdir()
+    (here / "outside" / "precious").write_text("mine")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(here))])
+    sys.modules.pop("evil", None)
+    yield here
+    sys.modules.pop("evil", None)
+
+
+@pytest.fixture
+def unharmed(alone):
+    """Call to see that nothing was run, imported, or written outside of the run."""
+
+    def check():
+        assert not (alone / "ran").exists()
+        assert not (alone / "imported").exists()
+        assert "evil" not in sys.modules
+        assert "" not in sys.path
+        assert digest(alone / "outside") == {str(alone / "outside" / "precious"): digest_of("mine")}
+
+    return check
+
+
+def digest_of(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def edit(run, *changes):
+    path = run / "config.toml"
+    text = path.read_text()
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    path.write_text(text)
+
+
+def box(run):
+    """Something where the black box is looked for."""
+    shutil.copytree(run / "best", run / "blackbox")
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_nothing_that_a_run_names_is_imported_by_any_command(run, unharmed, capsys, kind):
+    *changes, (said,) = HOSTILE[kind]
+    edit(run, *changes)
+    box(run)
+    for words in RUNS:
+        capsys.readouterr()
+        code = main([str(run) if word == "RUN" else word.replace("RUN", str(run)) for word in words])
+        err = capsys.readouterr().err
+        unharmed()
+        if "(env." in said and any(word in words for word in MAKES_NO_ENVIRONMENT):
+            continue
+        assert code == 2, words
+        assert err.startswith("ludus: ")
+        assert err.count("\n") == 1
+        assert said in err
+        assert "its config.toml was changed since" in err
+        assert "add --trust" in err
+    for call in (ludus.load, ludus.resume, lambda run: ludus.train("CartPole-v1", config=run / "config.toml")):
+        with pytest.raises(UserError, match="trust=True"):
+            call(run)
+        unharmed()
+
+
+def test_a_signature_of_another_user_counts_for_nothing(run, unharmed, monkeypatch, tmp_path):
+    edit(run, ('name = "ppo"', 'name = "evil:Agent"'))
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path / "enemy"))
+        config = run / "config.toml"
+        config.write_bytes(sign(config.read_bytes()))
+    with pytest.raises(UserError, match="another user or machine made it"):
+        ludus.load(run)
+    lines = config.read_text().splitlines()
+    config.write_text("\n".join([*lines[:-1], "# signature: " + "0" * 64, ""]))
+    with pytest.raises(UserError, match="another user or machine made it"):
+        ludus.load(run)
+    config.write_text("\n".join(lines[:-1]) + "\n")
+    with pytest.raises(UserError, match="it has no signature"):
+        ludus.load(run)
+    unharmed()
+
+
+def test_a_key_inside_of_the_run_counts_for_nothing(run, unharmed):
+    edit(run, ('name = "ppo"', 'name = "evil:Agent"'))
+    (run / "ludus").mkdir()
+    (run / "ludus" / "key").write_bytes(bytes(32))
+    with pytest.raises(UserError, match="trust=True"):
+        ludus.load(run)
+    unharmed()
+
+
+def test_a_folder_to_write_to_needs_trust_for_a_resume(here, alone, capsys):
+    settings = TINY | {"agent.warmup": 16, "agent.replay": 1000, "agent.batch_size": 8, "runs": "dqn"}
+    settings.pop("agent.rollout")
+    run = ludus.train("CartPole-v1", "dqn", preset="none", settings=settings).run
+    edit(run, ('replay_folder = ""', 'replay_folder = "outside/deep"'))
+    assert main(["resume", str(run), "--nb-step", "200"]) == 2
+    assert 'write to the folder "outside/deep" (agent.replay_folder)' in capsys.readouterr().err
+    assert not (alone / "outside" / "deep").exists()
+    assert main(["evaluate", str(run), "--episodes", "1"]) == 0  # which writes nothing there
+
+
+def test_trust_allows_it_and_a_resume_signs_it(run, alone, capsys):
+    edit(run, ('name = "ppo"', 'name = "evil:Agent"'))
+    assert main(["evaluate", str(run), "--episodes", "1", "--trust"]) == 0
+    assert (alone / "imported").exists()
+    assert main(["evaluate", str(run), "--episodes", "1"]) == 2
+    assert main(["resume", str(run), "--nb-step", "128", "--trust"]) == 0
+    assert main(["evaluate", str(run), "--episodes", "1"]) == 0
+    ludus.load(run)
+
+
+def test_an_environment_given_in_python_does_not_make_the_name_in_the_run_trusted(run, unharmed):
+    from gymnasium.envs.classic_control import CartPoleEnv
+
+    edit(run, ('"CartPole-v1"', '"evil:Env"'), ("max_episode_steps = 0", "max_episode_steps = 50"))
+    assert ludus.load(run, environment=CartPoleEnv).act([0.0] * 4) in (0, 1)
+    ludus.resume(run, nb_step=200, environment=CartPoleEnv)
+    with pytest.raises(UserError, match="evil:Env"):
+        ludus.load(run)
+    unharmed()
+
+
+def test_runs_of_strangers_with_known_names_need_no_trust(run, unharmed, capsys):
+    config = run / "config.toml"
+    wrapped = 'wrappers = ["gymnasium.wrappers:TimeAwareObservation(normalize_time=true)"]'
+    edit(run, ("wrappers = []", 'wrappers = ["gymnasium.wrappers:ClipReward(max_reward=5.0)"]'))
+    assert "# signature" in config.read_text()
+    config.write_text(config.read_text().rpartition("# signature")[0])
+    assert main(["evaluate", str(run), "--episodes", "1"]) == 0
+    assert main(["resume", str(run), "--nb-step", "128"]) == 0
+    edit(run, ('wrappers = ["gymnasium.wrappers:ClipReward(max_reward=5.0)"]', wrapped))
+    assert main(["evaluate", str(run), "--episodes", "1"]) == 2  # another network, but nothing to trust
+    assert "another network" in capsys.readouterr().err
+    unharmed()
+
+
+def test_environments_of_ludus_need_no_trust(here, alone):
+    path = "ludus.environments.toy:CountingEnv"
+    run = ludus.train(path, preset="none", settings=TINY | {"runs": "toys", "agent.minibatches": 2}).run
+    edit(run, ("# signature", "# was"))
+    ludus.load(run)
+    edit(run, (path, "ludus.cli.main:main"))
+    with pytest.raises(UserError, match=r"ludus\.cli\.main:main"):
+        ludus.load(run)
+
+
+def test_a_run_of_ones_own_is_trusted_wherever_it_is_moved(here, alone, monkeypatch):
+    settings = flags(TINY | {"agent.minibatches": 2, "evaluation.episodes": 1})
+    assert main(["train", "evil:Env", "--env.max-episode-steps", "20", "--preset", "none", *settings]) == 0
+    (run,) = here.glob("runs/evil-Env/*")
+    shutil.move(run, here / "moved")
+    shutil.copytree(here / "moved", here / "copied")
+    for folder in ("moved", "copied"):
+        assert main(["evaluate", folder, "--episodes", "1"]) == 0
+        assert main(["resume", folder, "--nb-step", "128"]) == 0
+    assert main(["train", "--config", "moved/config.toml", "--quiet"]) == 0
+    os.chdir(here / "outside")  # where there is no such module: the run is trusted, and yet it is not found
+    sys.modules.pop("evil")
+    with pytest.raises(UserError, match="there is no module evil"):
+        ludus.load(here / "moved")
+
+
+def test_a_settings_file_is_trusted_no_more_than_a_run(here, unharmed, capsys):
+    Path("tuned.toml").write_text('[env]\nid = "subprocess:run"\n' + SHELL + "\n")
+    assert main(["train", "--config", "tuned.toml"]) == 2
+    said = capsys.readouterr().err
+    assert 'The settings file "tuned.toml" is not trusted' in said
+    assert main(["train", "CartPole-v1", "--config", "tuned.toml", "--help"]) == 2
+    Path("tuned.toml").write_text('trust = true\n[agent]\nname = "evil:Agent"\n')
+    assert main(["train", "CartPole-v1", "--config", "tuned.toml"]) == 2
+    assert main(["train", "CartPole-v1", "--config", "tuned.toml", "--trust", "--no-trust"]) == 2
+    unharmed()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["subprocess:Popen", "--env.options", 'args="touch ran"', "shell=true"], "is a class without reset and step"),
+        (["CartPole-v1", "--env.wrappers", 'subprocess:Popen(args="touch ran", shell=true)'], "no wrapper"),
+        (["CartPole-v1", "--agent", "subprocess:Popen"], "no subclass of ludus.core.agent.Agent"),
+        (["CartPole-v1", "--agent", "subprocess:run"], "no subclass of ludus.core.agent.Agent"),
+        (["CartPole-v1", "--network", "subprocess:Popen"], "no class of torch modules"),
+        (["CartPole-v1", "--network.net1d", "subprocess:Popen"], "no piece of a network"),
+        (["CartPole-v1", "--network.body", "subprocess:run"], "no piece of a network"),
+    ],
+)
+def test_what_is_typed_is_checked_before_it_is_called(refused, alone, words, said):
+    refused(["train", *words, "--preset", "none"], said)
+    assert not (alone / "ran").exists()
+
+
+def test_the_installed_command_does_not_look_into_the_current_folder(run, alone):
+    for name in ("ale_py", "PIL", "imageio_ffmpeg", "pygame", "moviepy"):
+        (alone / f"{name}.py").write_text(EVIL)
+    command = Path(sys.executable).with_name("ludus")
+    start = [str(command)] if command.exists() else [sys.executable, "-P", "-m", "ludus.cli.main"]
+    environment = {key: value for key, value in os.environ.items() if key != "DISPLAY"} | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*start, "play", str(run), "--out", "film.gif"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (alone / "imported").exists()
+    assert (alone / "film.gif").exists()
+
+
+def test_without_a_key_training_goes_on_unsigned(here, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))  # no folder can be made there
+    settings = TINY | {"agent.minibatches": 2, "runs": "unsigned"}
+    result = ludus.train("ludus.environments.toy:CountingEnv", preset="none", settings=settings)
+    assert "# signature" not in (result.run / "config.toml").read_text()
+    log = (result.run / "log.txt").read_text()
+    assert "The run is not signed, because the key" in log
+    assert "cannot be read (Not a directory)" in log
+    assert result.load().act([0.0] * 2) is not None
+
+
+def test_a_key_that_others_can_read_is_no_key(run, alone, capsys):
+    key_path().chmod(0o644)
+    try:
+        edit(run, ('name = "ppo"', 'name = "evil:Agent"'))
+        assert main(["evaluate", str(run)]) == 2
+        assert "must belong to you and be readable by you alone (chmod 600)" in capsys.readouterr().err
+        assert not (alone / "imported").exists()
+    finally:
+        key_path().chmod(0o600)
