@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Self
 
 import numpy as np
@@ -79,6 +79,7 @@ class LocalWorker(Container):
         self.evaluator, self.on_update = evaluator, on_update
         self._hook_takes_worker = on_update is not None and takes_two(on_update)
         self.reporter: Reporter | None = None  # without one it trains in silence
+        self.started: AbstractContextManager[None] = nullcontext()  # notes processes that environments start
         self.device = next(agent.parameters()).device
         seeds = torch.Generator().manual_seed(settings.seed)
         env_seed, noise_seed, *own_seeds = torch.randint(2**31 - 1, (4,), generator=seeds).tolist()
@@ -108,7 +109,8 @@ class LocalWorker(Container):
         """Collect and improve until ``nb_step`` real decisions are done, or something asks to stop."""
         self.local_step_count, self._target = initial_step, nb_step
         if not self.began:
-            begin(self, self.env_seed)
+            with self.started:
+                begin(self, self.env_seed)
             self.began = True
         if self.owed:
             self.evaluate()
@@ -118,7 +120,8 @@ class LocalWorker(Container):
             self.cache.schedule(progress)
             self.updater.learning_rate = self.scheduled.get("learning_rate", self.updater.learning_rate)
             before, self.between = self.local_step_count, False
-            decisions = collect(self)
+            with self.started:
+                decisions = collect(self)
             self.black_box.step = before + decisions
             metrics, updates = improve(self)
             self.local_step_count += decisions
@@ -184,7 +187,8 @@ class LocalWorker(Container):
 
     def evaluate(self) -> Evaluation | None:
         """Play fresh episodes, keep the best policy, and stop where the target is reached; None if told to stop."""
-        return evaluate_worker(self)
+        with self.started:
+            return evaluate_worker(self)
 
     def state_dict(self) -> State:
         """All that a resume needs."""

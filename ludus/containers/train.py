@@ -34,6 +34,7 @@ from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.unused import refuse_unused
 from ludus.core.errors import UserError
 from ludus.core.names import main_name
+from ludus.parallel.children import StartedProcesses
 from ludus.track.logfile import LogFile
 
 
@@ -169,7 +170,10 @@ def _build(
 ) -> LocalWorker:
     """Make all parts, the run folder last, so that a mistake found on the way leaves nothing behind."""
     settings = resolved.settings
-    manager = build_manager(settings, environment)
+    started = StartedProcesses()
+    stack.callback(started.end)  # the last of all, when the environments are closed
+    with started:
+        manager = build_manager(settings, environment)
     stack.callback(manager.close)
     if saved is None:
         refuse_unused(resolved, manager.observation, manager.action)
@@ -190,7 +194,9 @@ def _build(
     worker = LocalWorker(settings, agent, manager, updater, evaluator, on_update)
     early: list[str] = []  # what is to be told before there is somebody to tell it
     manager.on_report = early.append
-    restored = worker.load_state_dict(saved.state) if saved is not None and saved.state is not None else ""
+    worker.started = started
+    with started:
+        restored = worker.load_state_dict(saved.state) if saved is not None and saved.state is not None else ""
     run = stack.enter_context(new_run(settings)) if saved is None else saved.run
     signs = saved is None or saved.signs
     reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count, signs)

@@ -17,24 +17,29 @@ import traceback
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from ludus.parallel.children import BOOT, MARK, end_orphans
+
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 MOST_FDS = 64  # in one request
 ORPHANED = 70  # exit code of a child whose parent died before the child could ask to be killed with it
 SAID = 200_000  # characters of a traceback that are passed on
 
 
-def run(numbers: list[int], server: int | None = None) -> NoReturn:
+def run(numbers: list[int], server: int) -> NoReturn:
     """Do what the request in the first file descriptor says; the others bear the names that it gives them.
 
-    ``server``: the process that forked this one, where one did.
+    ``server``: the process that forked this one. What this one starts has a session and a variable that say so.
     """
     request = json.loads(os.pread(numbers[0], os.fstat(numbers[0]).st_size, 0))
     os.close(numbers[0])
     fds: dict[str, int] = dict(zip(request["names"], numbers[1:], strict=True))
     outcome, code = fds.pop("outcome"), 0
     try:
-        _guard(fds.pop("life"), server or request["parent"])
-        _settle(fds.pop("errors"), server is not None)
+        _guard(fds.pop("life"), server)
+        _settle(fds.pop("errors"), forked=True)
+        os.setsid()
+        os.environ[MARK] = str(os.getpid())
         sys.path[:] = request["path"]
         os.chdir(request["cwd"])
         module, _, function = request["target"].partition(":")
@@ -48,11 +53,17 @@ def run(numbers: list[int], server: int | None = None) -> NoReturn:
     os._exit(code & 255)  # no exit handlers: a forked child would run those of the server
 
 
-def serve(numbers: list[int], preload: list[str], parent: int | None) -> NoReturn:
-    """Fork a child for each request that comes over the socket, and say how each one ended."""
+def serve(numbers: list[int], preload: list[str], parent: int | None, spawn: bool) -> NoReturn:
+    """Start a child for each request that comes over the socket, and say how each one ended.
+
+    Processes that a child started and left behind are adopted by this one and ended: when the child ends, or when the
+    parent does, however it ended.
+    """
     channel, life = socket.socket(fileno=numbers[0]), numbers[1]
-    _guard(life, parent)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _guard(life, parent, signal.SIGTERM)
     _settle(None, forked=False)
+    signal.signal(signal.SIGTERM, _leave)
     for module in preload:
         importlib.import_module(module)
     poll, running = select.poll(), dict[int, tuple[int, int]]()  # pidfd → (pid, pipe for the exit code)
@@ -61,7 +72,7 @@ def serve(numbers: list[int], preload: list[str], parent: int | None) -> NoRetur
     while True:
         for fd, _ in poll.poll():
             if fd == channel.fileno():
-                _fork(channel, life, poll, running)
+                _fork(channel, life, poll, running, spawn)
             else:
                 poll.unregister(fd)
                 pid, status = running.pop(fd)
@@ -70,12 +81,19 @@ def serve(numbers: list[int], preload: list[str], parent: int | None) -> NoRetur
                     os.write(status, str(code).encode())
                 os.close(status)
                 os.close(fd)
+                end_orphans(pid for pid, _ in running.values())
 
 
-def _fork(channel: socket.socket, life: int, poll: Any, running: dict[int, tuple[int, int]]) -> None:
+def _leave(*_: Any) -> NoReturn:
+    """End everything below this process, and this process."""
+    end_orphans([])
+    os._exit(0)
+
+
+def _fork(channel: socket.socket, life: int, poll: Any, running: dict[int, tuple[int, int]], spawn: bool) -> None:
     _, numbers, _, _ = socket.recv_fds(channel, 1, MOST_FDS)
-    if not numbers:  # the parent has closed its end; children that are left go with this process
-        os._exit(0)
+    if not numbers:  # the parent has closed its end
+        _leave()
     status, *numbers = numbers
     own = os.getpid()
     pid = os.fork()
@@ -83,6 +101,8 @@ def _fork(channel: socket.socket, life: int, poll: Any, running: dict[int, tuple
         channel.close()
         for fd in (life, status, *running, *(pipe for _, pipe in running.values())):
             os.close(fd)
+        if spawn:
+            _exec(numbers, own)
         run(numbers, own)
     for fd in numbers:
         os.close(fd)
@@ -92,18 +112,26 @@ def _fork(channel: socket.socket, life: int, poll: Any, running: dict[int, tuple
     running[pidfd] = (pid, status)
 
 
-def _guard(life: int, parent: int | None) -> None:
+def _exec(numbers: list[int], server: int) -> NoReturn:
+    """Become a new interpreter that does what the request says."""
+    for fd in numbers:
+        os.set_inheritable(fd, True)
+    said = json.dumps({"do": "run", "fds": numbers, "server": server})
+    os.execv(sys.executable, [sys.executable, "-P", "-c", BOOT, said, json.dumps(sys.path)])
+
+
+def _guard(life: int, parent: int | None, number: int = signal.SIGKILL) -> None:
     """Let the kernel kill this process when its parent is gone, whatever it is doing then.
 
-    The far end of the pipe ``life`` is the parent's alone: when it closes, the signal that the kernel sends is SIGKILL.
+    The far end of the pipe ``life`` is the parent's alone: when it closes, the kernel sends the signal ``number``.
     A fork of the parent would hold that end too, so the death of ``parent`` itself counts as well.
     """
     if parent is not None:
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
             os._exit(ORPHANED)
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(life, fcntl.F_SETSIG, number)
     fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
     ready = select.poll()
     ready.register(life, select.POLLIN)
@@ -138,5 +166,5 @@ def main() -> NoReturn:
     """Read the command line that ``process.Launcher`` wrote."""
     request = json.loads(sys.argv[1])
     if request["do"] == "serve":
-        serve(request["fds"], request["preload"], request["parent"])
-    run(request["fds"])
+        serve(request["fds"], request["preload"], request["parent"], request["spawn"])
+    run(request["fds"], request["server"])

@@ -21,12 +21,12 @@ from types import FrameType
 from typing import Any, Literal
 
 from ludus.core.errors import UserError
+from ludus.parallel.children import BOOT, OWN
 
 Start = Literal["forkserver", "spawn"]
 TAIL = 4096  # bytes of a child's stderr that a report shows
 KEPT = 1 << 20  # bytes of stderr after which a child that goes on is relieved of what it has written
 GRACE = 1.0  # seconds that each step of an ending waits for the next
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from ludus.parallel.child import main; main()"
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -156,8 +156,9 @@ def end_all(processes: Sequence[Process], patience: float = 0.0, grace: float = 
 class Launcher:
     """Starts functions of modules, each in a process of its own, and owns these processes.
 
-    ``spawn``: a new interpreter each. ``forkserver``: a small server that has imported ``preload`` forks them, which
-    takes milliseconds. A function is called as ``function(settings, fds)``; fds by the name that ``start`` was given.
+    ``forkserver``: a small server that has imported ``preload`` forks them, which takes milliseconds. ``spawn``: the
+    server starts a new interpreter for each. A function is called as ``function(settings, fds)``; fds by the name that
+    ``start`` was given. What a process starts and leaves behind ends with it, and the server sees to that.
     """
 
     def __init__(self, start: Start = "forkserver", preload: Sequence[str] = (), deadline: float = 60.0) -> None:
@@ -176,20 +177,17 @@ class Launcher:
         given = {"life": -1, "outcome": _memory("outcome"), "errors": _memory("errors"), **fds}
         given["life"], life = os.pipe()
         request = _memory("request")
-        main = threading.current_thread() is threading.main_thread()
         said = {
             "target": target,
             "settings": dict(settings),
             "names": list(given),
-            "parent": os.getpid() if main else None,  # the kernel means the thread, and other threads come and go
             "path": sys.path,
             "cwd": os.getcwd(),
         }
         os.write(request, json.dumps(said).encode())
         kept = {"life": life, "outcome": given["outcome"], "errors": given["errors"]}
         try:
-            begin = self._spawn if self._method == "spawn" else self._fork
-            process = begin(name, [request, *given.values()], kept)
+            process = self._fork(name, [request, *given.values()], kept)
         except BaseException:
             for fd in kept.values():
                 os.close(fd)
@@ -207,12 +205,9 @@ class Launcher:
         if self._channel is not None:
             self._channel.close()  # the server ends when it sees this
         if self._server is not None:
-            self._server.wait(GRACE)
-            self._server.end()
+            self._server.wait(5 * GRACE)  # it ends what others left behind
+            self._server.end(grace=5 * GRACE)
         self._channel = self._server = None
-
-    def _spawn(self, name: str, numbers: list[int], kept: dict[str, int]) -> Process:
-        return _popen(name, {"do": "run", "fds": numbers}, numbers, kept)
 
     def _fork(self, name: str, numbers: list[int], kept: dict[str, int]) -> Process:
         for tries in (3, 2, 1):  # a server that is killed is replaced, also while it starts
@@ -249,7 +244,14 @@ class Launcher:
         life, end = os.pipe()
         main = threading.current_thread() is threading.main_thread()
         numbers = [far.fileno(), life]
-        said = {"do": "serve", "fds": numbers, "preload": self._preload, "parent": os.getpid() if main else None}
+        spawn = self._method == "spawn"
+        said = {
+            "do": "serve",
+            "fds": numbers,
+            "preload": [] if spawn else self._preload,
+            "parent": os.getpid() if main else None,  # the kernel means the thread, and other threads come and go
+            "spawn": spawn,
+        }
         try:
             self._server = _popen("the fork server", said, numbers, {"life": end, "errors": _memory("errors")})
         finally:
@@ -305,6 +307,7 @@ def _popen(name: str, said: Mapping[str, Any], numbers: Sequence[int], kept: dic
         env=child_environ(),
         process_group=0,  # what a terminal sends to all (Ctrl-C, Ctrl-Z) is for the parent alone
     )
+    OWN.add(popen.pid)
     return Process(name, popen.pid, os.pidfd_open(popen.pid), partial(_join, popen), kept)
 
 

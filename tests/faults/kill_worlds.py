@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -42,3 +43,13 @@ class Mortal(gymnasium.Env):
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(1000)
+
+
+class Serves(Mortal):
+    """Starts a process when it is made, which it never ends, and notes it in the folder ``note``."""
+
+    def __init__(self, left="", note=""):
+        super().__init__(left)
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+        (Path(note) / str(process.pid)).touch()
+        self.process = process

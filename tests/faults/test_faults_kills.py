@@ -6,6 +6,8 @@ import random
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +18,7 @@ import ludus
 from benchmarks.soak_kills import Case, fingerprint, finish, suffer
 from benchmarks.soak_watch import MARK, alive, left_behind, named_memory, open_sockets
 from ludus.core.errors import UserError
+from ludus.parallel.children import stats
 from ludus.track.checkpoint import load_newest
 from ludus.track.rundir import RunDirectory
 
@@ -123,6 +126,37 @@ def test_too_many_restarts_end_the_run_with_a_sentence_and_all_saved(mortal):
     for token in mortal.left.iterdir():
         token.unlink()
     assert ludus.resume(folder).steps >= 512
+
+
+@pytest.mark.parametrize("how", ["ends", "stops", "raises"])
+@pytest.mark.parametrize("backend", ["simple", "subproc"])
+def test_what_environments_start_ends_with_the_run(tmp_path, backend, how):
+    left, note = tmp_path / "left", tmp_path / "note"
+    left.mkdir()
+    note.mkdir()
+    settings = TINY | {"env.num": 2, "env.backend": backend, "agent.minibatches": 2, "threads": 1}
+    settings |= {"env.options": (f"left='{left}'", f"note='{note}'"), "runs": str(tmp_path / "runs")}
+    if backend == "subproc":
+        settings |= {"env.workers": 2, "env.max_restarts": 0}
+
+    def hook(values):
+        if how == "stops":
+            signal.raise_signal(signal.SIGTERM)
+        if how == "raises":
+            (left / "raise").touch()
+
+    mine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    if how == "raises":
+        with pytest.raises(UserError, match="the wheel fell off"):
+            ludus.train("kill_worlds:Serves", preset="none", settings=settings, on_update=hook)
+    else:
+        ludus.train("kill_worlds:Serves", preset="none", settings=settings, on_update=hook)
+    started = {int(file.name) for file in note.iterdir()}
+    assert len(started) >= 2
+    assert not started & stats().keys()
+    assert mine.poll() is None
+    mine.kill()
+    mine.wait()
 
 
 def test_a_run_stopped_before_its_last_evaluation_is_not_over(tmp_path):

@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -82,3 +83,17 @@ def draw(settings, fds):
     import numpy as np
 
     os.write(fds["out"], json.dumps(np.random.rand()).encode())
+
+
+def litter(settings, fds):
+    """Start a process, one in a session of its own, and a daemon whose parent is gone; then wait to be told to end."""
+    sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    daemon = f"import subprocess; print(subprocess.Popen({sleep!r}, start_new_session=True, stdout=-3).pid)"
+    pids = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep, start_new_session=True).pid]
+    pids.append(int(subprocess.check_output([sys.executable, "-c", daemon])))
+    said = " ".join(map(str, pids))
+    if "LITTER" in os.environ:
+        with open(os.environ["LITTER"], "w") as file:
+            file.write(said)
+    os.write(fds["out"], said.encode())
+    os.read(fds["go"], 1)

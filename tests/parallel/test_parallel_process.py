@@ -295,7 +295,7 @@ def test_none_outlives_a_parent_that_is_killed(start):
     below = children(parent.pid)
     os.kill(below[-1], signal.SIGSTOP)  # one that is stopped too
     assert {int(line) for line in lines} <= set(below)
-    assert len(below) == (4 if start == "spawn" else 5)
+    assert len(below) == 5  # the server and its four
     parent.kill()
     parent.wait()
     parent.stdout.close()
