@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,8 @@ def run(argv: list[str]) -> int:
     for name in shown:
         console.print(makers[name](), "")
     if what == "environments":
+        console.print(*_atari(), sep="\n", highlight=False, soft_wrap=True)
+        console.print()
         console.print(_envpool(), highlight=False, soft_wrap=True)  # after the table: importing it takes a second
     console.print(NEXT[what], highlight=False, soft_wrap=True)
     return 0
@@ -133,6 +136,22 @@ def _gymnasium() -> Iterator[tuple[str, str, str, str]]:
         )
         missing = package if package and importlib.util.find_spec(package) is None else ""
         yield id, str(spec.max_episode_steps or "none"), "yes" if spec.vector_entry_point else "", missing
+
+
+def _atari() -> list[str]:
+    """The Atari games, as lines of several ids."""
+    if importlib.util.find_spec("ale_py") is None:
+        return ['Atari games: pip install "ludus[atari]" brings ALE/Pong-v5 and about a hundred more.']
+    import ale_py  # registers them with Gymnasium
+    import gymnasium
+
+    assert ale_py is not None
+    ids = sorted(id for id in gymnasium.registry if id.startswith("ALE/"))
+    title = f"Atari games ({len(ids)}; preset atari/ppo: 84 x 84 grey frames, 4 stacked; other agents see raw frames)"
+    width = max(map(len, ids)) + 2
+    columns = max(shutil.get_terminal_size().columns // width, 1)
+    rows = [ids[i : i + columns] for i in range(0, len(ids), columns)]
+    return [title, *("".join(id.ljust(width) for id in row).rstrip() for row in rows)]
 
 
 def _envpool() -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ludus.core.spec import Specs
 from ludus.core.types import State
+from ludus.environments.config import EnvConfig
 from ludus.parallel.devices import cores
 
 if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker
 
+ATARI_SCREENS = ((210, 160), (250, 160))  # NTSC and PAL
 POOR = 0.1  # explained variance below which a hint is due
 SLOW = 0.6  # share of the time in environments above which one is due
 
@@ -30,6 +33,18 @@ def hints(worker: LocalWorker, explained: float) -> list[str]:
             "processes."
         )
     return found + _uncompiled(worker)
+
+
+def raw_frames(config: EnvConfig, observation: Specs) -> str:
+    """What to add where an Atari game shows its screen as it is; nothing for any other environment."""
+    shapes = [spec.shape for spec in observation.values() if spec.shape[:2] in ATARI_SCREENS]
+    if not config.id.startswith("ALE/") or not shapes:
+        return ""
+    return (
+        f"The frames of {config.id} are raw ({' x '.join(map(str, shapes[0]))}, none stacked); the usual ones are "
+        "84 x 84, grey and 4 of them stacked: --env.options frameskip=1 --env.wrappers "
+        "gymnasium.wrappers:AtariPreprocessing 'gymnasium.wrappers:FrameStackObservation(stack_size=4)'."
+    )
 
 
 def _uncompiled(worker: LocalWorker) -> list[str]:

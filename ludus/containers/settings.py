@@ -206,12 +206,15 @@ def presets() -> dict[str, tuple[str, Flat]]:
 
 def find_preset(environment: str, agent: str) -> str:
     """The name of the preset for this environment and agent, or ``none``."""
-    fitting = (
-        name
-        for name, (of, _) in presets().items()
-        if environment and environment in (of, of.rpartition("-v")[0]) and name.endswith(f"/{agent}")
-    )
+    fitting = (name for name, (of, _) in presets().items() if _fits(environment, of) and name.endswith(f"/{agent}"))
     return next(fitting, NO_PRESET)
+
+
+def _fits(environment: str, preset_for: str) -> bool:
+    """Whether a preset is for this environment: by its id, whose version may be left out, or as one of ``ALE/*``."""
+    if preset_for.endswith("*"):
+        return environment.startswith(preset_for.removesuffix("*"))
+    return bool(environment) and environment in (preset_for, preset_for.rpartition("-v")[0])
 
 
 def load_preset(name: str) -> Flat:

@@ -204,6 +204,11 @@ def _build(
     worker.reporter, worker.black_box.run = reporter, run.path
     if saved is not None:
         reporter.resumed(worker, saved, restored)
+    if settings.env.id.startswith("ALE/") and saved is None:
+        from ludus.containers.hints import raw_frames  # most runs do without
+
+        if raw := raw_frames(settings.env, manager.observation):
+            reporter.note(raw)
     if room := getattr(worker.cache, "bytes", 0):
         where = getattr(settings.agent, "replay_folder", "") or "memory"
         reporter.note(f"The replay will take {room / 1e6:,.1f} MB of {where} when it is full.")

@@ -269,3 +269,12 @@ def test_a_screen_that_does_not_answer_is_one_sentence(monkeypatch: pytest.Monke
     monkeypatch.setenv("SDL_VIDEODRIVER", "offscreen")
     with pytest.raises(UserError, match="--out"):
         show(iter([np.zeros((2, 2, 3), np.uint8)]), fps=30, title="test")
+
+
+def test_atari_games_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ale_py")
+    assert main(["list", "environments"]) == 0
+    out = capsys.readouterr().out
+    assert "ALE/Pong-v5" in out
+    assert "atari/ppo" in out
+    assert max(map(len, out.splitlines()[:-3])) <= 100

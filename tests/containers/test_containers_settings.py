@@ -62,6 +62,8 @@ def test_a_preset_is_taken_by_itself_only_where_environment_and_agent_fit() -> N
     assert find_preset("CartPole-v1", "ppo") == "cartpole/ppo"
     assert find_preset("CartPole-v0", "ppo") == "none"
     assert find_preset("Pong-v5", "a2c") == "none"
+    assert find_preset("ALE/Pong-v5", "ppo") == find_preset("ALE/Breakout", "ppo") == "atari/ppo"
+    assert find_preset("ALE/Pong-v5", "dqn") == find_preset("Breakout-v5", "ppo") == "none"
     assert resolve_settings("CartPole-v1", preset="none").settings.agent.epochs != 20
     assert set(resolve_settings("CartPole-v1", preset="none").origins.values()) == {"default", "flag"}
 
@@ -87,7 +89,7 @@ def test_the_environment_and_the_agent_may_come_from_the_file(tmp_path: Path) ->
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_resolves(name: str) -> None:
     environment, values = presets()[name]
-    settings, origins = resolve_settings(environment, name.rpartition("/")[2])
+    settings, origins = resolve_settings(environment.replace("*", "Pong-v5"), name.rpartition("/")[2])
     flat = to_flat(settings)
     assert {key: flat[key] for key in values} == {k: tuple(x) if isinstance(x, list) else x for k, x in values.items()}
     assert {origins[key] for key in values} == {f"preset {name}"}

@@ -199,7 +199,9 @@ def test_flags_and_files_are_refused_but_no_default_preset_or_run_file(tmp_path:
 @pytest.mark.parametrize("name", [name for name, (_, values) in presets().items() if "env.backend" not in values])
 def test_no_preset_holds_what_its_own_environment_does_not_use(name: str) -> None:
     environment, values = presets()[name]
-    settings = resolve_settings(environment, name.rpartition("/")[2]).settings
+    if environment.startswith("ALE/"):
+        pytest.importorskip("ale_py")
+    settings = resolve_settings(environment.replace("*", "Pong-v5"), name.rpartition("/")[2]).settings
     manager = build_manager(settings)
     assert not values.keys() & {key for key, _ in unused(settings, manager.observation, manager.action)}
     manager.close()
