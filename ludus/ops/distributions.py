@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 MASKED = -1e9  # finite, so that 0 · MASKED is 0 where 0 · −∞ is NaN; exp of it is exactly 0
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-_nodes, _weights = np.polynomial.hermite.hermgauss(16)
-NODES: list[float] = (math.sqrt(2) * _nodes).tolist()
-WEIGHTS: list[float] = (_weights / math.sqrt(math.pi)).tolist()
+# a mixture of six normals of mean 0 (deviations and shares) close to the logistic distribution of scale ½, fitted so
+# that E|u + X| is off by 7e-8 at most for any u
+LOGISTIC_STD = [0.42682338, 0.58304888, 0.79028762, 1.07035148, 1.44318584, 1.95040387]
+LOGISTIC_SHARE = [0.02756704, 0.21775330, 0.39473939, 0.27845247, 0.07675131, 0.00473649]
 
 
 def gumbel(uniform: Tensor) -> Tensor:
@@ -193,12 +193,19 @@ def tanh_gaussian_draw(mean: Tensor, log_std: Tensor, normal: Tensor) -> tuple[T
 
 
 def tanh_gaussian_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
-    """Return H(N) + Σ E[log(1 − tanh²u)], the expectation by Gauss–Hermite quadrature with 16 nodes.
+    """Return H(N) + Σ E[log(1 − tanh²u)], off by 2e-7 per element at most for any mean and deviation.
 
-    Off by 1e-5 at σ = 1, 3e-3 at σ = 2, 6e-2 at σ = 4; without noise, and differentiable.
+    log(1 − tanh²u) = −2 log cosh u, and log cosh u = E|u + X| − log 2 for a logistic X of scale ½: both sides have the
+    second derivative sech²u and the same limits. With a mixture of normals for X, u + X is a normal of variance
+    σ² + s² in each part, and the mean of its absolute value is exact. Quadrature over u would need ever more nodes as
+    σ grows, since log cosh bends only near 0.
     """
-    u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * mean.new_tensor(NODES)  # [..., K, 16]
-    return gaussian_entropy(mean, log_std) + (_log_slope(u) @ mean.new_tensor(WEIGHTS)).sum(-1)
+    std = torch.sqrt((2 * log_std).exp().unsqueeze(-1) + mean.new_tensor(LOGISTIC_STD).square())  # [..., K, 6]
+    centre = mean.unsqueeze(-1)
+    z = centre / std
+    absolute = math.sqrt(2 / math.pi) * std * (-0.5 * z.square()).exp() + centre * torch.erf(z * math.sqrt(0.5))
+    log_cosh = absolute @ mean.new_tensor(LOGISTIC_SHARE) - math.log(2)
+    return gaussian_entropy(mean, log_std) - 2 * log_cosh.sum(-1)
 
 
 # Beta on [0, 1]: alpha, beta [..., K] > 0 (for samples and modes ≥ 1: one hump), action [..., K].
