@@ -66,7 +66,7 @@ def run(argv: list[str]) -> int:
     path = (
         Path(given.out) if given.out else directory.videos / f"{time.strftime('%Y%m%d-%H%M%S')}-{given.checkpoint}.mp4"
     )
-    print(f"Video: {write_video(pictures, path, given.fps)}")
+    print(f"Video: {write_video(pictures, path, given.fps, follows=bool(given.out))}")
     return 0
 
 

@@ -76,7 +76,7 @@ def replay(run: RunDirectory, folder: Path | None = None, trust: bool = False) -
 
     ``trust``: import what the run names, though this user did not make it on this machine.
     """
-    place = run.path / FOLDER if folder is None else folder
+    place = run.path / FOLDER if folder is None else folder.parent.resolve() / folder.name
     if not place.exists():
         raise UserError(
             f'There is no black box "{place}": one is saved when a loss, gradient, reward or observation first is not '

@@ -43,11 +43,11 @@ def read_run_settings(
 
 def read_file_settings(path: Path, trust: bool = False) -> dict[str, Any]:
     """The settings of a file that the user names; the same holds for what it would import."""
-    return _read(path, f'The settings file "{path}"', trust, "", True).flat
+    return _read(path, f'The settings file "{path}"', trust, "", True, follows=True).flat
 
 
-def _read(path: Path, what: str, trust: bool, unused: str, writes: bool) -> TrustedSettings:
-    flat, reason = read_signed(path)
+def _read(path: Path, what: str, trust: bool, unused: str, writes: bool, follows: bool = False) -> TrustedSettings:
+    flat, reason = read_signed(path, follows)
     if trust or not reason:
         return TrustedSettings(flat, True)
     named = dict(imports_of(flat))

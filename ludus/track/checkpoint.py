@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -23,7 +24,19 @@ import ludus
 from ludus.core.errors import UserError
 from ludus.core.types import State, Tensors
 from ludus.track.encoding import decode, encode, serialize
-from ludus.track.files import TEMPORARY, delete, open_plain, replace, sync, unwritable, why, write_all
+from ludus.track.files import (
+    TEMPORARY,
+    delete,
+    exists,
+    open_plain,
+    opened_folder,
+    replace,
+    sync,
+    temporary_name,
+    unwritable,
+    why,
+    write_all,
+)
 from ludus.track.rundir import ASIDE, RunDirectory, settled, step_folders
 
 T = TypeVar("T")
@@ -47,22 +60,25 @@ def save(folder: Path, state: State, meta: Mapping[str, Any]) -> None:
     """
     tensors: Tensors = {}
     tree, meta_tree = encode(state, tensors), encode(dict(meta), {})
-    temporary = folder.with_name(f"{TEMPORARY}{folder.name}-{os.getpid()}")
+    temporary = temporary_name()
     try:
-        _clean(folder.parent)
-        temporary.mkdir()
-        entries = {
-            TENSORS: _write(temporary / TENSORS, serialize(tensors)),
-            STATE: _write(temporary / STATE, [json.dumps(tree, allow_nan=False).encode()]),
-        }
-        _write(temporary / MANIFEST, [_manifest(entries, meta_tree)])
-        sync(*(temporary / name for name in (*entries, MANIFEST)), temporary)
-        _verify(temporary, folder)
-        _place(temporary, folder)
+        with opened_folder(folder.parent) as parent:
+            _clean(parent)
+            os.mkdir(temporary, dir_fd=parent)
+            try:
+                with opened_folder(temporary, parent) as here:
+                    entries = {
+                        TENSORS: _write(TENSORS, here, serialize(tensors)),
+                        STATE: _write(STATE, here, [json.dumps(tree, allow_nan=False).encode()]),
+                    }
+                    _write(MANIFEST, here, [_manifest(entries, meta_tree)])
+                    sync(*entries, MANIFEST, ".", folder=here)
+                    _verify(here, folder)
+                _place(parent, temporary, folder.name)
+            finally:
+                delete(temporary, parent)
     except OSError as error:
         raise unwritable(folder, error) from error
-    finally:
-        delete(temporary)
 
 
 def load(folder: Path) -> tuple[State, dict[str, Any]]:
@@ -125,7 +141,7 @@ class CheckpointKeeper:
         folder = self._run.checkpoints / f"step_{step}"
         _make_folder(folder.parent)
         save(folder, state, {"step": step, **(meta or {})})
-        if not self._run.saved_once.exists():
+        if not os.path.lexists(self._run.saved_once):
             replace(self._run.saved_once, b"")
         folders = step_folders(self._run.checkpoints)
         here = folders.index(folder)
@@ -146,7 +162,7 @@ class CheckpointKeeper:
 
 def _make_folder(folder: Path) -> None:
     """Make a folder of a run, but not the run's own."""
-    if folder.exists():
+    if os.path.lexists(folder):
         return
     try:
         folder.mkdir()
@@ -192,17 +208,16 @@ def _opened(folder: Path) -> Iterator[int]:
     found = settled(folder)
     if found is None:
         raise UserError(f'There is no checkpoint "{folder}": give a folder that holds a {MANIFEST}.')
-    try:
-        here = os.open(found, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError as error:
-        what = (
-            "is a link: give the folder that it points to" if found.is_symlink() else f"cannot be read ({why(error)})"
-        )
-        raise UserError(f'The checkpoint "{folder}" {what}.') from error
-    try:
+    with ExitStack() as stack:
+        try:
+            parent = stack.enter_context(opened_folder(found.parent))
+            here = stack.enter_context(opened_folder(found.name, parent))
+        except OSError as error:
+            what = "is a link: give the folder that it points to"
+            if error.errno != errno.ELOOP:
+                what = f"cannot be read ({why(error)})"
+            raise UserError(f'The checkpoint "{folder}" {what}.') from error
         yield here
-    finally:
-        os.close(here)
 
 
 def _read_manifest(folder: Path, here: int) -> tuple[dict[str, Entry], dict[str, Any]]:
@@ -298,18 +313,15 @@ def _no_constant(token: str) -> NoReturn:
     raise ValueError(f"{token} is not JSON")
 
 
-def _verify(temporary: Path, folder: Path) -> None:
+def _verify(here: int, folder: Path) -> None:
     """Read what was written, from the disk, before anything older is given up for it."""
     try:
-        with _opened(temporary) as here:
-            entries, _ = _read_manifest(temporary, here)
-            for name, entry in entries.items():
-                with _open(temporary / name, here) as file:
-                    if hasattr(os, "posix_fadvise"):
-                        os.posix_fadvise(
-                            file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED
-                        )  # not from the memory of the system
-                    _check(file, temporary / name, entry)
+        entries, _ = _read_manifest(folder, here)
+        for name, entry in entries.items():
+            with _open(folder / name, here) as file:
+                if hasattr(os, "posix_fadvise"):  # not from the memory of the system
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                _check(file, folder / name, entry)
     except UserError as error:
         raise UserError(
             f'The disk gives back something else than was written to "{folder}": check the disk or give another place; '
@@ -317,44 +329,47 @@ def _verify(temporary: Path, folder: Path) -> None:
         ) from error
 
 
-def _place(temporary: Path, folder: Path) -> None:
-    aside = folder.with_name(ASIDE + folder.name)
-    replaces = os.path.lexists(folder)
+def _place(parent: int, temporary: str, name: str) -> None:
+    """Give the checkpoint that was written its name; the one before waits aside until then."""
+    aside, replaces = ASIDE + name, exists(name, parent)
     if replaces:
-        delete(aside)
-        os.rename(folder, aside)
+        delete(aside, parent)
+        _rename(parent, name, aside)
     try:
-        os.rename(temporary, folder)
+        _rename(parent, temporary, name)
     except OSError:
         if replaces:
-            os.rename(aside, folder)
+            _rename(parent, aside, name)
         raise
-    sync(folder.parent)
-    delete(aside)
+    os.fsync(parent)
+    delete(aside, parent)
+
+
+def _rename(parent: int, name: str, to: str) -> None:
+    os.rename(name, to, src_dir_fd=parent, dst_dir_fd=parent)
 
 
 def _remove(folder: Path) -> None:
     """Remove a checkpoint so that no half of it is ever seen."""
-    doomed = folder.with_name(f"{TEMPORARY}{folder.name}-{os.getpid()}")
-    for path in (folder.with_name(ASIDE + folder.name), folder):
-        if os.path.lexists(path):
-            os.rename(path, doomed)
-            delete(doomed)
+    doomed = temporary_name()
+    with opened_folder(folder.parent) as parent:
+        for name in (ASIDE + folder.name, folder.name):
+            if exists(name, parent):
+                _rename(parent, name, doomed)
+                delete(doomed, parent)
 
 
-def _clean(parent: Path) -> None:
+def _clean(parent: int) -> None:
     """Remove what a killed writer left, except a checkpoint set aside whose successor never came."""
-    for path in parent.glob(TEMPORARY + "*"):
-        delete(path)
-    for path in parent.glob(ASIDE + "*"):
-        if path.with_name(path.name.removeprefix(ASIDE)).exists():
-            delete(path)
+    for name in os.listdir(parent):
+        if name.startswith(TEMPORARY) or (name.startswith(ASIDE) and exists(name.removeprefix(ASIDE), parent)):
+            delete(name, parent)
 
 
-def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> Entry:
+def _write(name: str, folder: int, chunks: Iterable[bytes | memoryview]) -> Entry:
     """Write a new file and return its size and hash as they were in memory."""
     digest, size = hashlib.sha256(), 0
-    with path.open("xb", buffering=0) as file:
+    with open_plain(name, "xb", folder) as file:
         for chunk in chunks:
             digest.update(chunk)
             size += len(chunk)
@@ -364,7 +379,7 @@ def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> Entry:
 
 def _identity(folder: Path) -> tuple[int, int] | None:
     try:
-        status = folder.stat()
+        status = folder.lstat()
     except OSError:
         return None
     return status.st_ino, status.st_ctime_ns

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.core.errors import UserError
-from ludus.track.files import replace
+from ludus.track.files import open_plain, replace, why
 from ludus.track.signature import NoKey, sign, why_unsigned
 
 Settings = dict[str, Any]  # "agent.learning_rate" → str, int, float, bool, None, or a tuple of these
@@ -55,13 +55,16 @@ def render(settings: Mapping[str, Any], origins: Mapping[str, str]) -> str:
 
 
 def read_config(path: Path) -> Settings:
-    """Read a file of settings into dotted names; for a user's own file as well as for a run's."""
+    """Read the settings of a run into dotted names."""
     return _settings(_read(path), path)
 
 
-def read_signed(path: Path) -> tuple[Settings, str]:
-    """As ``read_config``, and why the file is not known to be written by this user; nothing where it is."""
-    data = _read(path)
+def read_signed(path: Path, follows: bool = False) -> tuple[Settings, str]:
+    """As ``read_config``, and why the file is not known to be written by this user; nothing where it is.
+
+    ``follows``: the path is one that the user typed, where links are the user's too.
+    """
+    data = _read(path, follows)
     return _settings(data, path), why_unsigned(data)
 
 
@@ -80,7 +83,7 @@ def read_origins(path: Path) -> dict[str, str]:
     """The origins that ``write_config`` wrote; a setting without a comment has none."""
     header = ""
     origins: dict[str, str] = {}
-    for line in path.read_text(encoding="utf-8").split("\n"):
+    for line in _read(path).decode().split("\n"):
         if line.startswith("["):
             header = line
         setting, comment, origin = line.rpartition(_COMMENT)
@@ -93,13 +96,15 @@ def read_origins(path: Path) -> dict[str, str]:
     return origins
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, follows: bool = False) -> bytes:
     try:
-        if path.stat().st_size > _LIMIT:
-            raise UserError(f'The settings file "{path}" is larger than any such file: give another.')
-        return path.read_bytes()
+        with open(path, "rb", buffering=0) if follows else open_plain(path) as file:
+            data = file.read(_LIMIT + 1)
     except OSError as error:
-        raise UserError(f'The settings file "{path}" cannot be read ({error.strerror}): check its name.') from error
+        raise UserError(f'The settings file "{path}" cannot be read ({why(error)}): check its name.') from error
+    if len(data) > _LIMIT:
+        raise UserError(f'The settings file "{path}" is larger than any such file: give another.')
+    return data
 
 
 def _settings(data: bytes, path: Path) -> Settings:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 
-from ludus.track.files import append, open_append, unwritable
+from ludus.track.files import append, make_folder, open_plain, opened_folder, unwritable
 
 WALL_TIME, STEP, VERSION, SUMMARY, SESSION = b"\x09", b"\x10", b"\x1a", b"\x2a", b"\x3a"  # the fields of an Event
 VALUE, TAG, SIMPLE_VALUE = b"\x0a", b"\x0a", b"\x15"  # of a Summary: its values; of a Value: name and number
@@ -51,10 +51,11 @@ class EventFile:
     def _open(self, now: float) -> FileIO:
         name = f"events.out.tfevents.{now:.6f}.{socket.gethostname()}.{os.getpid()}"  # TensorBoard reads them in order
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
+            with opened_folder(self._folder) as folder:
+                file = open_plain(self._folder / name, "ab+", folder)
         except OSError as error:
             raise unwritable(self._folder, error) from error
-        file = open_append(self._folder / name)
         self._append(file, WALL_TIME + struct.pack("<d", now) + _field(VERSION, b"brain.Event:2"))
         return file
 

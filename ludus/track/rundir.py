@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from ludus.core.errors import UserError, nearest
-from ludus.track.files import open_append, sync
+from ludus.track.files import is_link, open_append, opened_folder, sync
 
 LATEST = "latest"
 ASIDE = ".old-"  # a checkpoint that is being replaced waits under this prefix until the new one is in its place
@@ -69,7 +69,7 @@ class RunDirectory:
             return cls(runs[-1])
         for candidate in (Path(path), Path(root) / path):
             if (candidate / "config.toml").is_file():
-                return cls(candidate)
+                return cls(candidate.resolve() if candidate.is_symlink() else candidate)
             if within := _runs(candidate, "*/config.toml") or _runs(candidate):
                 return cls(within[-1])
         hint = nearest(str(Path(path).absolute()), [str(run.absolute()) for run in reversed(runs)])
@@ -138,13 +138,14 @@ def check_checkpoint_name(name: str) -> None:
 
 def step_folders(folder: Path) -> list[Path]:
     """The checkpoints ``step_<n>`` in ``folder``, by rising n; one that is set aside just now is among them."""
-    if not folder.is_dir():
+    try:
+        with opened_folder(folder) as here:
+            names = os.listdir(here)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise is_link(folder) from error
         return []
-    found = {
-        (int(match[1]), path.with_name(path.name.removeprefix(ASIDE)))
-        for path in folder.iterdir()
-        if (match := _STEP.fullmatch(path.name))
-    }
+    found = {(int(match[1]), folder / name.removeprefix(ASIDE)) for name in names if (match := _STEP.fullmatch(name))}
     return [path for _, path in sorted(found)]
 
 
@@ -152,7 +153,7 @@ def settled(folder: Path) -> Path | None:
     """Where the checkpoint ``folder`` is just now: there, or set aside in the instant of its replacement."""
     for _ in range(3):  # it may come back to its place between the two looks
         for path in (folder, folder.with_name(ASIDE + folder.name)):
-            if path.exists():
+            if os.path.lexists(path):
                 return path
     return None
 
@@ -168,7 +169,9 @@ def last_used(run: Path) -> int:
 
 def _runs(root: Path, pattern: str = "*/*/config.toml") -> list[Path]:
     """The runs below ``root``, the one used last at the end."""
-    return sorted((config.parent for config in root.glob(pattern)), key=lambda run: (last_used(run), run.name))
+    found = (config.parent for config in root.glob(pattern))
+    runs = (run.resolve() if run.is_symlink() else run for run in found)  # a link to a run is one of the user's
+    return sorted(runs, key=lambda run: (last_used(run), run.name))
 
 
 def _touch(descriptor: int) -> None:

@@ -2,41 +2,63 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import itertools
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ludus.core.errors import UserError
+from ludus.track.files import delete, is_link, make_folder, open_plain, opened_folder, temporary_name
 
 Frame = NDArray[np.uint8]  # [H, W, 3]
 
 
-def write_video(frames: Iterable[Frame], path: Path, fps: float) -> Path:
-    """Write ``frames`` and return the path of the file, whose ending may be ``.gif`` where ``.mp4`` cannot be made."""
+def write_video(frames: Iterable[Frame], path: Path, fps: float, follows: bool = True) -> Path:
+    """Write ``frames`` and return the path of the file, whose ending may be ``.gif`` where ``.mp4`` cannot be made.
+
+    The folder is made where there is none; only where it ``follows`` may it be a link.
+    """
     if not fps > 0:
         raise UserError(f'The video "{path}" cannot have {fps} frames per second: give a number above 0.')
     encoder = _encoder("imageio_ffmpeg") if path.suffix != ".gif" else None
     pillow = _encoder("PIL.Image")
     if encoder is None and pillow is None:
         raise UserError('Videos need one more package: install it with `pip install "ludus[video]"`.')
-    checked = _checked(iter(frames), path)
     path = path.with_suffix(".gif" if encoder is None else ".mp4")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(".tmp-" + path.name)  # both encoders want the right ending
+    name = temporary_name(path.suffix)  # both encoders want the right ending, and a path
     try:
-        if encoder is not None:
-            _write_mp4(encoder, checked, temporary, fps)
-        else:
-            _write_gif(pillow, checked, temporary, fps)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        make_folder(path.parent)
+        with (
+            opened_folder(path.parent, follows=follows) as folder,
+            open_plain(name, "xb", folder) as file,  # made first: a folder that takes no files is told at once
+            TemporaryDirectory(prefix="ludus-") as private,
+        ):
+            try:
+                checked, made = _checked(iter(frames), path), Path(private) / name
+                if encoder is not None:
+                    _write_mp4(encoder, checked, made, fps)
+                else:
+                    _write_gif(pillow, checked, made, fps)
+                with made.open("rb") as source:
+                    shutil.copyfileobj(source, file)
+                os.replace(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                delete(name, folder)
+                raise
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise is_link(path.parent) from error
+        raise UserError(
+            f'The video "{path}" cannot be written ({error.strerror}): give another place with --out FILE.'
+        ) from error
     return path
 
 

@@ -274,6 +274,76 @@ def test_the_installed_command_does_not_look_into_the_current_folder(run, alone)
     assert (alone / "film.gif").exists()
 
 
+LINKS = {  # what a link stands for, and the commands that would write or delete there
+    "checkpoints": ["resume", "evaluate --checkpoint latest"],
+    "checkpoints/step_96": ["resume", "evaluate --checkpoint latest"],
+    "tensorboard": ["resume"],
+    "videos": ["play"],
+    "best": ["evaluate", "play"],
+    "best/state.json": ["evaluate", "play"],
+    "best/tensors.safetensors": ["evaluate"],
+    "config.toml": ["evaluate", "play", "resume", "replay"],
+    "metrics.jsonl": ["resume"],
+    "log.txt": ["resume"],
+    ".lock": ["resume"],
+}
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "hard link"])
+@pytest.mark.parametrize("name", LINKS)
+def test_links_inside_of_a_run_are_not_followed(run, alone, capsys, name, kind):
+    if name == "checkpoints/step_96":
+        (step,) = (run / "checkpoints").iterdir()
+        name = f"checkpoints/{step.name}"
+    place, target = run / name, alone / "outside" / "target"
+    if kind == "hard link" and (place.is_dir() or name not in ("metrics.jsonl", "log.txt", ".lock")):
+        pytest.skip("only what is appended to can be written elsewhere by a hard link")
+    if name == "videos":
+        place.mkdir()
+    box(run)
+    place.rename(target)
+    if kind == "hard link":
+        os.link(target, place)
+    else:
+        place.symlink_to(target if kind == "link" else alone / "outside" / "nothing")
+    before = digest(alone / "outside")
+    for words in LINKS.get(name, LINKS["checkpoints/step_96"]):
+        command, *rest = words.split()
+        more = {"resume": ["--nb-step", "200"], "evaluate": ["--episodes", "1"]}.get(command, [])
+        capsys.readouterr()
+        code = main([command, str(run), *rest, *more])
+        err = capsys.readouterr().err
+        assert digest(alone / "outside") == before
+        assert not (alone / "outside" / "nothing").exists()
+        if kind == "dangling link" and name == "config.toml":
+            assert code == 2
+            continue
+        assert code == 2, (words, err)
+        assert "a link" in err
+        assert err.count("\n") == 1
+
+
+def test_names_of_temporary_files_cannot_be_guessed(run, alone):
+    for name in (".tmp-config.toml", ".tmp-best", f".tmp-best-{os.getpid()}", "checkpoints/.tmp-step_200"):
+        (run / name).symlink_to(alone / "outside" / "precious")
+    (run / "checkpoints" / ".old-step_200").symlink_to(alone / "outside")
+    before = digest(alone / "outside")
+    assert main(["resume", str(run), "--nb-step", "200"]) == 0
+    assert digest(alone / "outside") == before
+
+
+def test_a_run_behind_links_of_the_users_own_works(run, here, capsys):
+    (here / "elsewhere").symlink_to(here / "runs")
+    (here / "mine").symlink_to(run)
+    for path in (f"elsewhere/{run.parent.name}/{run.name}", "mine"):
+        assert main(["evaluate", path, "--episodes", "1"]) == 0
+        assert main(["play", path]) == 0
+    assert main(["resume", "mine", "--nb-step", "200"]) == 0
+    assert main(["evaluate", "latest", "--runs", "elsewhere", "--episodes", "1"]) == 0
+    assert main(["train", "CartPole-v1", *TRAIN, "--runs", "elsewhere", "--init-from", "mine"]) == 0
+    assert list(run.glob("videos/*"))
+
+
 def test_without_a_key_training_goes_on_unsigned(here, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))  # no folder can be made there

@@ -81,6 +81,7 @@ def test_a_kill_at_every_call_leaves_the_old_or_the_new(ground, monkeypatch, act
     seen = []
     for after in range(1000):
         run = RunDirectory(ground / str(after))
+        run.path.mkdir()
         keeper = CheckpointKeeper(run, keep=1)
         keeper.save(1, state_of(1))
         keeper.save_best(1, state_of(1), 1.0)
@@ -154,7 +155,7 @@ def test_sigkill_in_the_middle_of_saves_loses_at_most_the_one_being_written(tmp_
     keeper = CheckpointKeeper(RunDirectory(tmp_path))
     keeper.save(10**6, state_of(1))
     keeper.save_best(10**6, state_of(1), 1.0)
-    assert not [path for path in tmp_path.rglob(".*")]
+    assert [path.name for path in tmp_path.rglob(".*")] == [".saved"]
 
 
 READERS = """

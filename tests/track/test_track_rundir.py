@@ -129,7 +129,7 @@ def test_a_torn_last_line_of_the_log_is_ended_first_and_a_link_is_not_followed(t
     assert torn == "torn by a kil"
     assert entry.endswith(" note    resumed")
     (tmp_path / "link").symlink_to(tmp_path / "precious")
-    with pytest.raises(UserError, match="it is a link"):
+    with pytest.raises(UserError, match="is a link"):
         LogFile(tmp_path / "link").note("x")
     assert not (tmp_path / "precious").exists()
 
