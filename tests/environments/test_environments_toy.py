@@ -6,6 +6,7 @@ from gymnasium.utils.env_checker import check_env
 
 from ludus.environments.check import check
 from ludus.environments.config import EnvConfig
+from ludus.environments.image_toy import CatchEnv, PointingEnv
 from ludus.environments.toy import CountingEnv, MaskedEnv, MemoryEnv, MixedActionEnv, NoVelocityCartPole, TargetEnv
 
 TOYS = {
@@ -17,6 +18,8 @@ TOYS = {
     "mixed with more": lambda: MixedActionEnv(more=True),
     "target": TargetEnv,
     "no velocity": NoVelocityCartPole,
+    "catch": CatchEnv,
+    "pointing": PointingEnv,
 }
 
 
@@ -87,3 +90,30 @@ def test_no_velocity_hides_velocities_and_ends_like_cartpole():
         assert result[0].shape == (2,)
         steps += 1
     assert 5 < steps < 15
+
+
+def test_catch_pays_for_balls_that_touch_the_paddle():
+    env = CatchEnv()
+    for seed in range(20):
+        image, _ = env.reset(seed=seed)
+        returns, ends, steps = 0.0, False, 0
+        while not ends:
+            ball, paddle = (int(np.flatnonzero(image[..., channel].any(0)).mean()) for channel in (0, 1))
+            image, reward, ends, *_ = env.step(1 + np.sign(ball - paddle))
+            returns, steps = returns + reward, steps + 1
+        assert (returns, steps) == (5.0, 5 * 16)
+    env.reset(seed=0)
+    env._column = 0  # and the paddle stays in the middle
+    assert [env.step(1)[1] for _ in range(16)] == [0.0] * 15 + [-1.0]
+
+
+def test_pointing_pays_the_sum_of_quarter_and_turn():
+    env = PointingEnv()
+    observation, _ = env.reset(seed=0)
+    for step in range(16):
+        image, turn = observation["inner"]["image"][..., 0], int(observation["inner"]["vector"].argmax())
+        row, column = np.argwhere(image == 255)[0] // 6
+        assert (image == 255).sum() == 4
+        right = (2 * row + column + turn) % 4
+        observation, reward, terminated, *_ = env.step(right if step % 2 == 0 else (right + 1) % 4)
+        assert (reward, terminated) == (float(step % 2 == 0), step == 15)
