@@ -69,8 +69,8 @@ def _parse(argv: list[str]) -> Arguments:
 
 
 def _is_setting(error: UnknownFlag) -> bool:
-    from ludus.cli.train import LAYERS, SHORT
-    from ludus.containers.settings import DEFAULT_AGENT, agent_config, setting_types
+    from ludus.cli.train import LAYERS
+    from ludus.containers.settings import DEFAULT_AGENT, SHORT, agent_config, setting_types
 
     types = setting_types(agent_config(DEFAULT_AGENT))
     known = known_flags(types | LAYERS | dict.fromkeys(SHORT, str))

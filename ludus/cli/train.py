@@ -18,6 +18,7 @@ from ludus.cli.arguments import Flag, UnknownFlag, known_flags, only_word, read_
 from ludus.cli.help import show_help
 from ludus.containers.settings import (
     NO_PRESET,
+    SHORT,
     Resolved,
     Settings,
     agent_config,
@@ -34,7 +35,6 @@ LAYERS = {
     "config": str,
     "trust": bool,
 }  # flags that say where settings come from, and are no settings themselves
-SHORT = {"agent": "agent.name", "network": "network.name", "stop_at": "evaluation.stop_at"}
 PLACEHOLDER = "ENV"  # stands for the environment in the help, where none was typed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from ludus.containers.build import build_agent, build_evaluator, choose_device, refuse_nameless
 from ludus.containers.coerce import typed
 from ludus.containers.evaluate import Evaluation
-from ludus.containers.settings import Settings, from_flat, to_flat
+from ludus.containers.settings import Flat, Settings, from_flat, given_names, to_flat
 from ludus.containers.threads import set_threads
 from ludus.containers.trust import read_run_settings
 from ludus.core.agent import Agent
@@ -223,23 +223,35 @@ def load(
     device: str = "auto",
     environment: Callable[..., Any] | None = None,
     trust: bool = False,
+    *,
+    agent: str | type[Any] | None = None,
+    network: str | type[Any] | None = None,
+    wrappers: Sequence[str | Callable[..., Any]] | None = None,
 ) -> Player:
     """Load the policy of a run (a folder, or ``latest``): its ``best`` checkpoint, the ``latest``, or ``step_<n>``.
 
-    ``environment`` makes one environment, where the run's own name for it cannot be imported. ``trust``: import what
-    the run names, though this user did not make it on this machine.
+    ``environment`` makes one environment, where the run's own name for it cannot be imported; ``agent``, ``network``
+    and ``wrappers`` are classes that stand for those of the run likewise. ``trust``: import what the run names, though
+    this user did not make it on this machine.
     """
-    settings, state, meta = read_run(run, checkpoint, runs, trust, "env.id" if environment else "")
+    given = given_names(agent, network, wrappers)
+    unused = (*given, *(("env.id",) if environment else ()))
+    settings, state, meta = read_run(run, checkpoint, runs, trust, unused, given)
     return Player(settings, state, meta, device, environment)
 
 
 def read_run(
-    run: str | Path, checkpoint: str, runs: str, trust: bool = False, unused: str = ""
+    run: str | Path,
+    checkpoint: str,
+    runs: str,
+    trust: bool = False,
+    unused: tuple[str, ...] = (),
+    given: Flat | None = None,
 ) -> tuple[Settings[Any], State, dict[str, Any]]:
-    """The settings of a run and the content of one of its checkpoints."""
+    """The settings of a run, with those ``given`` in place of its own, and the content of one of its checkpoints."""
     directory = RunDirectory.open(run, runs)
     check_checkpoint_name(checkpoint)
-    settings = from_flat(read_run_settings(directory.path, directory.config, trust, unused).flat)
+    settings = from_flat(read_run_settings(directory.path, directory.config, trust, unused).flat | (given or {}))
     if checkpoint == "best" and (best := directory.best_checkpoint()):
         state, meta = checkpoints.load(best)
     elif checkpoint.startswith("step_"):
@@ -251,7 +263,7 @@ def read_run(
 
 def initialise_from(agent: Agent, settings: Settings[Any], trust: bool = False) -> None:
     """Start from the weights and normalizers of the run ``settings.init_from``, to fine-tune."""
-    theirs, state, _ = read_run(settings.init_from, "best", settings.runs, trust, unused="env.")
+    theirs, state, _ = read_run(settings.init_from, "best", settings.runs, trust, unused=("env.",))
     if tensor := mismatch(agent, state["agent"]):
         raise UserError(f'init_from is "{settings.init_from}", but {_difference(theirs, settings)} ({tensor}).')
     counts = [name for name in state["agent"] if name.endswith("_extra_state")]  # those of a run that ended

@@ -82,7 +82,7 @@ def replay(run: RunDirectory, folder: Path | None = None, trust: bool = False) -
             f'There is no black box "{place}": one is saved when a loss, gradient, reward or observation first is not '
             "finite."
         )
-    settings = from_flat(read_run_settings(run.path, run.config, trust, unused="env.").flat)
+    settings = from_flat(read_run_settings(run.path, run.config, trust, unused=("env.",)).flat)
     state, meta = checkpoints.load(place)
     try:
         device = choose_device(settings.device)

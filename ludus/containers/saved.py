@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ludus
-from ludus.containers.settings import Resolved, Settings, from_flat
+from ludus.containers.settings import Flat, Resolved, Settings, from_flat
 from ludus.containers.trust import read_run_settings
 from ludus.core.errors import UserError
 from ludus.core.types import State
@@ -45,13 +45,18 @@ def open_run(
     stop_at: float | None = None,
     device: str | None = None,
     trust: bool = False,
-    unused: str = "",
+    unused: tuple[str, ...] = (),
+    given: Flat | None = None,
 ) -> Iterator[SavedRun]:
-    """Read settings and newest whole checkpoint of a run; refuse one whose checkpoints were removed."""
+    """Read settings and newest whole checkpoint of a run; refuse one whose checkpoints were removed.
+
+    ``given`` settings stand in place of the run's own.
+    """
     run = RunDirectory.open(path, runs)
     with run.lock():
         trusted = read_run_settings(run.path, run.config, trust, unused, writes=True)
-        settings, origins = from_flat(trusted.flat), read_origins(run.config)
+        settings, origins = from_flat(trusted.flat | (given or {})), read_origins(run.config)
+        origins |= dict.fromkeys(given or {}, "flag of resume")
         if nb_step is not None:
             settings, origins["nb_step"] = replace(settings, nb_step=nb_step), "flag of resume"
         if device is not None:

@@ -15,9 +15,10 @@ from ludus.agents import AGENTS, CONFIGS
 from ludus.containers.coerce import coerce
 from ludus.containers.trust import read_file_settings
 from ludus.core.errors import UserError, nearest
-from ludus.core.names import resolve
+from ludus.core.names import path_of, resolve
 from ludus.environments.config import EnvConfig
 from ludus.environments.config import validate as validate_environment
+from ludus.networks import NETWORKS, SUBMODULES
 from ludus.networks.config import NetworkConfig
 from ludus.track.config_file import flatten
 
@@ -26,6 +27,9 @@ Flat = dict[str, Any]  # dotted key → value, as in {"agent.learning_rate": 0.0
 
 DEFAULT_AGENT = "ppo"
 NO_PRESET = "none"
+SHORT = {"agent": "agent.name", "network": "network.name", "stop_at": "evaluation.stop_at"}  # also by these names
+PIECES = tuple(f"network.{name}" for name in ("net1d", "net2d", "net3d", "net4d", "body", "head"))
+TABLES = {"agent.name": AGENTS, "network.name": NETWORKS, **dict.fromkeys(PIECES, SUBMODULES)}  # names of classes
 SMALLEST = {"nb_step": 1, "seed": 0, "threads": 0, "log_every": 0, "checkpoint_every": 0, "keep": 1}
 LARGEST = {"seed": 2**63 - 1, "threads": 1024}  # what torch takes; far more threads end the process
 
@@ -108,7 +112,7 @@ def at_most(key: str, value: float, largest: float) -> None:
 
 def resolve_settings(
     environment: str | None = None,
-    agent: str | None = None,
+    agent: str | type[Any] | None = None,
     preset: str | None = None,
     file: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -118,11 +122,12 @@ def resolve_settings(
     """Lay defaults, preset, file and overrides (flags, or Python's arguments: ``origin``) over each other.
 
     A preset that fits the environment and the agent is taken by itself; ``preset="none"`` turns that off. ``trust``:
-    what the file names may be imported, whoever wrote it.
+    what the file names may be imported, whoever wrote it. Classes are taken for their names.
     """
     chosen = flatten(overrides or {})
     chosen |= {key: name for key, name in (("env.id", environment), ("agent.name", agent)) if name is not None}
-    layers = [(origin, chosen)]
+    chosen = {SHORT.get(key, key): value for key, value in chosen.items()}
+    layers = [(origin, {key: name_of(key, value) for key, value in chosen.items()})]
     if file is not None:
         layers.insert(0, (f"file {file}", read_file_settings(Path(file), trust)))
     known = {key: value for _, layer in layers for key, value in layer.items()}
@@ -133,6 +138,27 @@ def resolve_settings(
     resolved = _build(layers)
     _refuse_all_warmup(resolved.settings)
     return resolved
+
+
+def name_of(key: str, value: Any) -> Any:
+    """The name of a class (a wrapper may be any function) that was given for a setting; other values as they are."""
+    if key == "env.wrappers":
+        items = value if isinstance(value, list | tuple) else (value,)
+        return tuple(path_of(item, {}) if callable(item) else item for item in items)
+    if isinstance(value, type):
+        return path_of(value, TABLES.get(key, {}))
+    if key in TABLES and not isinstance(value, str):
+        raise UserError(
+            f"{key} is an object of the class {type(value).__name__}; give a class, a name of `ludus list`, or "
+            "package.module:Class."
+        )
+    return value
+
+
+def given_names(agent: Any = None, network: Any = None, wrappers: Any = None) -> Flat:
+    """The settings that a caller gives for those of a run, as names."""
+    given = {"agent.name": agent, "network.name": network, "env.wrappers": wrappers}
+    return {key: name_of(key, value) for key, value in given.items() if value is not None}
 
 
 def to_flat(settings: Settings[Any]) -> Flat:

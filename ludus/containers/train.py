@@ -6,10 +6,9 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NamedTuple
@@ -29,11 +28,11 @@ from ludus.containers.local import LocalWorker, OnUpdate
 from ludus.containers.player import Player, initialise_from, load
 from ludus.containers.report import Reporter
 from ludus.containers.saved import SavedRun, new_run, open_run
-from ludus.containers.settings import Resolved, resolve_settings
+from ludus.containers.settings import Resolved, given_names, resolve_settings
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.unused import refuse_unused
 from ludus.core.errors import UserError
-from ludus.core.names import main_name
+from ludus.core.names import import_path
 from ludus.parallel.children import StartedProcesses
 from ludus.track.logfile import LogFile
 
@@ -55,8 +54,9 @@ class TrainResult(NamedTuple):
 
 def train(
     environment: str | Callable[..., Any],
-    agent: str | None = None,
+    agent: str | type[Any] | None = None,
     *,
+    network: str | type[Any] | None = None,
     nb_step: int | None = None,
     seed: int | None = None,
     preset: str | None = None,
@@ -67,8 +67,10 @@ def train(
 ) -> TrainResult:
     """Train ``agent`` on ``environment`` and return where the result is.
 
-    ``environment`` is a Gymnasium id, ``package.module:Class``, or a class or function that makes one environment.
-    ``settings`` are what the command line has as flags: ``{"agent.learning_rate": 1e-3, "env.num": 16}``.
+    ``environment`` is a Gymnasium id, ``package.module:Class``, or a class or function that makes one environment;
+    ``agent`` and ``network`` are names of ``ludus list``, ``package.module:Class``, or classes.
+    ``settings`` are what the command line has as flags: ``{"agent.learning_rate": 1e-3, "env.num": 16}``. Wrappers and
+    pieces of networks may be classes there too: ``{"env.wrappers": [MyWrapper]}``.
     ``on_update(numbers, worker)`` is called after every update; ``on_update(numbers)`` works too. It ends the run by
     returning False or raising ``ludus.Stop``: all is saved as after Ctrl-C, without a last evaluation.
     Each of the numbers is computed when it is read.
@@ -77,20 +79,10 @@ def train(
     """
     make = None if isinstance(environment, str) else environment
     name = environment if isinstance(environment, str) else import_path(environment)
-    given = {"nb_step": nb_step, "seed": seed}
+    given = {"nb_step": nb_step, "seed": seed, "network.name": network}
     overrides = dict(settings or {}) | {key: value for key, value in given.items() if value is not None}
     resolved = resolve_settings(name, agent, preset, config, overrides, "argument", trust)
     return train_resolved(resolved, on_update, make, trust)
-
-
-def import_path(thing: Callable[..., Any]) -> str:
-    """``module:name`` of a class or function; of a partial, the name of what it calls, marked as no more than that."""
-    if isinstance(thing, partial):
-        return f"{import_path(thing.func)}.<partial>"
-    kind = thing if hasattr(thing, "__qualname__") else type(thing)
-    module = kind.__module__
-    module = main_name() if module == "__main__" else module
-    return f"{module}:{kind.__qualname__}"
 
 
 def train_resolved(
@@ -112,18 +104,23 @@ def resume(
     runs: str = "runs",
     on_update: OnUpdate | None = None,
     environment: Callable[..., Any] | None = None,
+    agent: str | type[Any] | None = None,
+    network: str | type[Any] | None = None,
+    wrappers: Sequence[str | Callable[..., Any]] | None = None,
     trust: bool = False,
 ) -> TrainResult:
     """Go on with a run that was stopped or killed, from its newest whole checkpoint, as if nothing had happened.
 
     A run that is complete is returned as it is; ``nb_step`` and ``stop_at`` give it a new end. ``device`` moves a run,
     and numbers may then differ in their last digits. ``environment`` makes one environment, where the run's own name
-    for it cannot be imported. ``on_update`` is that of ``train``; a run does not remember it. ``trust``: import
+    for it cannot be imported; ``agent``, ``network`` and ``wrappers`` are classes that stand for those of the run
+    likewise. ``on_update`` is that of ``train``; a run does not remember it. ``trust``: import
     what the run names, though this user did not make it on this machine.
     """
-    unused = "env.id" if environment else ""
+    given = given_names(agent, network, wrappers)
+    unused = (*given, *(("env.id",) if environment else ()))
     with ExitStack() as stack:
-        saved = stack.enter_context(open_run(run, runs, nb_step, stop_at, device, trust, unused))
+        saved = stack.enter_context(open_run(run, runs, nb_step, stop_at, device, trust, unused, given))
         if saved.complete:
             return _complete(saved, environment)
         return _launch(saved.resolved, on_update, environment, trust, saved)

@@ -31,7 +31,7 @@ class TrustedSettings(NamedTuple):
 
 
 def read_run_settings(
-    run: Path, config: Path, trust: bool = False, unused: str = "", writes: bool = False
+    run: Path, config: Path, trust: bool = False, unused: tuple[str, ...] = (), writes: bool = False
 ) -> TrustedSettings:
     """The settings of a run; refuse those that would import something and are not trusted.
 
@@ -43,16 +43,18 @@ def read_run_settings(
 
 def read_file_settings(path: Path, trust: bool = False) -> dict[str, Any]:
     """The settings of a file that the user names; the same holds for what it would import."""
-    return _read(path, f'The settings file "{path}"', trust, "", True, follows=True).flat
+    return _read(path, f'The settings file "{path}"', trust, (), True, follows=True).flat
 
 
-def _read(path: Path, what: str, trust: bool, unused: str, writes: bool, follows: bool = False) -> TrustedSettings:
+def _read(
+    path: Path, what: str, trust: bool, unused: tuple[str, ...], writes: bool, follows: bool = False
+) -> TrustedSettings:
     flat, reason = read_signed(path, follows)
     if trust or not reason:
         return TrustedSettings(flat, True)
     named = dict(imports_of(flat))
     folder = flat.get("agent.replay_folder") if writes else None
-    wanted = {key: names for key, names in named.items() if not (unused and key.startswith(unused))}
+    wanted = {key: names for key, names in named.items() if not key.startswith(unused)}
     said = [f"import {', '.join(names)} ({key})" for key, names in wanted.items()]
     said += [f'write to the folder "{folder}" (agent.replay_folder)'] if folder else []
     if said:

@@ -14,7 +14,7 @@ from ludus.core.errors import UserError, nearest
 Backend = Literal["auto", "simple", "vector", "envpool", "subproc"]
 Start = Literal["forkserver", "spawn"]
 Wrapper = tuple[str, dict[str, Any]]  # where it is (package.module:Class), and its arguments
-_WRAPPER = re.compile(r"([\w.]+:\w+)(?:\((.*)\))?", re.DOTALL)
+_WRAPPER = re.compile(r"([\w.]+:[\w.<>]+)(?:\((.*)\))?", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def _is_environment(kind: type) -> bool:
 
 def is_path(id: str) -> bool:
     """Whether ``id`` is ``package.module:Class``; Gymnasium's own ``module:Name-v0`` is not."""
-    return ":" in id and id.rpartition(":")[2].isidentifier()
+    return ":" in id and all(part.isidentifier() for part in id.rpartition(":")[2].split("."))
 
 
 def find(id: str) -> gymnasium.envs.registration.EnvSpec:
@@ -113,7 +113,10 @@ def _construct(
     maker: Any, name: str, options: dict[str, Any], max_episode_steps: int, render_mode: str | None
 ) -> Environment:
     if not callable(maker):
-        raise UserError(f'Environment "{name}" is a {type(maker).__name__}, not a class or function that makes one.')
+        raise UserError(
+            f'Environment "{name}" is a {type(maker).__name__}, not a class or function that makes one; give its '
+            "class, or a function that returns a new one each time."
+        )
     if render_mode is not None:
         if not accepts(maker, "render_mode"):
             raise UserError(

@@ -10,8 +10,8 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from ludus.core.errors import UserError
-from ludus.core.names import main_name, resolve
-from ludus.environments.config import EnvConfig, parse_options, validate
+from ludus.core.names import found_by_others, import_path, importable
+from ludus.environments.config import EnvConfig, parse_options, parse_wrappers, validate
 from ludus.environments.failure import failed
 from ludus.environments.gym import accepts, find, is_path, make, make_environment
 from ludus.managers.base import BatchManager
@@ -47,6 +47,7 @@ def make_manager(
     if backend == "subproc":
         from ludus.managers.subproc import SubProcEnvManager
 
+        _refuse_nameless_wrappers(config)
         chosen = replace(config, alternate=False) if branch else config  # evaluation steps all rows at once
         return SubProcEnvManager(chosen, num, _path(config, environment), branch)
     if backend == "envpool":
@@ -67,18 +68,23 @@ def _path(config: EnvConfig, environment: Callable[..., Any] | None) -> str:
     """What another process makes the environment from: the id, or the place of a callable."""
     if environment is None:
         return config.id
-    module, name = getattr(environment, "__module__", ""), getattr(environment, "__qualname__", "")
-    path = f"{main_name() if module == '__main__' else module}:{name}"
-    try:
-        found = resolve(path, {}, "environment") if module else None
-    except UserError:
-        found = None
-    if found is not environment:
+    path = import_path(environment)
+    if not (found_by_others(path) and importable(path, environment)):
+        name = getattr(environment, "__qualname__", repr(environment))
         raise UserError(
-            f"env.backend is subproc, but {name or environment!r} cannot be imported by another process; define it at "
-            "the top of a module, or set env.backend to simple."
+            f"env.backend is subproc, but {name} cannot be imported by another process; define it at the top of a "
+            "module, or set env.backend to simple."
         )
     return path
+
+
+def _refuse_nameless_wrappers(config: EnvConfig) -> None:
+    for path, _ in parse_wrappers(config.wrappers):
+        if not found_by_others(path):
+            raise UserError(
+                f"env.backend is subproc, but the wrapper {path} cannot be imported by another process; define it at "
+                "the top of a module, or set env.backend to simple."
+            )
 
 
 def _choose(

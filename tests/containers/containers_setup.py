@@ -28,9 +28,11 @@ SMALL: dict[str, Any] = {
 }
 
 
-def small(agent: str) -> dict[str, Any]:
+def small(agent: Any) -> dict[str, Any]:
     """Settings of a run of moments; those that learn from rollouts have short ones."""
-    return SMALL | ({"agent.rollout": 8} if agent in ("ppo", "a2c") or ":" in agent else {})
+    return SMALL | (
+        {"agent.rollout": 8} if agent in ("ppo", "a2c") or ":" in str(agent) or not isinstance(agent, str) else {}
+    )
 
 
 def make_worker(environment: str, agent: str = "ppo", on_update: OnUpdate | None = None, **changes: Any) -> LocalWorker:
@@ -45,7 +47,7 @@ def make_worker(environment: str, agent: str = "ppo", on_update: OnUpdate | None
 
 
 def train(
-    folder: Path, environment: Any, agent: str = "ppo", on_update: OnUpdate | None = None, **changes: Any
+    folder: Path, environment: Any, agent: Any = "ppo", on_update: OnUpdate | None = None, **changes: Any
 ) -> TrainResult:
     """A whole run in ``folder``."""
     settings = small(agent) | {"runs": str(folder), "quiet": True, "nb_step": 100} | dotted(changes)
