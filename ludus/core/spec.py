@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Kind = Literal["continuous", "categorical", "binary"]
-MASK = "action_mask"  # an observation of this name (or action_mask/<action name>) marks the allowed choices
+# an observation of this name (or action_mask/<action name>) marks the allowed choices: one entry per choice of every
+# element; a bit has two, whether it may be 0 and whether it may be 1
+MASK = "action_mask"
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class Spec:
     def size(self) -> int:
         """The number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """How many choices each element of a discrete action has: ``sizes``, or 2 for every bit."""
+        return (2,) * self.size if self.kind == "binary" else self.sizes
 
     @property
     def bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

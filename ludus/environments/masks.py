@@ -18,17 +18,18 @@ class Masks:
     """The masks of discrete actions, wherever they come from, as bool arrays named as ``core.spec`` says.
 
     A mask is given as one array per action (a dict or tuple of them where there are several actions); the masks of a
-    MultiDiscrete's elements may come as a tuple or already joined.
+    MultiDiscrete's elements may come as a tuple or already joined. That of a MultiBinary of n bits has n entries (which
+    bits may be 1) or ``[n, 2]`` (whether each may be 0, and whether 1); it is kept in the second way.
     """
 
     def __init__(self, actions: Specs, example: Any, environment: str) -> None:
         self._environment = environment
-        self._actions = {name: spec for name, spec in actions.items() if spec.kind == "categorical"}
+        self._actions = {name: spec for name, spec in actions.items() if spec.choices}
         self._single = len(actions) == 1
         self._actions = {name: s for name, s in self._actions.items() if self._pick(example, name) is not None}
         self._names = {name: mask_name(name, actions) for name in self._actions}
         self.specs: Specs = {
-            self._names[name]: Spec((sum(s.sizes),), "bool", "binary") for name, s in self._actions.items()
+            self._names[name]: Spec((sum(s.choices),), "bool", "binary") for name, s in self._actions.items()
         }
         if example is not None and not self.specs:
             raise UserError(
@@ -37,7 +38,7 @@ class Masks:
             )
         if isinstance(example, Mapping) and not self._single:
             self._refuse_strange(example, actions)
-        self._starts = {name: np.cumsum((0, *s.sizes[:-1])) for name, s in self._actions.items()}
+        self._starts = {name: np.cumsum((0, *s.choices[:-1])) for name, s in self._actions.items()}
 
     def _refuse_strange(self, example: Mapping[str, Any], actions: Specs) -> None:
         """Refuse parts that belong to no action; a vector environment adds ``_key`` to say which rows have a key."""
@@ -100,11 +101,16 @@ class Masks:
             mask = np.concatenate([np.asarray(part, dtype=bool).reshape(shape) for part in parts], axis=-1)
         except (TypeError, ValueError):
             mask = np.zeros((*batch, 0), bool)
-        expected = sum(self._actions[name].sizes)
-        if mask.shape[-1] != expected:
+        spec = self._actions[name]
+        expected, found = sum(spec.choices), mask.shape[-1]
+        if spec.kind == "binary" and found == spec.size:  # which bits may be 1; all may be 0
+            return np.stack([np.ones_like(mask), mask], -1).reshape(shape)
+        if found != expected:
+            wanted = f"{expected} choices; give one entry per choice"
+            if spec.kind == "binary":
+                wanted = f"{spec.size} bits; give one entry per bit (may it be 1), or two (may it be 0, may it be 1)"
             raise UserError(
-                f'{self._environment}: the mask of action "{name}" has {mask.shape[-1]} entries, but the action has '
-                f"{expected} choices; give one entry per choice."
+                f'{self._environment}: the mask of action "{name}" has {found} entries, but the action has {wanted}.'
             )
         return mask
 

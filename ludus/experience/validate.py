@@ -40,8 +40,8 @@ def check_batch(batch: Batch, action: Specs, environment: str) -> None:
         raise NotFinite(_sentence(fault, f"{environment} ({place(batch, fault.row)})", environment), fault)
     for name, spec in action.items():
         mask = batch.observation.get(mask_name(name, action))
-        if mask is not None and spec.kind == "categorical":
-            _check_mask(mask[:-1], batch, spec.sizes, f'{environment}: the mask of action "{name}"')
+        if mask is not None:
+            _check_mask(mask[:-1], batch, spec.choices, f'{environment}: the mask of action "{name}"')
 
 
 def place(batch: Batch, row: int) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from agents_setup import make_worker
+from gymnasium import spaces
 
 from ludus.containers.loop import begin, collect
 from ludus.core.types import Batch
@@ -21,6 +24,40 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gaussian": (TOY + "TargetEnv", {}),
     "tanh": (TOY + "TargetEnv", {"agent__distribution": "tanh"}),
     "beta": (TOY + "TargetEnv", {"agent__distribution": "beta"}),
+}
+
+
+class Switches(gymnasium.Env[Any, Any]):
+    """Six switches of which some are stuck; the observation shows which to turn on, and info which may be."""
+
+    def __init__(self, pairs: bool = False) -> None:
+        self.observation_space, self.action_space = spaces.Box(0, 1, (6,), np.float32), spaces.MultiBinary(6)
+        self.pairs, self.count = pairs, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.count = 0
+        return self.draw()
+
+    def draw(self) -> tuple[Any, dict[str, Any]]:
+        self.allowed = self.np_random.random((6, 2)) < 0.7
+        self.allowed[:, 0] |= ~self.allowed[:, 1]
+        if not self.pairs:
+            self.allowed[:, 0] = True
+        self.wanted = self.np_random.integers(0, 2, 6)
+        return self.wanted.astype(np.float32), {"action_mask": self.allowed if self.pairs else self.allowed[:, 1]}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.allowed[np.arange(6), action].all()
+        self.count += 1
+        reward = float((action == self.wanted).mean())
+        observation, info = self.draw()
+        return observation, reward, self.count >= 7, False, info
+
+
+KINDS |= {
+    "masked bits": (f"{__name__}:Switches", {}),
+    "masked pairs of bits": (f"{__name__}:Switches", {"env__options": ("pairs=true",)}),
 }
 NETWORKS: dict[str, dict[str, Any]] = {
     "separate": {},

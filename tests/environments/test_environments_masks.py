@@ -10,6 +10,7 @@ from ludus.environments.spaces import Layout
 
 DISCRETE = Layout(spaces.Discrete(3), "action").specs
 MULTI = Layout(spaces.MultiDiscrete([2, 3]), "action").specs
+BITS = Layout(spaces.MultiBinary(3), "action").specs
 SEVERAL = Layout(spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.Discrete(3)])), "action").specs
 
 
@@ -87,3 +88,32 @@ def test_draw_picks_allowed_choices_only():
     assert drawn.shape == (200, 2)
     assert set(drawn[:, 0]) == {1}
     assert set(drawn[:, 1]) == {0, 2}
+
+
+def test_masks_of_bits_say_which_may_be_one_or_which_values_each_may_have():
+    masks = Masks(BITS, np.ones(3), "E")
+    assert masks.specs["action_mask"].shape == (6,)
+    both = [True, True]
+    assert masks.read([1, 0, 1])["action_mask"].reshape(3, 2).tolist() == [both, [True, False], both]
+    given = np.array([[1, 1], [0, 1], [1, 0]])
+    for mask in (given, given.ravel(), tuple(given), given.tolist()):
+        assert masks.read(mask)["action_mask"].tolist() == given.astype(bool).ravel().tolist()
+    batch = np.stack([given, given[::-1]])
+    np.testing.assert_array_equal(masks.read(batch, (2,))["action_mask"], batch.reshape(2, 6).astype(bool))
+    ones = np.array([[1, 0, 0], [1, 1, 1]])
+    np.testing.assert_array_equal(masks.read(ones, (2,))["action_mask"][:, 1::2], ones.astype(bool))
+    with pytest.raises(UserError, match="4 entries, but the action has 3 bits; give one entry per bit"):
+        masks.read([1, 1, 1, 1])
+    with pytest.raises(UserError, match="allows nothing"):
+        masks.settle({"action_mask": np.array([[1, 1, 0, 0, 1, 1]], bool)}, np.array([False]))
+    drawn = masks.draw({"action_mask": np.tile(given.astype(bool).ravel(), (200, 1))}, np.random.default_rng(0))
+    assert [set(column) for column in drawn["action"].T] == [{0, 1}, {1}, {0}]
+
+
+def test_masks_of_bits_of_any_shape_and_beside_other_actions():
+    actions = Layout(spaces.Dict(a=spaces.Discrete(2), bits=spaces.MultiBinary((2, 2))), "action").specs
+    masks = Masks(actions, {"bits": np.ones((2, 2))}, "E")
+    assert list(masks.specs) == ["action_mask/bits"]
+    read = masks.read({"bits": np.array([[1, 0], [0, 1]])})["action_mask/bits"]
+    assert read.tolist() == [True, True, True, False, True, False, True, True]
+    assert masks.draw({"action_mask/bits": read[None]}, np.random.default_rng(0))["bits"].shape == (1, 2, 2)

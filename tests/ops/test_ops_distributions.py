@@ -165,6 +165,28 @@ def test_bernoulli_at_the_extremes_and_its_samples() -> None:
     mean_is(ops.bernoulli_sample(logits, rand(DRAWS, 3)).double(), logits.sigmoid())
 
 
+def test_masked_bits_are_fixed_without_entropy_or_gradient() -> None:
+    logits = torch.tensor([0.3, -2.0, 5.0, 1.0]).requires_grad_()
+    mask = torch.tensor([[1, 1], [1, 0], [0, 1], [1, 0]])
+    masked = ops.mask_bits(logits, mask)
+    uniform = torch.rand(1000, 4, generator=torch.Generator().manual_seed(0))
+    uniform[0], uniform[1] = 0.0, 1 - 2**-24
+    drawn = ops.bernoulli_sample(masked, uniform)
+    assert [set(column.tolist()) for column in drawn.T] == [{0, 1}, {0}, {1}, {0}]
+    assert ops.bernoulli_mode(masked).tolist() == [1, 0, 1, 0]
+    action = torch.tensor([1, 0, 1, 0])
+    free = logits.detach()[:1]
+    for ours, expected in (
+        (ops.bernoulli_log_prob(masked, action), ops.bernoulli_log_prob(free, action[:1])),
+        (ops.bernoulli_entropy(masked), ops.bernoulli_entropy(free)),
+        (ops.bernoulli_kl(masked, ops.mask_bits(logits + 1, mask)), ops.bernoulli_kl(free, free + 1)),
+    ):
+        close(ours.detach(), expected)
+        (gradient,) = torch.autograd.grad(ours, logits, retain_graph=True)
+        assert gradient[1:].tolist() == [0, 0, 0]
+        assert torch.isfinite(gradient).all()
+
+
 # Gaussian.
 
 
