@@ -26,7 +26,7 @@ class EnvironmentManager(ABC):
     groups: list[slice]
     observation: Specs
     action: Specs
-    on_report: Callable[[str], object] = staticmethod(warnings.warn)  # told of a worker that failed and was replaced
+    on_report: Callable[[str], object] = staticmethod(warnings.warn)  # told what to warn of
     forgets: bool = False  # whether a reset makes environments forget all, as native ones do
     restored: str = ""  # after load_state_dict: "exactly", or why rows began new episodes
 

@@ -53,9 +53,13 @@ def in_step(result: Any) -> Iterator[Problem]:
     if (five := as_step(result)) is None:
         return
     _, reward, terminated, truncated, info = five
-    if not isinstance(reward, Real | np.bool_):
+    number = _number(reward)
+    if number is None:
         yield Problem(f"The reward is of type {_type(reward)}, which is not a number.", "Return the reward as a float.")
-    elif not np.isfinite(float(reward)):
+    elif not isinstance(reward, Real | np.bool_):
+        what = f"The reward is of type {_type(reward)}, an array without dimensions, and is taken as a number."
+        yield Problem(what, "Return float(reward).", "warning")
+    if number is not None and not np.isfinite(number):
         yield Problem("The reward is NaN or infinite.", "Find the division by zero or the overflow that made it so.")
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(value, bool | np.bool_):
@@ -134,8 +138,14 @@ def _in_box(space: spaces.Box, value: Any, name: str) -> Iterator[Problem]:
     is_number = np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_
     typed = not isinstance(value, list | int | float)  # plain Python values have no dtype of their own
     if array.shape != space.shape or not is_number or (typed and not np.can_cast(array.dtype, space.dtype, "safe")):
-        yield _mismatch(name, array, f"{space.dtype} of shape {space.shape}")
-        return
+        if array.shape != space.shape or not narrows(array.dtype, np.dtype(space.dtype)):
+            yield _mismatch(name, array, f"{space.dtype} of shape {space.shape}")
+            return
+        fix = "Return what the space says (.astype), or change the space."
+        yield Problem(
+            f'Observation "{name}" is {array.dtype}, and is cast to {space.dtype} of its space.', fix, "warning"
+        )
+        array = array.astype(space.dtype)
     if not np.isfinite(array).all():
         yield Problem(
             f'Observation "{name}" has NaN or infinite values.',
@@ -167,6 +177,21 @@ def in_action_space(space: spaces.Space[Any], name: str = "action", prefix: str 
         yield Problem(
             f'The Box of action "{name}" has a low that is not below its high.', "Make low < high everywhere."
         )
+
+
+def narrows(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Whether a cast loses precision alone: from one float type to a narrower one."""
+    return np.issubdtype(found, np.floating) and np.issubdtype(wanted, np.floating)
+
+
+def _number(reward: Any) -> float | None:
+    """A reward as a number, an array without dimensions too; None if it is none."""
+    if getattr(reward, "shape", ()) != ():
+        return None
+    try:
+        return reward.__float__()  # type: ignore[no-any-return] # float() would read a text
+    except (AttributeError, TypeError, ValueError):
+        return None
 
 
 def _mismatch(name: str, array: Any, wanted: str) -> Problem:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ludus.core.errors import UserError
 from ludus.core.spec import Specs
 from ludus.environments.failure import failed
-from ludus.environments.findings import in_observation
+from ludus.environments.findings import in_observation, narrows
 from ludus.environments.gym import Environment, frame_stack
 from ludus.environments.infos import numeric
 from ludus.environments.masks import ObservationReader
@@ -23,6 +23,13 @@ from ludus.environments.spaces import Arrays, Layout
 
 DIFFERS = "it is not deterministic: its episode, replayed, ends in another observation than the saved one"
 TOO_LONG = "its episode is too long to be replayed"
+ROW, REPLAYED, REMARKS = range(3)  # what the numbers of ``EnvRows.where`` are
+CAST, ARRAY_REWARD = 1, 2  # the remarks, as bits
+WARNINGS = {
+    CAST: "observations come in a wider float type than their space says, such as float64 in a Box of float32, and are "
+    "cast; return them with .astype, or change the space",
+    ARRAY_REWARD: "the reward is an array without dimensions, and is taken as a number; return float(reward)",
+}
 
 
 def episode_seed(seed: int, branch: int, *place: int) -> int:
@@ -82,8 +89,9 @@ class EnvRows:
     batch, of which it writes its own rows. Then ``begin`` resets all its rows and ``advance`` steps them, an ended one
     being reset instead. All row numbers are those of the batch. Each episode has a seed of its own, from the run's
     seed, branch, row and number of the episode, so it does not matter which process a row is in. While an environment
-    is called, ``where[0]`` is its row, and ``where[1]`` counts the steps that are replayed in one row; whoever has to
-    know that from outside gives memory of its own as ``where``.
+    is called, ``where[ROW]`` is its row; ``where[REPLAYED]`` counts the steps that are replayed in one row, and
+    ``where[REMARKS]`` holds the bits of ``WARNINGS`` that its environments gave cause for. Whoever has to know that
+    from outside gives memory of its own as ``where``.
     """
 
     def __init__(
@@ -97,7 +105,7 @@ class EnvRows:
         where: NDArray[np.int64] | None = None,
     ) -> None:
         self.name, self.rows, self.seed, self.branch = name, range(start, start + count), 0, branch
-        self.where: NDArray[np.int64] = np.zeros(2, np.int64) if where is None else where
+        self.where: NDArray[np.int64] = np.zeros(3, np.int64) if where is None else where
         self._start, self._slice = start, slice(start, start + count)
         self._envs = [self._make_row(make, row) for row in self.rows]
         self._calls = [env.step for env in self._envs]
@@ -154,7 +162,7 @@ class EnvRows:
 
     def snapshot(self, row: int) -> dict[str, Any] | None:
         """All of a row's environment, where it can give that."""
-        self.where[0] = row
+        self.where[ROW] = row
         try:
             return take(self._envs[row - self._start])
         except Exception as error:
@@ -169,7 +177,7 @@ class EnvRows:
         step of its next episode, with no ending before it.
         """
         i = row - self._start
-        self.where[0], self._episodes[i], self._ended[i] = row, episode, ended
+        self.where[ROW], self._episodes[i], self._ended[i] = row, episode, ended
         if ended and snapshot is None:  # its next step is a reset
             return ""
         why = self._recall(row, snapshot, actions)
@@ -197,7 +205,7 @@ class EnvRows:
                 stack.callback(env.close)
 
     def _make_row(self, make: Callable[[], Environment], row: int) -> Environment:
-        self.where[0] = row
+        self.where[ROW] = row
         return make()
 
     def _unflatten(self, actions: Arrays, rows: slice) -> Iterable[Any]:
@@ -209,7 +217,7 @@ class EnvRows:
 
     def _begin_row(self, row: int, episode: int) -> None:
         i, seed = row - self._start, self.seed_of(row, episode)
-        self.where[0], self._episodes[i], self._ended[i] = row, episode, False
+        self.where[ROW], self._episodes[i], self._ended[i] = row, episode, False
         self._memory.begin(row)
         self._memory.seed[row] = seed
         self._write(row, *self._reset(row, seed))
@@ -235,7 +243,7 @@ class EnvRows:
         memory, start, where, ended, infos = self._memory, self._start, self.where, self._ended, {}
         calls, views, shape, dtype = self._calls, self._views, self._shape, self._dtype
         for i, action in steps:
-            row = where[0] = start + i
+            row = where[ROW] = start + i
             if ended[i]:
                 self._begin_row(row, self._episodes[i] + 1)
                 continue
@@ -263,6 +271,10 @@ class EnvRows:
 
     def _number(self, reward: Any) -> float:
         try:
+            if getattr(reward, "shape", ()) != ():
+                raise TypeError("an array of numbers is none")
+            if not isinstance(reward, np.generic) and hasattr(reward, "shape"):
+                self.where[REMARKS] |= ARRAY_REWARD
             return reward.__float__()  # type: ignore[no-any-return] # float() would read a text, numpy None as NaN
         except (AttributeError, TypeError, ValueError) as error:
             raise UserError(f"{self.name}: the reward is {reward!r}, which is not a number; return a float.") from error
@@ -302,7 +314,7 @@ class EnvRows:
     def _counting(self, i: int, actions: Iterable[Any]) -> Iterable[tuple[int, Any]]:
         """Steps of one environment, counted in ``where``."""
         for action in actions:
-            self.where[1] += 1
+            self.where[REPLAYED] += 1
             yield i, action
 
     def _look_at_first(self) -> None:
@@ -347,6 +359,10 @@ class EnvRows:
         for part in leaf.path:
             observation = observation[part]
         if value.shape == shape and _harmless(observation, value.dtype, leaf.dtype):
+            return
+        if value.shape == shape and narrows(value.dtype, leaf.dtype):
+            self.where[REMARKS] |= CAST
+            self._dtype = self._dtypes[key] = value.dtype  # the usual case from now on
             return
         raise UserError(
             f'{self.name}: observation "{key}" is {value.dtype} of shape {value.shape}, but its space says '

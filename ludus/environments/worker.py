@@ -22,7 +22,7 @@ LINE = 8  # int64 per cache line: what one process writes shares no line with wh
 SLOT = 4096  # bytes for the numeric infos of a row, as JSON
 STEPS = "step/"  # names of the arrays of a StepArrays start so, those of actions as below
 ACTION = "action/"
-READY = 2  # the place after the row and the count of replayed steps: whether the environments are made
+READY = 3  # the place after those that the rows themselves write: whether the environments are made
 
 
 def fields(step: Fields, action: Fields, parts: int, workers: int) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -33,7 +33,7 @@ def fields(step: Fields, action: Fields, parts: int, workers: int) -> dict[str, 
         **{ACTION + name: (tuple(shape), dtype) for name, (shape, dtype) in action.items()},
         "orders": ((parts, LINE), "int64"),  # by the manager: number of the order, what to do
         "answers": ((parts, LINE), "int64"),  # by the workers: number of the last order done
-        "places": ((workers, LINE), "int64"),  # by the workers: row whose environment is called, replayed steps, ready
+        "places": ((workers, LINE), "int64"),  # by the workers: what EnvRows.where has, then ready
         "infos": ((batch, SLOT), "uint8"),
         "infos_size": ((batch,), "int64"),  # set by a worker, back to 0 by the manager once it has read them
     }
@@ -101,7 +101,7 @@ class Part:
         self._infos, self._sizes = block["infos"], block["infos_size"]
         arrays = block.arrays
         self._actions = {key.removeprefix(ACTION): x for key, x in arrays.items() if key.startswith(ACTION)}
-        self._rows = EnvRows(lambda: make_environment(config), start, count, name, config.mask, branch, place[:2])
+        self._rows = EnvRows(lambda: make_environment(config), start, count, name, config.mask, branch, place[:READY])
         memory = {key.removeprefix(STEPS): x for key, x in arrays.items() if key.startswith(STEPS)}
         self._rows.attach(StepArrays.over(memory))
 

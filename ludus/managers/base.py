@@ -18,7 +18,7 @@ from ludus.core.types import EnvStep, Episode, State, Tensors
 from ludus.environments.gym import Environment
 from ludus.environments.infos import numeric_row
 from ludus.environments.masks import ObservationReader
-from ludus.environments.rows import StepArrays, episode_seed
+from ludus.environments.rows import WARNINGS, StepArrays, episode_seed
 from ludus.environments.spaces import Arrays, Layout
 from ludus.managers import saved
 from ludus.managers.account import COUNTED, Account, Infos
@@ -65,6 +65,7 @@ class BatchManager(EnvironmentManager):
         self._pending: list[Arrays] = [{} for _ in self.groups]
         self._finished: list[Episode] = []
         self._seed, self._branch = 0, branch
+        self._told = 0 if branch == 0 else -1  # bits of warnings; evaluation sees what training has warned of
 
     @abstractmethod
     def _begin(self) -> None:
@@ -149,7 +150,16 @@ class BatchManager(EnvironmentManager):
 
         return goal_reward(self._goal_env, self.name)
 
+    def _remarks(self) -> int:
+        """The bits of ``WARNINGS`` that environments gave cause for."""
+        return 0
+
     def episodes(self) -> list[Episode]:
+        if new := self._remarks() & ~self._told:
+            self._told |= new
+            for bit, warning in WARNINGS.items():
+                if new & bit:
+                    self.on_report(f"{self.name}: {warning}.")
         finished, self._finished = self._finished, []
         return finished
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from ludus.core.errors import UserError
 from ludus.core.spec import Specs
 from ludus.environments.config import EnvConfig
-from ludus.environments.rows import StepArrays
+from ludus.environments.rows import REMARKS, StepArrays
 from ludus.environments.spaces import Arrays
-from ludus.environments.worker import ACTION, LETTER, QUIT, READY, STEP, STEPS, fields
+from ludus.environments.worker import ACTION, LETTER, LINE, QUIT, READY, STEP, STEPS, fields
 from ludus.parallel.devices import Device, assign_workers, cores
 from ludus.parallel.memory import Block
 from ludus.parallel.message import put_letter, take_letter
@@ -207,6 +207,11 @@ class Crew:
     def where(self, worker: int) -> int:
         """The row whose environment a worker called last."""
         return int(self._places[worker, 0])
+
+    @property
+    def remarks(self) -> int:
+        """What the environments of all workers gave cause to warn of, as bits."""
+        return int(np.bitwise_or.reduce(self._places.reshape(-1, LINE)[:, REMARKS]))
 
     def relieve(self) -> None:
         """Drop long complaints of the workers."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from ludus.core.types import State
 from ludus.environments.gym import Environment
-from ludus.environments.rows import EnvRows
+from ludus.environments.rows import REMARKS, EnvRows
 from ludus.managers.base import BatchManager
 
 
@@ -28,6 +28,9 @@ class SimpleEnvManager(BatchManager):
 
     def close(self) -> None:
         self._rows.close()
+
+    def _remarks(self) -> int:
+        return int(self._rows.where[REMARKS])
 
     def _begin(self) -> None:
         self._rows.begin(self._seed, self._accounts[0].episode.tolist())

@@ -115,6 +115,9 @@ class SubProcEnvManager(BatchManager):
         self.restarts = int(state.get("restarts", 0))  # a run may change its backend when it is resumed
         super().load_state_dict(state)
 
+    def _remarks(self) -> int:
+        return self._crew.remarks
+
     def _begin(self) -> None:
         parts = self._crew.parts
         for part in parts:

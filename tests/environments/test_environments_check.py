@@ -6,6 +6,7 @@ import time
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from ludus.environments.check import check
@@ -66,12 +67,13 @@ CASES = {
     "reset info": ({"reset": lambda env: (env.observe(), None)}, "info of type NoneType", "dict"),
     "step raises": ({"step": raising}, "step raised ValueError: broken inside", "Mend step"),
     "shape": ({"observation": np.zeros(3, np.float32)}, r"float32 of shape \(3,\)", "reshape"),
-    "dtype": ({"observation": np.zeros(2)}, "float64 of shape", "astype"),
+    "dtype": ({"observation": np.zeros(2, np.int64)}, "int64 of shape", "astype"),
     "bounds": ({"observation": np.full(2, 5, np.float32)}, "outside the bounds.*5", "Widen"),
     "nan": ({"observation": np.full(2, np.nan, np.float32)}, "NaN", "division"),
     "text": ({"observation": "hello"}, "its space says float32", "space"),
     "reward text": ({"reward": "1"}, "reward is of type str", "float"),
     "reward array": ({"reward": np.zeros(1)}, "reward is of type ndarray", "float"),
+    "reward of no numbers": ({"reward": np.array(None)}, "reward is of type ndarray", "float"),
     "reward nan": ({"reward": float("nan")}, "reward is NaN", "division"),
     "terminated": ({"terminated": 0}, "terminated is of type int", r"bool\(terminated\)"),
     "truncated": ({"truncated": None}, "truncated is of type NoneType", r"bool\(truncated\)"),
@@ -108,6 +110,30 @@ def test_all_problems_at_once():
     )
     assert len(problems) == 4
     assert sum(p.severity == "warning" for p in problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "what", "fix"),
+    [
+        ({"observation": np.zeros(2)}, "is float64, and is cast to float32", "astype"),
+        ({"observation": np.full(2, 1 + 1e-12)}, "is float64, and is cast to float32", "astype"),
+        ({"reward": np.array(1.0)}, "array without dimensions", r"float\(reward\)"),
+        ({"reward": torch.tensor(1.0)}, "array without dimensions", r"float\(reward\)"),
+    ],
+)
+def test_what_training_casts_is_a_warning(parts, what, fix):
+    (problem,) = found(**parts)
+    assert problem.severity == "warning"
+    assert re.search(what, problem.what)
+    assert re.search(fix, problem.fix)
+
+
+def test_a_wide_observation_is_looked_at_further():
+    cast, bounds = found(observation=np.full(2, 5.0))
+    assert (cast.severity, bounds.severity) == ("warning", "error")
+    assert "outside the bounds" in bounds.what
+    problems = found(observation=np.zeros(2), info={"action_mask": np.zeros(3)})
+    assert any("allows nothing" in problem.what for problem in problems)
 
 
 def test_infinite_action_bounds_are_a_warning():

@@ -153,3 +153,17 @@ class Slow(gymnasium.Env):
     def step(self, action):
         time.sleep(self.seconds)
         return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+class Wide(gymnasium.Env):
+    """Steps (not resets) give float64 in a Box of float32, and rewards are arrays without dimensions."""
+
+    def __init__(self):
+        self.observation_space, self.action_space = spaces.Box(-9, 9, (2,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return self.np_random.uniform(-1, 1, 2), np.array(0.5), False, False, {}

@@ -42,8 +42,8 @@ def stepped(*args, **kwargs):
     ("space", "later", "says"),
     [
         (BOX, np.zeros(3, np.float32), r'MyEnv: observation "observation" is float32 of shape \(3,\).*shape \(2,\)'),
-        (BOX, np.zeros(2), 'MyEnv: observation "observation" is float64 .*says float32'),
-        (BOX, np.zeros(2, np.int64), "int64"),
+        (BOX, np.zeros(2, np.int64), 'MyEnv: observation "observation" is int64 .*says float32'),
+        (BOX, np.zeros(3), "float64 of shape"),
         (BOX, None, "object"),
         (spaces.Dict(a=BOX), {"b": np.zeros(2, np.float32)}, "lacks 'a'"),
         (spaces.Dict(a=BOX), {"a": np.zeros((1, 2), np.float32)}, '"a" is float32 of shape'),
@@ -62,6 +62,9 @@ def test_observations_unlike_their_space(space, later, says):
         ({"reward": "many"}, "reward is 'many'"),
         ({"reward": None}, "reward is None"),
         ({"reward": np.zeros(2)}, "not a number"),
+        ({"reward": np.zeros(1)}, "not a number"),
+        ({"reward": torch.zeros(1)}, "not a number"),
+        ({"reward": np.array(None)}, "not a number"),
         ({"step": (np.zeros(2, np.float32), 0.0, False, {})}, "step returned 4 values"),
     ],
 )
@@ -95,6 +98,52 @@ def test_harmless_variety_is_taken(space, later, found, reward):
     assert step.reward.tolist() == [1]
     assert step.truncated.tolist() == [True]
     assert env.actions == [6]  # counted from 0 here, from 5 there
+
+
+@pytest.mark.parametrize(
+    ("space", "later", "read"),
+    [
+        (BOX, np.array([0.1, 0.2]), lambda step: step.observation["observation"]),
+        (spaces.Dict(a=BOX), {"a": np.array([0.1, 0.2])}, lambda step: step.observation["a"]),
+    ],
+)
+def test_wide_floats_are_cast_with_one_warning(space, later, read):
+    env = Env(space, later)
+    manager = SimpleEnvManager(lambda: env, 1, "MyEnv")
+    said = []
+    manager.on_report = said.append
+    manager.reset(0)
+    for _ in range(4):  # every second step is a reset, which gives float32
+        step = manager.step(ACTION)
+        if not step.first[0]:
+            np.testing.assert_array_equal(read(step)[0].numpy(), np.array([0.1, 0.2], np.float32))
+        manager.episodes()
+    assert len(said) == 1
+    assert "MyEnv: observations come in a wider float type" in said[0]
+
+
+@pytest.mark.parametrize("reward", [np.array(1.5), np.array(1.5, np.float32), torch.tensor(1.5)])
+def test_a_reward_without_dimensions_is_taken_with_one_warning(reward):
+    manager = SimpleEnvManager(lambda: Env(BOX, np.zeros(2, np.float32), reward=reward), 2, "MyEnv")
+    said = []
+    manager.on_report = said.append
+    manager.reset(0)
+    for _ in range(3):
+        step = manager.step({"action": torch.tensor([1, 1])})
+        assert step.first.all() or step.reward.tolist() == [1.5, 1.5]
+        manager.episodes()
+    assert len(said) == 1
+    assert "the reward is an array without dimensions" in said[0]
+
+
+def test_an_evaluation_does_not_warn_again():
+    manager = SimpleEnvManager(lambda: Env(BOX, np.zeros(2)), 1, "MyEnv", branch=1)
+    said = []
+    manager.on_report = said.append
+    manager.reset(0)
+    manager.step(ACTION)
+    manager.episodes()
+    assert said == []
 
 
 def test_numbers_of_infos():

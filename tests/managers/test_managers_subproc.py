@@ -721,3 +721,20 @@ def test_workers_take_turns_with_gpus(monkeypatch, visible, count, seen):
     finally:
         manager.close()
     assert shown == seen  # with one GPU or none, nothing is said to workers
+
+
+def test_what_workers_cast_is_warned_of_once():
+    manager = make_manager(EnvConfig(id=f"{WORLDS}:Wide", num=4, backend="subproc", workers=2))
+    said = []
+    manager.on_report = said.append
+    manager.reset(0)
+    for _ in range(3):
+        step = manager.step({"action": torch.zeros(4, dtype=torch.int64)})
+        assert step.observation["observation"].dtype == torch.float32
+        assert step.reward.tolist() == [0.5] * 4
+        manager.episodes()
+    manager.close()
+    manager.episodes()
+    assert len(said) == 2
+    assert "observations come in a wider float type" in said[0]
+    assert "the reward is an array without dimensions" in said[1]
