@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from ludus import __version__
 from ludus.cli import BAD_INPUT, INTERRUPTED
+from ludus.containers import signals
 from ludus.core.errors import UserError, nearest
 
 COMMANDS = {
@@ -25,6 +26,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; a user's mistake is one sentence on stderr and code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
+    signals.exits = argv is None
     try:
         return _dispatch(words)
     except UserError as error:

@@ -29,7 +29,10 @@ UNUSED = ("last_state", "index")  # what no loss reads
 class CompiledStep:
     """The compiled steps of one group of parameters on one loss, one per shape of batch."""
 
-    def __init__(self, updater: LocalUpdater, loss: LossFunction, part: Part) -> None:
+    def __init__(
+        self, updater: LocalUpdater, loss: LossFunction, part: Part, during: Callable[[Callable[[], Graph]], Graph]
+    ) -> None:
+        self._during = during
         self._updater, self._module, self._part = updater, _Loss(updater.agent, loss), part
         self._graphs: dict[Any, Graph] = {}
         own = {f"agent.{place[0]}" for place in part.places}
@@ -45,10 +48,14 @@ class CompiledStep:
         inputs: list[Any] = [*self._updater.moving(self._part).values(), *self._fixed.values(), *given.values()]
         key = (tuple(given), tuple((x.shape, x.stride()) for x in given.values()))
         if key not in self._graphs:
-            with torch.no_grad():
-                traced = make_fx(self._step(list(given)))(*(x.clone() for x in inputs))
-                self._graphs[key] = compile_graph(traced, inputs)
+            self._graphs[key] = self._during(lambda: self._compile(list(given), inputs))
         return self._graphs[key], inputs
+
+    def _compile(self, names: list[str], inputs: list[Any]) -> Graph:
+        with torch.no_grad():
+            traced = make_fx(self._step(names))(*(x.clone() for x in inputs))
+            graph: Graph = compile_graph(traced, inputs)
+            return graph
 
     def run(self, graph: Graph, inputs: list[Tensor]) -> Tensors:
         """Take the step."""

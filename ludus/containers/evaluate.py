@@ -102,6 +102,10 @@ class Evaluator:
             "length at which an episode may be cut."
         )
 
+    def busy(self) -> tuple[int, ...] | None:
+        """As the manager's."""
+        return None if self._manager is None else self._manager.busy()
+
     def close(self) -> None:
         """Close the environments; may be called twice."""
         if self._manager is not None:

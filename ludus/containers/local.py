@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any, Self
 
 import numpy as np
@@ -22,6 +22,7 @@ from ludus.core.agent import Agent, Container, ExperienceCache, Updater
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import Stop
 from ludus.core.types import EnvStep, HiddenState, State, Tensors
+from ludus.parallel.children import StartedProcesses
 from ludus.track.clock import Clock
 
 OnUpdate = Callable[..., Any]  # hook(numbers, worker), or hook(numbers)
@@ -79,7 +80,8 @@ class LocalWorker(Container):
         self.evaluator, self.on_update = evaluator, on_update
         self._hook_takes_worker = on_update is not None and takes_two(on_update)
         self.reporter: Reporter | None = None  # without one it trains in silence
-        self.started: AbstractContextManager[None] = nullcontext()  # notes processes that environments start
+        self.started = StartedProcesses()  # what environments start, to be ended with the run
+        self.compiling = False
         self.device = next(agent.parameters()).device
         seeds = torch.Generator().manual_seed(settings.seed)
         env_seed, noise_seed, *own_seeds = torch.randint(2**31 - 1, (4,), generator=seeds).tolist()
@@ -190,6 +192,10 @@ class LocalWorker(Container):
         with self.started:
             return evaluate_worker(self)
 
+    def busy(self) -> tuple[int, ...] | None:
+        """What environments in this process are doing now: changes as they go on; None where none is being called."""
+        return self.manager.busy() or self.evaluator.busy()
+
     def state_dict(self) -> State:
         """All that a resume needs."""
         return worker_state(self)
@@ -201,6 +207,7 @@ class LocalWorker(Container):
     def close(self) -> None:
         """Close the environments and what reports."""
         with ExitStack() as stack:  # one that fails does not keep the others from closing
+            stack.callback(self.started.end)
             for part in (self.reporter, self.evaluator, self.manager):
                 if part is not None:
                     stack.callback(part.close)

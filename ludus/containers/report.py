@@ -168,16 +168,24 @@ class Reporter:
         with suppress(UserError):  # a full disk, say: the error itself matters more
             self.log_file.warning("".join(traceback.format_exception(error)))
 
-    def rescue(self, worker: LocalWorker) -> None:
-        """Save what an error would lose, unless that is saved already or the parameters are spoilt."""
+    def rescue(self, worker: LocalWorker, why: str, tells: bool = False) -> None:
+        """Save what an early end would lose, unless that is saved already or the parameters are spoilt.
+
+        ``tells``: say so too where nothing was saved because nothing was learned yet.
+        """
         saved = not worker.between and self.keeper.has(worker.local_step_count)
         if worker.updates and not saved and all(bool(torch.isfinite(p).all()) for p in worker.agent.parameters()):
             try:
                 self.checkpoint(worker)
-                self.note(f"An error ends the run; all up to step {worker.local_step_count:,} is saved.")
+                new = "" if worker.between else "; a resume from there begins new episodes"
+                self.note(f"{why}; all up to step {worker.local_step_count:,} is saved{new}.")
             except UserError as error:  # a full disk, say: the error that ends the run matters more
                 with suppress(UserError):
-                    self.note(f"An error ends the run, and the last steps could not be saved: {error}")
+                    self.note(f"{why}, and the last steps could not be saved: {error}")
+        elif saved:
+            self.note(f"{why}; the checkpoint of step {worker.local_step_count:,} is whole, and a resume is exact.")
+        elif tells:
+            self.note(f"{why}; nothing was learned yet, so nothing is saved.")
         if self.console is not None:
             self._draw(worker, self.console)
 

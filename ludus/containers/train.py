@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -29,10 +27,12 @@ from ludus.containers.player import Player, initialise_from, load
 from ludus.containers.report import Reporter
 from ludus.containers.saved import SavedRun, new_run, open_run
 from ludus.containers.settings import Resolved, given_names, resolve_settings
+from ludus.containers.signals import EnvironmentHangs, StopOnSignals, apart_from_signals
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.unused import refuse_unused
 from ludus.core.errors import UserError
 from ludus.core.names import import_path
+from ludus.environments.failure import own_stack
 from ludus.parallel.children import StartedProcesses
 from ludus.track.logfile import LogFile
 
@@ -213,50 +213,43 @@ def _build(
     for report in early:
         reporter.warn(report)
     if engines.update == "compiled":
-        reporter.note("The update is being compiled, which takes about ten seconds the first time.")
-        updater.compile(on_failure=reporter.note)
+        updater.compile(on_failure=reporter.note, during=partial(_compile, worker, reporter))
     stack.callback(worker.close)
     return worker
+
+
+def _compile(worker: LocalWorker, reporter: Reporter, build: Callable[[], Any]) -> Any:
+    """Say that the update is being compiled, and wait for it."""
+    reporter.note("Compiling the update (about ten seconds the first time) …")
+    worker.compiling, began = True, time.monotonic()
+    try:
+        return apart_from_signals(build)
+    finally:
+        worker.compiling = False
+        reporter.log_file.note(f"compiling took {time.monotonic() - began:.1f} s")
 
 
 def _run(worker: LocalWorker, new: bool) -> None:
     reporter = worker.reporter
     assert reporter is not None
-    with _stops_on_signals(worker):
+    signals = StopOnSignals(worker, partial(reporter.rescue, worker, "The environment does not return", tells=True))
+    with signals.heed():
         try:
             worker.run(worker.settings.nb_step, worker.local_step_count)
             if worker.evaluated_at < worker.local_step_count and not worker.interrupted:
                 worker.evaluate()
             reporter.finish(worker)
+        except EnvironmentHangs as error:
+            reporter.failed(error)
+            reporter.note(own_stack(error).rstrip())
+            signals.save()
+            worker.stopping += ", and the environment did not return"
+            worker.close()
         except BaseException as error:
             reporter.failed(error)
-            reporter.rescue(worker)
+            reporter.rescue(worker, "An error ends the run")
             useless = new and not worker.updates and not worker.black_box.saved
             if isinstance(error, UserError) and useless:  # leave no half run behind
                 reporter.close()
                 shutil.rmtree(reporter.run.path, ignore_errors=True)
             raise
-
-
-@contextmanager
-def _stops_on_signals(worker: LocalWorker) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a lost terminal end the run at the next update, all saved; a second one ends it at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if worker.stopping.startswith("SIG"):
-            raise KeyboardInterrupt
-        worker.stopping = f"{signal.Signals(number).name} asked for it"
-        if not worker.settings.quiet:  # buffered output may be busy right now; this never is
-            os.write(2, b"\nStopping after this update; once more to stop at once.\n")
-
-    known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    heeded = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
-    before = {number: signal.signal(number, stop) for number in heeded}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -137,10 +137,13 @@ class LocalUpdater(Updater):
         """One rank: ``x`` itself."""
         return x
 
-    def compile(self, on_failure: Callable[[str], object]) -> None:
+    def compile(
+        self, on_failure: Callable[[str], object], during: Callable[[Callable[[], Any]], Any] = lambda build: build()
+    ) -> None:
         """From now on run forward, backward, clip and optimizer as one compiled function.
 
-        Compilation happens at the first step. Where it fails, ``on_failure`` gets a sentence and all goes on eagerly.
+        Compilation happens at the first step, within ``during``. Where it fails, ``on_failure`` gets a sentence and all
+        goes on eagerly.
         """
         from ludus.containers.compiled import CompiledStep  # imports the compiler, which takes a second
 
@@ -149,7 +152,7 @@ class LocalUpdater(Updater):
         def run(loss: LossFunction, batch: Batch, part: Part) -> Tensors:
             key = getattr(loss, "__func__", loss), part.rows.start
             if key not in compiled:
-                compiled[key] = CompiledStep(self, loss, part)
+                compiled[key] = CompiledStep(self, loss, part, during)
             step = compiled[key]
             try:
                 graph, inputs = step.prepare(batch)

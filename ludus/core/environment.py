@@ -28,6 +28,7 @@ class EnvironmentManager(ABC):
     action: Specs
     on_report: Callable[[str], object] = staticmethod(warnings.warn)  # told what to warn of
     forgets: bool = False  # whether a reset makes environments forget all, as native ones do
+    calls: int = 0  # steps and resets so far, each of a whole group
     restored: str = ""  # after load_state_dict: "exactly", or why rows began new episodes
 
     @abstractmethod
@@ -61,6 +62,13 @@ class EnvironmentManager(ABC):
 
     def goal_reward(self) -> GoalReward | None:
         """What tells rewards and endings of goals that were not set, for hindsight; None where nothing does."""
+        return None
+
+    def busy(self) -> tuple[int, ...] | None:
+        """What the environments in this process are doing now: changes as they go on; None where none is being called.
+
+        May be asked by another thread. Environments in processes of their own have deadlines instead.
+        """
         return None
 
     @abstractmethod

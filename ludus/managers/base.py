@@ -66,6 +66,7 @@ class BatchManager(EnvironmentManager):
         self._finished: list[Episode] = []
         self._seed, self._branch = 0, branch
         self._told = 0 if branch == 0 else -1  # bits of warnings; evaluation sees what training has warned of
+        self._calling = False  # whether an environment is being called
 
     @abstractmethod
     def _begin(self) -> None:
@@ -96,7 +97,12 @@ class BatchManager(EnvironmentManager):
         for account in self._accounts:
             account.begin()
         self._memory.begin()
-        self._begin()
+        self.calls += 1
+        self._calling = True
+        try:
+            self._begin()
+        finally:
+            self._calling = False
         return self._last
 
     def send(self, actions: Tensors, group: int = 0) -> None:
@@ -106,8 +112,16 @@ class BatchManager(EnvironmentManager):
             history.record(pending)
 
     def recv(self, group: int = 0) -> EnvStep:
-        self._advance(group)
+        self.calls += 1
+        self._calling = True
+        try:
+            self._advance(group)
+        finally:
+            self._calling = False
         return self._steps[group]
+
+    def busy(self) -> tuple[int, ...] | None:
+        return (self.calls,) if self._calling else None
 
     def last(self) -> EnvStep:
         return self._last

@@ -26,6 +26,9 @@ class SimpleEnvManager(BatchManager):
         """The picture of one environment, as its render mode gives it."""
         return self._rows.render(row)
 
+    def busy(self) -> tuple[int, ...] | None:
+        return (self.calls, int(self._rows.where[0])) if self._calling else None
+
     def close(self) -> None:
         self._rows.close()
 

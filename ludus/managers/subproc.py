@@ -101,6 +101,9 @@ class SubProcEnvManager(BatchManager):
         self._land()
         return super().reset(seed)
 
+    def busy(self) -> tuple[int, ...] | None:
+        return None  # ``config.timeout`` decides
+
     def close(self) -> None:
         self._crew.close()
 

@@ -101,12 +101,14 @@ class StartedProcesses:
     def __init__(self) -> None:
         self._before = b""
         self._found: dict[int, int] = {}  # process → when it was started
-        try:
-            self._fd = os.open("/proc/thread-self/children", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # not Linux, or a kernel that does not say
-            self._fd = -1
+        self._fd: int | None = None  # lists the children of this thread; -1 where that is not to be had
 
     def __enter__(self) -> None:
+        if self._fd is None:
+            try:
+                self._fd = os.open("/proc/thread-self/children", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:  # not Linux, or a kernel that does not say
+                self._fd = -1
         self._before = self._children()
 
     def __exit__(
@@ -122,7 +124,7 @@ class StartedProcesses:
         """End what is left of them and what they started: SIGTERM, a second later SIGKILL. May be called twice."""
         fd, self._fd = self._fd, -1
         found, self._found = self._found, {}
-        if fd >= 0:
+        if fd is not None and fd >= 0:
             os.close(fd)
         if not found:
             return
@@ -148,7 +150,7 @@ class StartedProcesses:
                 os.waitpid(pid, os.WNOHANG)
 
     def _children(self) -> bytes:
-        return os.pread(self._fd, 1 << 16, 0) if self._fd >= 0 else b""
+        return os.pread(self._fd, 1 << 16, 0) if self._fd is not None and self._fd >= 0 else b""
 
 
 def _children_file() -> bytes:

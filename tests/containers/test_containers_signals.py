@@ -1,0 +1,160 @@
+"""The first Ctrl-C ends a run in which an environment hangs, or whose update is being compiled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from containers_setup import make_worker, saved, train
+from signal_worlds import Hangs
+from test_containers_resume import assert_same_run
+
+import ludus
+from ludus.containers import signals
+from ludus.containers.signals import StopOnSignals, apart_from_signals
+from ludus.track.rundir import RunDirectory
+
+SETTINGS: dict[str, Any] = {"nb_step": 200, "env__num": 2, "env__backend": "simple", "log_every": 50}
+
+
+@pytest.fixture
+def once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file for one hang."""
+    monkeypatch.setattr(signals, "PATIENCE", 0.3)  # what hangs never returns, so any time will do
+    file = tmp_path / "once"
+    file.touch()
+    return file
+
+
+@pytest.mark.parametrize("every", [1, 0])
+def test_a_hang_in_a_rollout_ends_on_the_first_signal(tmp_path: Path, once: Path, every: int) -> None:
+    settings = SETTINGS | {"checkpoint_every": every}
+    straight = train(tmp_path / "straight", Hangs, **settings).run
+    hung = train(tmp_path / "hung", partial(Hangs, once=str(once)), **settings)
+    assert hung.reason == "SIGINT asked for it, and the environment did not return"
+    assert 0 < hung.steps < 100
+    log = (hung.run / "log.txt").read_text()
+    assert "time.sleep(1000)" in log
+    exact = f"The environment does not return; the checkpoint of step {hung.steps} is whole, and a resume is exact."
+    new = f"The environment does not return; all up to step {hung.steps} is saved; a resume from there begins new"
+    assert (exact in log, new in log) == (bool(every), not every)
+    resumed = ludus.resume(hung.run, environment=Hangs)
+    assert resumed.steps >= 200
+    if every:
+        assert_same_run(straight, resumed.run)
+
+
+def test_a_hang_in_an_evaluation_loses_nothing(tmp_path: Path, once: Path) -> None:
+    settings = SETTINGS | {"evaluation__every": 100, "evaluation__episodes": 1}
+    straight = train(tmp_path / "straight", Hangs, **settings).run
+    made: list[int] = []
+
+    def make() -> Hangs:
+        made.append(1)
+        return Hangs(at=5, once=str(once) if len(made) > 2 else "")  # the third is evaluation's
+
+    hung = train(tmp_path / "hung", make, **settings)
+    assert hung.reason.startswith("SIGINT")
+    assert "The environment does not return; all up to step" in (hung.run / "log.txt").read_text()
+    assert saved(hung.run)["manager"] is not None
+    assert_same_run(straight, ludus.resume(hung.run, environment=Hangs).run)
+
+
+def test_before_the_first_update_there_is_nothing_to_save(tmp_path: Path, once: Path) -> None:
+    hung = train(tmp_path, partial(Hangs, once=str(once), at=3), **SETTINGS)
+    assert hung.reason.startswith("SIGINT")
+    assert "nothing was learned yet, so nothing is saved." in (hung.run / "log.txt").read_text()
+
+
+def test_an_environment_that_goes_on_slowly_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "PATIENCE", 0.01)
+    worker = make_worker("CartPole-v1")
+    stop = StopOnSignals(worker, pytest.fail)
+    looks = iter(range(5))
+
+    def busy() -> tuple[int, ...]:
+        look = next(looks, 5)
+        if look == 5:
+            stop._over.set()
+        return (look,)
+
+    monkeypatch.setattr(worker, "busy", busy)
+    stop._watch(signal.SIGINT)
+    assert not stop._hangs
+    worker.close()
+
+
+CLI = """
+import sys
+from ludus.containers import signals
+from ludus.cli.main import main
+signals.PATIENCE = 0.5
+sys.argv = ["ludus", "train", "signal_worlds:Hangs", *sys.argv[1:]]
+sys.exit(main())
+"""
+
+
+def test_a_call_that_nothing_interrupts_ends_with_the_command(tmp_path: Path) -> None:
+    (tmp_path / "once").touch()
+    flags = ["--env.num", "2", "--env.backend", "simple", "--agent.rollout", "8", "--env.options"]
+    flags += ['how="c"', f"once='{tmp_path / 'once'}'", "--runs", str(tmp_path), "--compile", "off"]
+    here = str(Path(__file__).parent)
+    path = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", CLI, *flags], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 130, done.stderr
+    assert "The environment cannot be interrupted, so this process ends now." in done.stderr
+    assert "is saved; a resume from there begins new episodes." in done.stdout
+    assert RunDirectory.open("latest", tmp_path).latest_checkpoint() is not None
+
+
+def test_what_is_started_apart_does_not_get_the_terminals_signals() -> None:
+    """The shell sends itself SIGINT, and lives: the signal is blocked."""
+
+    def compile_something() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["sh", "-c", "kill -INT $$; echo alive"], capture_output=True, text=True)
+
+    assert compile_something().stdout == ""
+    assert apart_from_signals(compile_something).stdout == "alive\n"
+    with pytest.raises(ZeroDivisionError):
+        apart_from_signals(lambda: 1 // 0)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_update_is_compiled(tmp_path: Path) -> None:
+    """As a terminal sends it, to all processes of the group; standard output is a pipe."""
+    command = [sys.executable, "-m", "ludus.cli.main"]
+    flags = ["--runs", str(tmp_path), "--compile", "on", "--nb-step", "1000000", "--agent.rollout", "8"]
+    environ = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    child = subprocess.Popen(
+        [*command, "train", "CartPole-v1", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+        preexec_fn=heed,
+        process_group=0,
+    )
+    assert child.stdout is not None
+    for line in child.stdout:
+        if line.startswith("Compiling the update"):
+            break
+    os.killpg(child.pid, signal.SIGINT)
+    out, err = child.communicate()
+    assert child.returncode == 130, err
+    assert "Stopping after this update, which is still being compiled" in err
+    assert "cannot be compiled" not in out
+    run = RunDirectory.open("latest", tmp_path).path
+    step = saved(run)["counters"]["step"]
+    assert step > 0
+    words = [*command, "resume", str(run), "--nb-step", str(step + 64)]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
+    assert f"Resumed at step {step}. Environments came back exactly." in done.stdout
