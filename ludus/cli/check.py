@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, get_type_hints
 
 import tyro
-from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
@@ -21,6 +20,7 @@ from ludus.containers.settings import DEFAULT_AGENT, NO_PRESET, find_preset, loa
 from ludus.core.errors import UserError, nearest
 from ludus.environments.config import EnvConfig
 from ludus.environments.findings import Problem, from_error
+from ludus.track.terminal import Console
 
 
 @dataclass(frozen=True, kw_only=True)

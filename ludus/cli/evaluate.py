@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from ludus.cli import say
 from ludus.cli.arguments import parse
 from ludus.containers.settings import at_least
 from ludus.track.rundir import RunDirectory, check_checkpoint_name
@@ -48,13 +49,13 @@ def run(argv: list[str]) -> int:
         player = load(folder, given.checkpoint, given.runs, trust=given.trust)
         player.use_threads()
         if not given.json:
-            print("\n" * (index > 0) + title(player, given.checkpoint, folder), flush=True)
+            say("\n" * (index > 0) + title(player, given.checkpoint, folder))
         evaluation = player.evaluate(given.episodes, given.seed, not given.stochastic)
         if given.json:
             about = {"run": str(folder), "checkpoint": given.checkpoint, "seed": given.seed}
             print(json.dumps(about | describe(player, evaluation, not given.stochastic)), flush=True)
         else:
-            print(report(evaluation))
+            say(report(evaluation))
         player.close()
     return 0
 

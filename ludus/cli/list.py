@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from ludus.agents import AGENTS, CONFIGS
 from ludus.cli.arguments import parse
 from ludus.containers.settings import presets
 from ludus.networks import NETWORKS, SUBMODULES
+from ludus.track.terminal import Console
 
 # Packages that parts of Gymnasium need beside it.
 NEEDS = {"box2d": "Box2D", "mujoco": "mujoco", "phys2d": "jax", "tabular": "jax"}

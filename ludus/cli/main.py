@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from types import TracebackType
 
 from ludus import __version__
 from ludus.cli import BAD_INPUT, INTERRUPTED
 from ludus.containers import signals
 from ludus.core.errors import UserError, nearest
+from ludus.core.text import printable
 
 COMMANDS = {
     "train": ("ENV", "train an agent on an environment"),
@@ -27,10 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; a user's mistake is one sentence on stderr and code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
     signals.exits = argv is None
+    if argv is None:  # this process is the command's own
+        sys.excepthook = _show_error
     try:
         return _dispatch(words)
     except UserError as error:
-        print(error.details, end="", file=sys.stderr)
+        print(printable(error.details), end="", file=sys.stderr)
         print(f"ludus: {' '.join(str(error).split())}", file=sys.stderr)  # one line, whatever was quoted in it
         return BAD_INPUT
     except SystemExit as leave:  # tyro, after a help text
@@ -49,6 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `ludus list environments | head`
         sys.stderr.close()
         return 0
+
+
+def _show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """As Python shows an error that nobody handled, with control characters written out."""
+    print(printable("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
 
 
 def _dispatch(words: list[str]) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import tyro
 
+from ludus.cli import say
 from ludus.cli.arguments import parse
 from ludus.containers.settings import at_least, at_most
 from ludus.core.errors import UserError
@@ -66,7 +67,7 @@ def run(argv: list[str]) -> int:
     path = (
         Path(given.out) if given.out else directory.videos / f"{time.strftime('%Y%m%d-%H%M%S')}-{given.checkpoint}.mp4"
     )
-    print(f"Video: {write_video(pictures, path, given.fps, follows=bool(given.out))}")
+    say(f"Video: {write_video(pictures, path, given.fps, follows=bool(given.out))}")
     return 0
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ludus.cli.arguments import parse
 from ludus.track.rundir import RunDirectory
+from ludus.track.terminal import Console
 
 if TYPE_CHECKING:  # they import torch, and `--help` should not
     from torch import Tensor

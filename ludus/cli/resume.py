@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from ludus.cli import INTERRUPTED
+from ludus.cli import INTERRUPTED, say
 from ludus.cli.arguments import UnknownFlag, known_flags, parse
 from ludus.cli.train import closing
 from ludus.core.errors import UserError
@@ -50,7 +51,10 @@ def run(argv: list[str]) -> int:
     )
     stopped = result.reason.startswith("SIG")
     quiet = read_config(folder / "config.toml").get("quiet")
-    print(result.run if quiet else closing(result.run, Path(given.runs), stopped))
+    if quiet and not sys.stdout.isatty():
+        print(result.run)  # for a script, as it is
+    else:
+        say(result.run if quiet else closing(result.run, Path(given.runs), stopped))
     return INTERRUPTED if stopped else 0
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from ludus.cli import INTERRUPTED
+from ludus.cli import INTERRUPTED, say
 from ludus.cli.arguments import Flag, UnknownFlag, known_flags, only_word, read_words, refuse_swallowed, wants_help
 from ludus.cli.help import show_help
 from ludus.containers.settings import (
@@ -68,7 +68,10 @@ def run(argv: list[str]) -> int:
     result = train_resolved(resolved, trust=_trusts(argv))
     stopped = result.reason.startswith("SIG")
     runs, quiet = Path(resolved.settings.runs), resolved.settings.quiet
-    print(result.run if quiet else closing(result.run, runs, stopped))
+    if quiet and not sys.stdout.isatty():
+        print(result.run)  # for a script, as it is
+    else:
+        say(result.run if quiet else closing(result.run, runs, stopped))
     return INTERRUPTED if stopped else 0
 
 

@@ -32,6 +32,7 @@ from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.unused import refuse_unused
 from ludus.core.errors import UserError
 from ludus.core.names import import_path
+from ludus.core.text import printable
 from ludus.environments.failure import own_stack
 from ludus.parallel.children import StartedProcesses
 from ludus.track.logfile import LogFile
@@ -133,7 +134,7 @@ def _complete(saved: SavedRun, environment: Callable[..., Any] | None) -> TrainR
     text = f'The run "{path}" is complete: {saved.complete}.'
     LogFile(saved.run.log).note(text)
     if not saved.resolved.settings.quiet:
-        print(text)
+        print(printable(text))
     last = Evaluation(*counters["evaluation"])
     return TrainResult(path, counters["step"], last, counters["best"], f"complete: {saved.complete}", environment)
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ludus.core.text import printable
+
 
 class UserError(Exception):
     """A mistake of the user's: one sentence that names the thing, the value and the fix.
@@ -17,6 +19,9 @@ class UserError(Exception):
     """
 
     details: str = ""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class Stop(Exception):

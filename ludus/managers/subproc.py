@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ludus.core.errors import UserError
+from ludus.core.text import printable
 from ludus.core.types import EnvStep, Episode, State, Tensors
 from ludus.environments.config import EnvConfig
 from ludus.environments.goals import has_goals
@@ -269,4 +270,4 @@ class SubProcEnvManager(BatchManager):
 
 
 def _warn(report: str) -> None:
-    warnings.warn(report, RuntimeWarning, stacklevel=2)
+    warnings.warn(printable(report), RuntimeWarning, stacklevel=2)

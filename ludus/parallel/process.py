@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from ludus.core.errors import UserError
+from ludus.core.text import printable
 from ludus.parallel.children import BOOT, OWN
 
 Start = Literal["forkserver", "spawn"]
@@ -34,8 +35,8 @@ class WorkerError(Exception):
     """What ended a process: its exception with the remote traceback, the signal or the exit code, and its stderr."""
 
     def __init__(self, name: str, what: str, code: int | None, told: Mapping[str, Any], stderr: str) -> None:
-        self.name, self.what, self.code, self.stderr = name, what, code, stderr
-        self.traceback: str = told.get("traceback", "")
+        self.name, self.what, self.code, self.stderr = name, printable(what), code, printable(stderr)
+        self.traceback = printable(told.get("traceback", ""))
         self.user: str = told["said"] if told.get("user") else ""  # the sentence of a UserError raised there
         self.user_stack: str = told.get("details", "")  # and the stack of the user's code that raised it
         super().__init__(name, what)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self, TextIO
 
+from ludus.core.text import printable
 from ludus.track.clock import Rate
 from ludus.track.status import Evaluation, Status, duration
 
@@ -124,7 +125,7 @@ class Console:
 
     def _print(self, text: str) -> None:
         encoding = self._stream.encoding or "utf-8"
-        print(text.encode(encoding, "replace").decode(encoding), file=self._stream, flush=True)
+        print(printable(text).encode(encoding, "replace").decode(encoding), file=self._stream, flush=True)
 
 
 def _live_display(stream: TextIO) -> LiveDisplay:

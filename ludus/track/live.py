@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TextIO
 
-from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from ludus.track.status import Status, percent
+from ludus.track.terminal import Console
 
 _PHASES = (("█", "green"), ("▓", "cyan"), ("▒", "magenta"), ("░", "bright_black"))  # told apart without colours too
 _LABEL = 13  # columns before the numbers

@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from ludus.core.text import printable
 from ludus.track.files import append, open_append
 
 
@@ -25,7 +26,7 @@ class LogFile:
 
     def _append(self, kind: str, text: str) -> None:
         head = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {kind:<7} "
-        lines = text.splitlines() or [""]
+        lines = printable(text).removesuffix("\n").split("\n")
         entry = head + ("\n" + " " * len(head)).join(lines) + "\n"
         with open_append(self.path) as file:
             torn = file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"

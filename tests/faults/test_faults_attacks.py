@@ -344,6 +344,69 @@ def test_a_run_behind_links_of_the_users_own_works(run, here, capsys):
     assert list(run.glob("videos/*"))
 
 
+ESCAPE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202e"
+RAISES = f"""
+import sys
+from gymnasium.envs.classic_control import CartPoleEnv
+class Env(CartPoleEnv):
+    def step(self, action):
+        print({ESCAPE!r}, file=sys.stderr)
+        raise ValueError({ESCAPE!r})
+"""
+
+
+def harmless(*texts):
+    for text in texts:
+        assert not [c for c in text if (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 or c == "\u202e"], text
+
+
+@pytest.mark.parametrize("backend", ["simple", "subproc"])
+def test_what_an_environment_says_cannot_command_the_terminal(here, alone, capsys, backend):
+    talks = backend == "subproc"  # in this process, what it prints goes to the terminal without Ludus
+    (alone / "evil.py").write_text(RAISES if talks else RAISES.replace("print(", "dict(x=").replace("file=", "y="))
+    restarts = ["--env.max-restarts", "1"] if backend == "subproc" else []
+    words = ["train", "evil:Env", "--env.backend", backend, *restarts, *TRAIN]
+    words.remove("--quiet")
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert "\\x1b]0;owned\\x07" in err
+    harmless(out, err, *(path.read_text() for path in here.glob("runs/evil*/*/log.txt")))
+
+
+def test_names_and_paths_cannot_command_the_terminal(run, here, capsys):
+    evil = here / f"a{ESCAPE}b"
+    run.rename(evil)
+    assert main(["evaluate", str(evil), "--episodes", "1"]) == 0
+    assert main(["play", str(evil)]) == 0
+    assert main(["replay", str(evil)]) == 2
+    edit(evil, ("quiet = true", "quiet = false"))
+    assert main(["resume", str(evil), "--nb-step", "160"]) == 0
+    edit(evil, ('"CartPole-v1"', '"Cart\\u001b[2JPole-v1"'))
+    assert main(["evaluate", str(evil), "--episodes", "1"]) == 2
+    assert main(["evaluate", str(here / f"none{ESCAPE}")]) == 2
+    assert main(["check", f"none{ESCAPE}-v1"]) == 2
+    assert main(["train", "CartPole-v1", f"--no{ESCAPE}"]) == 2
+    out, err = capsys.readouterr()
+    assert "\\x1b[2J" in out
+    assert "\\x1b[2J" in err
+    harmless(out, err, (evil / "log.txt").read_text())
+
+
+def test_a_live_terminal_obeys_only_what_ludus_draws(capsys):
+    from io import StringIO
+
+    from ludus.track.console import Console
+
+    stream = StringIO()
+    with Console(stream, live=True) as console:
+        console.start({"run": f"x{ESCAPE}"}, 10)
+        console.note(f"note {ESCAPE}")
+        console.finish({"end": ESCAPE})
+    assert stream.getvalue().count("owned") == 3
+    assert "\x1b]0" not in stream.getvalue()
+    assert "\u202e" not in stream.getvalue()
+
+
 def test_without_a_key_training_goes_on_unsigned(here, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))  # no folder can be made there
