@@ -210,7 +210,7 @@ def _build(
     if room := getattr(worker.cache, "bytes", 0):
         where = getattr(settings.agent, "replay_folder", "") or "memory"
         reporter.note(f"The replay will take {room / 1e6:,.1f} MB of {where} when it is full.")
-    manager.on_report = evaluator.on_report = reporter.warn
+    manager.on_report = evaluator.on_report = worker.cache.on_report = reporter.warn
     for report in early:
         reporter.warn(report)
     if engines.update == "compiled":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -21,6 +22,8 @@ LossFunction = Callable[[Batch], tuple[Tensors, Tensors]]
 
 class ExperienceCache(ABC):
     """Written after stepping, read before learning."""
+
+    on_report: Callable[[str], object] = staticmethod(warnings.warn)  # told what a user should know
 
     @abstractmethod
     def env_write(self, step: EnvStep, state: HiddenState, start: int = 0) -> None:

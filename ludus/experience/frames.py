@@ -1,4 +1,4 @@
-"""Stacked frames, each stored once."""
+"""Stacked frames, each stored once where every stack is the one before it, shifted by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ludus.core.spec import Spec
 from ludus.core.types import State
 from ludus.experience.ring import Ring
-from ludus.experience.track import Integers
+from ludus.experience.track import Integers, plain
 
 SPARE = 8  # one frame more per so many steps, for the older frames that an episode begins with
 
@@ -18,19 +18,25 @@ SPARE = 8  # one frame more per so many steps, for the older frames that an epis
 class Frames:
     """One stacked observation: each row is a stream of frames, in which every stack is a piece.
 
-    An episode's first stack enters the stream whole, and of every later one the newest frame. So a stack never crosses
-    an episode, and is as it was, whatever its first frames were. Where episodes are so short that the spare room does
-    not hold their first frames, the oldest steps expire earlier.
+    An episode's first stack enters the stream whole, and of every later one the newest frame, if the others are those
+    that the stream ends with; else it enters whole too. So a stack never crosses an episode, and is as it was, whatever
+    its frames were. Where episodes are so short that the spare room does not hold their first frames, the oldest steps
+    expire earlier. A stack that is no shift within an episode sets ``broken``; ``keep_whole`` then makes room for
+    whole stacks at every step.
     """
 
     def __init__(self, spec: Spec, length: int, batch: int, span: int, device: torch.device, folder: str) -> None:
         self.stack, self._length, self.count = spec.stack, length, frames_kept(spec, length, span)
+        self._whole_count = frames_kept(spec, length, span, whole=True)
+        self._row_bytes = batch * spec.size * np.dtype(spec.dtype).itemsize // spec.stack  # of one frame in all rows
+        self.broken = self.whole = False
         self._stream = Ring(self.count, batch, device, folder)
         self._places = Ring(length, batch, device)
         self._places.add("place", (), torch.int64)  # of a step's newest frame: which of its stream it was
         column = self._places.columns["place"]
         self._place = column.numpy() if device.type == "cpu" else np.zeros((batch, length), np.int64)
         self._written = np.zeros(batch, np.int64)  # frames of each stream
+        self._entered = np.ones(batch, np.int64)  # those of the last write
         self._older = torch.arange(spec.stack - 1, -1, -1, device=device)
         self._out = torch.empty(0)
 
@@ -38,7 +44,10 @@ class Frames:
         """Take the stacks ``[b, stack * channels, …]`` of a time; those that are ``fresh`` begin an episode."""
         frames = x.reshape(len(x), self.stack, x.shape[1] // self.stack, *x.shape[2:])
         self._stream.add("frame", tuple(frames.shape[2:]), x.dtype)
-        begins = np.flatnonzero(fresh)
+        enters_whole = fresh | ~self._shifted(rows, frames, fresh)
+        self.broken = self.broken or bool((enters_whole & ~fresh).any())
+        begins = np.flatnonzero(enters_whole)
+        self._entered[rows] = np.where(enters_whole, self.stack, 1)
         if len(begins):
             places = self._written[rows[begins], None] + np.arange(self.stack - 1)
             older = frames[torch.from_numpy(begins).to(x.device), :-1].flatten(0, 1)
@@ -57,8 +66,43 @@ class Frames:
         self, rows: Integers, time: int, x: Tensor, fresh: NDArray[np.bool_], was_fresh: NDArray[np.bool_]
     ) -> None:
         """Take the stacks of the last time step again, in place of what was written of it."""
-        self._written[rows] -= np.where(was_fresh, self.stack, 1)
+        self._written[rows] -= np.maximum(self._entered[rows], np.where(was_fresh, self.stack, 1))
         self.write(rows, time, x, fresh)
+
+    def bytes_to_keep_whole(self) -> int:
+        """What a stream of whole stacks takes."""
+        return self._whole_count * self._row_bytes
+
+    def bytes(self) -> int:
+        """What the stream takes."""
+        return self.count * self._row_bytes
+
+    def keep_whole(self) -> None:
+        """Make room for a whole stack at every step; what is held stays."""
+        old, self.whole = self._stream, True
+        self._stream = Ring(self._whole_count, old.batch, old.device, old.folder)
+        for row, written in enumerate(self._written.tolist()):
+            if written:
+                held = slice(row, row + 1), max(0, written - self.count), written - 1
+                self._stream.load(held[0], held[2], old.save(*held))
+        self.count = self._whole_count
+
+    def _shifted(self, rows: Integers, frames: Tensor, fresh: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Whether the stream of each row ends with all frames of its new stack but the newest; true where ``fresh``."""
+        going = np.flatnonzero(~fresh)
+        shifted = np.ones(len(rows), np.bool_)
+        if len(going):
+            places = self._written[rows[going], None] + np.arange(1 - self.stack, 0)
+            index = (rows[going, None] * self.count + places % self.count).reshape(-1)
+            every = len(going) == len(rows)
+            older = (frames if every else frames[torch.from_numpy(going).to(frames.device)])[:, :-1]
+            source, new = plain(self._stream.flat["frame"]), plain(older)
+            if isinstance(source, np.ndarray):  # torch takes ten times as long
+                shifted[going] = (source.take(index, 0).reshape(new.shape) == new).reshape(len(going), -1).all(1)
+            else:
+                held = source.index_select(0, torch.from_numpy(index).to(source.device)).view(new.shape)
+                shifted[going] = (held == new).flatten(1).all(1).cpu().numpy()
+        return shifted
 
     def oldest(self, rows: slice, low: int, high: int) -> int:
         """The first time from ``low`` on whose stacks are whole in all rows."""
@@ -86,6 +130,8 @@ class Frames:
         return {
             "place": self._places.save(rows, low, high),
             "written": (highs + 1).tolist(),
+            "entered": self._entered[rows].tolist(),
+            "whole": self.whole,
             "frame": [self._stream.save(slice(row, row + 1), *span) for row, span in streams],
         }
 
@@ -95,6 +141,7 @@ class Frames:
         if self._places.device.type != "cpu":
             self._place[rows] = self._places.columns["place"][rows].cpu().numpy()
         self._written[rows] = state["written"]
+        self._entered[rows] = state.get("entered", 1)  # checkpoints of before have none
         for row, parts in enumerate(state["frame"], rows.start):
             self._stream.load(slice(row, row + 1), int(self._written[row]) - 1, parts)
 
@@ -103,6 +150,7 @@ class Frames:
         self._stream.flat["frame"].index_copy_(0, index.to(frames.device), frames)
 
 
-def frames_kept(spec: Spec, length: int, span: int) -> int:
-    """How many frames a row of a replay of ``length`` steps keeps: one a step, and some to spare."""
-    return length + length // SPARE + (span + 1) * spec.stack
+def frames_kept(spec: Spec, length: int, span: int, whole: bool = False) -> int:
+    """How many frames a row of a replay of ``length`` steps keeps: one a step and some to spare, or whole stacks."""
+    steps = length * spec.stack if whole else length + length // SPARE
+    return steps + (span + 1) * spec.stack

@@ -101,6 +101,15 @@ class ExperienceReplay(ExperienceCache):
         if self.config.sequence and time % self._stride == 0:
             self._remember(track, state)
         self._expire(track)
+        for name, frames in self._frames.items():
+            if frames.broken and not frames.whole:
+                self._keep_whole(name)
+                self.on_report(
+                    f'Observation "{name}": a stack of {frames.stack} frames was not the one before it shifted by one, '
+                    "as under a wrapper around the frame stack that skips frames. The replay keeps whole stacks and "
+                    f"will take {self.bytes / 1e6:,.1f} MB when it is full; with the frame stack as the outermost "
+                    "wrapper it stores each frame once."
+                )
         if time - self._span >= track.oldest:
             self._offer(track, time - self._span)
         if time:
@@ -240,6 +249,25 @@ class ExperienceReplay(ExperienceCache):
             if self._priorities is not None and gone[0] < gone[1]:
                 self._priorities.drop(torch.from_numpy(track.between(*gone)))
 
+    def _keep_whole(self, name: str) -> None:
+        """Keep whole stacks of an observation from now on; refuse if there is no room for them."""
+        frames, config = self._frames[name], self.config
+        for track in self._tracks.values():
+            self._expire(track)  # what the smaller stream has overwritten
+        needed, total = frames.bytes_to_keep_whole(), self.bytes + frames.bytes_to_keep_whole() - frames.bytes()
+        if self.device.type == "cpu" and not config.replay_folder:  # memory is taken only as it is written
+            filled = max((min(1.0, track.time / self.length) for track in self._tracks.values()), default=0.0)
+            needed = total - int(filled * self.bytes)
+        why = (
+            f'Observation "{name}": a stack of {frames.stack} frames was not the one before it shifted by one, so the '
+            "replay keeps whole stacks, for which "
+        )
+        refuse_if_too_large(
+            needed, free_room(self.device, config.replay_folder), config.replay_folder, self.device.type, why
+        )
+        frames.keep_whole()
+        self.bytes = total
+
     def _offer(self, track: Track, time: int) -> None:
         """Let what began at ``time`` and is complete now be drawn: real transitions, or sequences."""
         if time % self._stride:
@@ -305,6 +333,8 @@ class ExperienceReplay(ExperienceCache):
         self._ring.load(rows, time, saved["steps"])
         self._hidden.load(rows, time // self._stride, saved["hidden"])
         for name, frames in self._frames.items():
+            if saved["frames"][name].get("whole") and not frames.whole:
+                self._keep_whole(name)
             frames.load(rows, time, saved["frames"][name])
         self._listen()
         track.time, track.since, track.oldest = time, saved["since"], saved["low"]

@@ -51,8 +51,8 @@ def free_room(device: torch.device, folder: str) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
 
 
-def refuse_if_too_large(needed: int, free: int, folder: str, device: str = "cpu") -> None:
-    """Refuse a replay that does not fit."""
+def refuse_if_too_large(needed: int, free: int, folder: str, device: str = "cpu", why: str = "") -> None:
+    """Refuse a replay that does not fit; ``why`` begins the sentence."""
     if needed <= free:
         return
     where = f'in the folder "{folder}"' if folder else "in memory"
@@ -60,8 +60,8 @@ def refuse_if_too_large(needed: int, free: int, folder: str, device: str = "cpu"
     if device != "cpu":
         other = "set device to cpu"
     raise UserError(
-        f"agent.replay needs {needed / 1e9:,.2f} GB {where}, where {free / 1e9:,.2f} GB are free; lower agent.replay, "
-        f"or {other}."
+        f"{why}agent.replay needs {needed / 1e9:,.2f} GB {where}, where {free / 1e9:,.2f} GB are free; lower "
+        f"agent.replay, or {other}."
     )
 
 

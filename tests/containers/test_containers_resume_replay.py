@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 from containers_setup import TOY, train
 from test_containers_resume import MANAGERS, all_but_offset, assert_same_run
@@ -98,3 +100,32 @@ def test_a_replay_that_is_left_out_warms_up_anew(tmp_path: Path) -> None:
     assert first.steps >= 360
     assert counters["updates"] == 34
     assert 0 < again["updates"] - 34 <= 0.5 * (first.steps - stopped.steps - 60) + 1
+
+
+class Snow(gymnasium.Env[Any, np.int64]):
+    """Random images of 36×36, which no two steps share; episodes of 9 steps."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (36, 36), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.left = 9
+        return self.np_random.integers(0, 256, (36, 36), np.uint8), {}
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        return self.np_random.integers(0, 256, (36, 36), np.uint8), float(action), False, self.left <= 0, {}
+
+
+def test_a_replay_that_keeps_whole_stacks_comes_back_and_says_so_once(tmp_path: Path) -> None:
+    stack, repeat = "FrameStackObservation(stack_size=4)", "RepeatAction(num_repeats=2)"
+    wrappers = tuple(f"gymnasium.wrappers:{wrapper}" for wrapper in (stack, repeat))
+    settings = SMALL | {"env__wrappers": wrappers, "nb_step": 160, "agent__replay": 100, "agent__updates_per_step": 0.2}
+    straight = train(tmp_path / "straight", f"{__name__}:Snow", "dqn", **settings).run
+    stopped = train(tmp_path / "stopped", f"{__name__}:Snow", "dqn", stop_after("updates", 8), **settings)
+    assert 60 < stopped.steps < 160
+    resumed = ludus.resume(stopped.run).run
+    assert_same_run(straight, resumed)
+    for run in (straight, resumed):
+        assert (run / "log.txt").read_text().count("The replay keeps whole stacks") == 1

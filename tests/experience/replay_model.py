@@ -41,6 +41,7 @@ class Row:
     name: int
     rng: np.random.Generator
     longest: int
+    torn: float = 0.0  # share of the steps whose stack is not the one before it shifted by one
     steps: list[Moment] = field(default_factory=list)
     left: int = 0  # steps until the episode ends
     ending: str = "lost"
@@ -59,6 +60,8 @@ class Row:
             self.left -= 1
             self.new = self.left == 0
             frames = [*self.steps[-1].frames[1:], [self.name, t]]
+            if self.torn and self.rng.random() < self.torn:
+                frames = frames[::-1] if self.rng.random() < 0.5 else [[-t, i] for i in range(STACK)]
             ends, first = self.new, False
         said = [ends and self.ending in (name, "both") for name in ("terminated", "truncated")]
         reward = np.nan if first else float(self.rng.integers(-9, 10))  # that of a reset means nothing
@@ -69,9 +72,9 @@ class Row:
 class World:
     """Rows in lanes, each lane with a time of its own; writes to a replay what it remembers."""
 
-    def __init__(self, lanes: list[int], seed: int, longest: int = 6, specs: Specs = PLAIN) -> None:
+    def __init__(self, lanes: list[int], seed: int, longest: int = 6, specs: Specs = PLAIN, torn: float = 0.0) -> None:
         self.rng, self.specs = np.random.default_rng(seed), specs
-        self.rows = [Row(i, np.random.default_rng([seed, i]), longest) for i in range(sum(lanes))]
+        self.rows = [Row(i, np.random.default_rng([seed, i]), longest, torn) for i in range(sum(lanes))]
         edges = np.cumsum([0, *lanes]).tolist()
         self.lanes = [slice(low, high) for low, high in pairwise(edges)]
 
@@ -115,7 +118,7 @@ class World:
         for rows in self.lanes:
             now = len(self.rows[rows.start].steps) - 1
             oldest = max(0, now - length + 1)
-            if "frames" in self.specs:
+            if "frames" in self.specs and not self.rows[0].torn:  # a torn one keeps whole stacks
                 oldest = max(oldest, *(self._first_whole(row, length, span) for row in self.rows[rows]), 0)
             for row in self.rows[rows]:
                 found |= {(t, row.name) for t in range(oldest, now - span + 1) if not row.steps[t + 1].first}

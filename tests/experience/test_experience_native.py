@@ -38,12 +38,15 @@ def parts(batch: Batch) -> list[torch.Tensor]:
     "kind", [{}, {"n_step": 3}, {"sequence": 6, "burn_in": 2, "overlap": 3}], ids=["plain", "n-step", "sequences"]
 )
 @pytest.mark.parametrize("lanes", [[1], [3], [2, 1]], ids=str)
-@pytest.mark.parametrize("specs", [PLAIN, STACKED], ids=["plain", "stacked"])
+@pytest.mark.parametrize(
+    ("specs", "torn"), [(PLAIN, 0.0), (STACKED, 0.0), (STACKED, 0.5)], ids=["plain", "stacked", "torn"]
+)
 @pytest.mark.parametrize("prioritized", [False, True], ids=["uniform", "prioritized"])
+@pytest.mark.filterwarnings("ignore:Observation .frames.")
 def test_a_replay_reads_the_same_with_it_and_without(
-    kind: dict[str, Any], lanes: list[int], specs: Any, prioritized: bool, monkeypatch: pytest.MonkeyPatch
+    kind: dict[str, Any], lanes: list[int], specs: Any, torn: float, prioritized: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, generator = World(lanes, 7, longest=12, specs=specs), torch.Generator().manual_seed(0)
+    world, generator = World(lanes, 7, longest=12, specs=specs, torn=torn), torch.Generator().manual_seed(0)
     config = {"replay": 60 * sum(lanes), "prioritized": prioritized, "batch_size": 8, **kind}
     one = world.replay(**config)
     monkeypatch.setattr(native, "LIBRARY", None)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_model import CPU, GAMMA, PLAIN, STACKED, World
 
+from ludus.core.errors import UserError
 from ludus.core.spec import Specs
 from ludus.core.types import Batch
 from ludus.experience.reader import Output, Outputs
@@ -76,6 +77,63 @@ def test_what_is_drawn_is_what_was(
             batch = replay.read()
             check(world, batch, n, drawable)
             replay.feedback(batch.index, torch.from_numpy(world.rng.random(4)))  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:Observation .frames.")
+@settings(max_examples=40, deadline=None)
+@given(
+    lanes=LANES, n=st.integers(1, 4), seed=st.integers(0, 10**6), longest=st.sampled_from([3, 12, 10**6]),
+    length=st.integers(9, 40), torn=st.sampled_from([0.3, 1.0]), prioritized=st.booleans(),
+)  # fmt: skip
+def test_stacks_that_are_no_shift_are_drawn_as_they_were(
+    lanes: list[int], n: int, seed: int, longest: int, length: int, torn: float, prioritized: bool
+) -> None:
+    """Whole stacks from the first that is no shift on, which may come when the ring has wrapped."""
+    world = World(lanes, seed, longest, STACKED)
+    sizes = {"replay": length * len(world.rows), "n_step": n, "prioritized": prioritized}
+    replay = world.replay(batch_size=4, importance_exponent=0.0, **sizes)
+    play(world, int(world.rng.integers(1, 90)), replay)
+    held = world.drawable(length, n)
+    assert not replay._frames["frames"].whole
+    for row in world.rows:
+        row.torn = torn
+    for _ in range(8):
+        play(world, int(world.rng.integers(1, 25)), replay)
+        drawable = world.drawable(length, n)
+        assert replay.size <= len(drawable)
+        for _ in range(4 if replay.size else 0):
+            check(world, replay.read(), n, drawable)
+    play(world, 3 * length, replay)
+    if replay._frames["frames"].whole:  # episodes of a step or two may never have had a second stack
+        assert replay.size == len(world.drawable(length, n))
+    assert replay._frames["frames"].whole or longest == 3 or not held
+
+
+def test_torn_stacks_are_told_once_with_the_memory_that_they_take() -> None:
+    world, told = World([2], 0, longest=50, specs=STACKED), []
+    replay = world.replay(replay=2 * 800)
+    replay.on_report = told.append
+    play(world, 100, replay)
+    before = replay.bytes
+    assert not told
+    world.rows[1].torn = 1.0
+    play(world, 100, replay)
+    assert len(told) == 1
+    assert told[0].startswith('Observation "frames": a stack of 4 frames was not the one before it shifted by one')
+    frames = replay._frames["frames"]._stream.columns["frame"]
+    assert frames.shape == (2, (800 + 2) * 4, 1, 2)
+    assert replay.bytes - before == frames.nbytes - 2 * (800 + 100 + 2 * 4) * 8
+    assert f"{replay.bytes / 1e6:,.1f} MB" in told[0]
+
+
+def test_torn_stacks_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World([1], 0, longest=50, specs=STACKED)
+    replay = world.replay(replay=800)
+    play(world, 3, replay)
+    monkeypatch.setattr("ludus.experience.replay.free_room", lambda *_: replay.bytes + 1)
+    world.rows[0].torn = 1.0
+    with pytest.raises(UserError, match=r'Observation "frames": .* keeps whole stacks, for which agent.replay needs'):
+        play(world, 100, replay)
 
 
 @pytest.mark.parametrize("lanes", [[1], [3], [2, 1]])

@@ -50,9 +50,10 @@ def surprise(batch: Batch) -> torch.Tensor:
 @pytest.mark.parametrize("steps", [30, 90])  # before and after the ring is full
 @pytest.mark.parametrize("lanes", [[3], [2, 1]])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("stacked", [False, True])
-def test_a_resumed_replay_reads_the_same(kind: str, lanes: list[int], steps: int, stacked: bool) -> None:
-    world = World(lanes, 8, specs=STACKED if stacked else PLAIN)
+@pytest.mark.parametrize("stacked", ["plain", "stacked", "torn"])
+@pytest.mark.filterwarnings("ignore:Observation .frames.")
+def test_a_resumed_replay_reads_the_same(kind: str, lanes: list[int], steps: int, stacked: str) -> None:
+    world = World(lanes, 8, specs=PLAIN if stacked == "plain" else STACKED, torn=0.5 * (stacked == "torn"))
     whole, resumed = (world.replay(replay=41 * 3, **KINDS[kind]) for _ in range(2))
     play(world, steps, whole)
     batch = whole.read()
@@ -98,10 +99,12 @@ def test_a_replay_of_another_length_takes_what_fits(length: int) -> None:
         held |= world.drawable(length, 2)
 
 
+@pytest.mark.parametrize("torn", [0.0, 0.5])
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_the_replay_a_resume_warms_up_anew(kind: str) -> None:
+@pytest.mark.filterwarnings("ignore:Observation .frames.")
+def test_without_the_replay_a_resume_warms_up_anew(kind: str, torn: float) -> None:
     settings = {"replay": 3 * 60, "save_replay": False, "warmup": 50} | KINDS[kind]
-    world = World([2, 1], 8, specs=STACKED)
+    world = World([2, 1], 8, specs=STACKED, torn=torn)
     old, new = (world.replay(**settings) for _ in range(2))
     play(world, 80, old)
     new.load_state_dict(through_a_checkpoint(old.state_dict()))
