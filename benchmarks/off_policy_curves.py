@@ -101,6 +101,7 @@ def ludus(settings: OffPolicySettings, seed: int, every: int, episodes: int) -> 
 
     with tempfile.TemporaryDirectory(prefix="ludus-") as runs:
         protocol = {"runs": runs, "threads": 1, "evaluation.every": every, "evaluation.episodes": episodes}
+        protocol["evaluation.environments"] = episodes
         chosen = ludus_settings(settings) | protocol
         result = ludus.train(
             settings.environment, settings.agent, nb_step=settings.steps, seed=seed, preset="none", settings=chosen

@@ -46,6 +46,7 @@ def settings_of(job: str, s: PPOSettings, args: Namespace) -> dict[str, Any]:
         "agent.max_grad_norm": s.max_grad_norm,
         "evaluation.every": EVALUATION_EVERY if job == "solve" else 0,
         "evaluation.episodes": EVALUATION_EPISODES,
+        "evaluation.environments": EVALUATION_EPISODES,
         "evaluation.stop_at": SOLVED if job == "solve" else None,
         "log_every": 1,  # as often as the other side: after every update
         "threads": args.threads,

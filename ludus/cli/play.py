@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # it imports torch, and `--help` should not
     from ludus.containers.player import Player
 
 
+FPS = 30.0  # pictures per second where the environment does not say
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
     """Watch a trained policy: in a window, or as a video where there is no screen."""
@@ -34,7 +37,8 @@ class Arguments:
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = (
         ""  # write a video (.mp4 or .gif) to this file instead of opening a window
     )
-    fps: float = 30.0  # pictures per second; more is faster
+    # Pictures per second; more is faster. By default the environment's own (render_fps in its metadata), else 30.
+    fps: float | None = None
     checkpoint: str = "best"  # which of the run's policies: best, latest, or one of its checkpoints such as step_50000
     stochastic: bool = False  # sample actions as in training, instead of taking the likeliest
     seed: int = 0  # of the environment; another seed gives other episodes
@@ -47,8 +51,9 @@ def run(argv: list[str]) -> int:
     given = parse(Arguments, argv, "play")
     at_least("--episodes", given.episodes, 1)
     at_least("--seed", given.seed, 0)
-    at_least("--fps", given.fps, 0.1)
-    at_most("--fps", given.fps, 1000)
+    if given.fps is not None:
+        at_least("--fps", given.fps, 0.1)
+        at_most("--fps", given.fps, 1000)
     if given.out and Path(given.out).suffix not in (".mp4", ".gif"):
         raise UserError(f'--out is "{given.out}", but a video ends in .mp4 or .gif.')
     check_checkpoint_name(given.checkpoint)
@@ -60,18 +65,19 @@ def run(argv: list[str]) -> int:
 
     player = load(directory.path, given.checkpoint, given.runs, trust=given.trust)
     player.use_threads()
-    pictures = frames(player, given)
+    manager: Any = player.environment("rgb_array")
+    pictures, fps = frames(player, manager, given), given.fps or manager.render_fps or FPS
     if windowed:
-        show(pictures, given.fps, f"ludus play {given.run}")
+        show(pictures, fps, f"ludus play {given.run}")
         return 0
     path = (
         Path(given.out) if given.out else directory.videos / f"{time.strftime('%Y%m%d-%H%M%S')}-{given.checkpoint}.mp4"
     )
-    say(f"Video: {write_video(pictures, path, given.fps, follows=bool(given.out))}")
+    say(f"Video: {write_video(pictures, path, fps, follows=bool(given.out))}")
     return 0
 
 
-def frames(player: Player, given: Arguments) -> Iterator[Frame]:
+def frames(player: Player, manager: Any, given: Arguments) -> Iterator[Frame]:
     """Play the episodes, giving a picture of every step and a line on every ending."""
     import torch
 
@@ -80,7 +86,6 @@ def frames(player: Player, given: Arguments) -> Iterator[Frame]:
     noise = (
         player.agent.make_noise(1, torch.Generator(player.device).manual_seed(given.seed)) if given.stochastic else None
     )
-    manager: Any = player.environment("rgb_array")
     try:
         step, state, played = manager.reset(given.seed).to(player.device), player.agent.initial_state(1), 0
         for _ in range(LONGEST * given.episodes):

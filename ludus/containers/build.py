@@ -26,7 +26,6 @@ from ludus.managers.make import make_manager
 from ludus.networks.build import build_network
 from ludus.parallel.devices import Device, assign, cores, free_memory
 
-EVALUATION_ROWS = 100  # environments that an evaluation steps at once, at most
 GPU_SPEED = 20.0  # as many times faster than the CPU, by a rough guess
 REPAID = (
     50_000  # optimizer steps that earn back a compilation: ten seconds or more, against a fifth of a millisecond each
@@ -69,7 +68,7 @@ def build_evaluator(
     settings: Settings[Any], agent: Agent, environment: Callable[..., Any] | None = None, branch: int = 1
 ) -> Evaluator:
     """Environments and seeds of evaluation's own; another ``branch``: other episodes."""
-    rows = min(settings.evaluation.episodes, EVALUATION_ROWS)
+    rows = min(settings.evaluation.episodes, settings.evaluation.environments or settings.env.num)
 
     def make() -> EnvironmentManager:
         manager = make_manager(settings.env, rows, environment=environment, branch=branch)

@@ -16,7 +16,7 @@ from ludus.core.types import State
 if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker
 
-LONGEST = 50_000  # steps of one row: an environment whose episodes never end must not hang a run
+LONGEST = 50_000  # steps of an episode: an environment whose episodes never end must not hang a run
 
 
 class Evaluation(NamedTuple):
@@ -85,12 +85,15 @@ class Evaluator:
         noise = None if self.greedy else agent.make_noise(rows, generator)
         step, state = manager.reset(int(entropy[0])).to(device), agent.initial_state(rows)
         returns, lengths = [], []
-        for _ in range(LONGEST):
+        waited = 0  # steps since the last episode that counts
+        while waited < LONGEST:
+            waited += 1
             said = agent.act(step, state, noise.next() if noise else None)
             step, state = manager.step(said.action).to(device), said.state
             for episode in manager.episodes():
                 if quota[episode.row]:
                     quota[episode.row] -= 1
+                    waited = 0
                     returns.append(episode.reward)
                     lengths.append(episode.length)
             if not any(quota):
@@ -123,7 +126,9 @@ class Evaluator:
 
 def evaluate_worker(worker: LocalWorker) -> Evaluation | None:
     """Let a worker's evaluator play, tell what came of it, and stop where the target is reached; None if cut short."""
+    worker.clock.lap("other")
     evaluation = worker.evaluator.run(worker.agent, worker.device, lambda: worker.stopping)
+    worker.clock.lap("evaluation")
     if evaluation is None:
         return None
     better = worker.best is None or evaluation.mean > worker.best
@@ -135,5 +140,4 @@ def evaluate_worker(worker: LocalWorker) -> Evaluation | None:
     target = worker.settings.evaluation.stop_at
     if target is not None and evaluation.mean >= target:
         worker.stopping = f"the evaluation reached {target:g}"
-    worker.clock.lap("other")
     return evaluation

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from ludus.core.errors import UserError
 from ludus.core.spec import Specs
 from ludus.core.types import State
 from ludus.environments.config import EnvConfig
@@ -14,24 +16,33 @@ if TYPE_CHECKING:
 
 ATARI_SCREENS = ((210, 160), (250, 160))  # NTSC and PAL
 POOR = 0.1  # explained variance below which a hint is due
+FEW = 10  # updates up to which there is nothing to say
 SLOW = 0.6  # share of the time in environments above which one is due
+WORTH = 1e-3  # seconds of a step of all environments above which processes pay: they cost 0.1 to 0.3 ms a step
 
 
-def hints(worker: LocalWorker, explained: float) -> list[str]:
-    """What would likely have helped; ``explained`` is the share of the returns that the value function explains."""
+def hints(worker: LocalWorker, explained: float, begun: int = 0) -> list[str]:
+    """What would likely have helped; nothing where the task is solved.
+
+    ``explained`` is the share of the returns that the value function explains, ``begun`` the step at which this process
+    took the run over.
+    """
+    if is_solved(worker) or worker.updates <= FEW:
+        return []
     found = []
-    solved = worker.stopping and not worker.stopping.startswith("SIG")
-    if explained < POOR and not solved and not getattr(worker.settings.agent, "normalize_reward", True):
+    if explained < POOR and not getattr(worker.settings.agent, "normalize_reward", True):
         found.append(
             f"The value function explains {max(explained, 0.0):.0%} of the returns. If the policy is stuck, "
             "--agent.normalize-reward or a higher --agent.learning-rate often helps."
         )
     share = worker.clock.shares()["environment"]
-    if share > SLOW and cores() > 1 and worker.updates > 10 and _steps_here(worker):
-        found.append(
-            f"Stepping the environments took {share:.0%} of the time: --env.backend subproc does it in {cores()} "
-            "processes."
-        )
+    if share > SLOW and cores() > 1 and worker.manager.batch > 1 and _steps_here(worker):
+        steps = max(worker.local_step_count - begun, 1) / worker.manager.batch
+        if worker.clock.nanoseconds["environment"] / steps > WORTH * 1e9:
+            found.append(
+                f"Stepping the environments took {share:.0%} of the time: --env.backend subproc does it in {cores()} "
+                "processes."
+            )
     return found + _uncompiled(worker)
 
 
@@ -45,6 +56,22 @@ def raw_frames(config: EnvConfig, observation: Specs) -> str:
         "84 x 84, grey and 4 of them stacked: --env.options frameskip=1 --env.wrappers "
         "gymnasium.wrappers:AtariPreprocessing 'gymnasium.wrappers:FrameStackObservation(stack_size=4)'."
     )
+
+
+def is_solved(worker: LocalWorker) -> bool:
+    """Whether an evaluation has reached the target of the settings, or the threshold registered with Gymnasium."""
+    targets = [worker.settings.evaluation.stop_at, _threshold(worker.settings.env.id)]
+    return worker.best is not None and any(target is not None and worker.best >= target for target in targets)
+
+
+def _threshold(id: str) -> float | None:
+    from ludus.environments.gym import find, is_path  # most runs end without it
+
+    if is_path(id):
+        return None
+    with suppress(UserError):  # an environment of EnvPool alone
+        return find(id).reward_threshold
+    return None
 
 
 def _uncompiled(worker: LocalWorker) -> list[str]:

@@ -148,6 +148,13 @@ class Player:
     def _read(self, observation: Any, info: Mapping[str, Any] | None, first: Any) -> tuple[EnvStep, bool, int]:
         """The observation as an agent gets it, whether it was a batch, and the number of rows."""
         arrays, batched = self._world.read(observation, info or {})
+        for name, x in arrays.items():
+            if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
+                element = np.argwhere(~np.isfinite(x if batched else x[0]))[0].tolist()
+                raise UserError(
+                    f'The observation "{name}" has a number that is not finite at {element}; mend what made it, for no '
+                    "policy can act on it."
+                )
         rows = len(next(iter(arrays.values())))
         begins = torch.as_tensor(
             np.broadcast_to(np.asarray(bool(first) if np.ndim(first) == 0 else first), (rows,)).copy()

@@ -54,6 +54,7 @@ class Reporter:
         agent: Agent,
         step: int = 0,
         signs: bool = True,
+        backend: str = "",
     ) -> None:
         self.run, self.settings, self._origins = run, settings, origins
         unsigned = write_config(run.config, to_flat(settings), origins, signs)
@@ -66,7 +67,8 @@ class Reporter:
         self._rate.update(step)
         self._curve: list[tuple[int, float]] = []
         self._emptied = 0, 0  # steps and updates when the replay, where there is one, was last empty
-        info = self._info(engines, agent)
+        self._begun = step  # where this process took the run over
+        info = self._info(engines, agent, backend)
         self.log_file.note("\n".join(f"{name}: {value}" for name, value in info.items()))
         if self.console is not None:
             self.console.start(info, settings.nb_step, step)
@@ -95,10 +97,10 @@ class Reporter:
             if warning := too_few_left(worker):
                 self.warn(warning)
 
-    def _info(self, engines: Engines, agent: Agent) -> dict[str, str]:
+    def _info(self, engines: Engines, agent: Agent, backend: str) -> dict[str, str]:
         settings, size = self.settings, sum(p.numel() for p in agent.parameters() if p.requires_grad)
         return {
-            "environment": f"{settings.env.id} x {settings.env.num}",
+            "environment": f"{settings.env.id} x {settings.env.num}{', ' * bool(backend)}{backend}",
             "agent": f"{settings.agent_name}, {size:,} parameters, seed {settings.seed}",
             "engines": f"{engines.device}, {engines.threads} thread{'s' * (engines.threads > 1)}, "
             f"{engines.acting} acting, {engines.update} update",
@@ -211,10 +213,10 @@ class Reporter:
         self.console.finish()
         if len(self._curve) > 1:
             steps, means = zip(*self._curve, strict=True)
-            self.console.note(curve(steps, means, self.settings.evaluation.stop_at))
+            self.console.note(curve(steps, means, self.settings.evaluation.stop_at, min(self.console.width, 72)))
         self.console.note(f"Ended after {worker.local_step_count:,} steps: {reason}.")
         self.console.note(f"All is saved in {self.run.path}.")
-        for hint in why + hints(worker, self._losses.get("explained_variance", 1.0)):
+        for hint in why + hints(worker, self._losses.get("explained_variance", 1.0), self._begun):
             self.console.note(hint)
 
     def close(self) -> None:

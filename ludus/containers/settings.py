@@ -40,6 +40,7 @@ class EvaluationConfig:
 
     every: int = 25_000  # steps from one evaluation to the next; 0: only at the end
     episodes: int = 20  # episodes per evaluation; more: a surer mean, a longer wait
+    environments: int = 0  # environments that play them; 0: as many as train
     stop_at: float | None = None  # end the run when the mean return of an evaluation reaches this
     greedy: bool = True  # the most likely action; no: sample, as in training
 
@@ -47,6 +48,7 @@ class EvaluationConfig:
         """Refuse what cannot be evaluated."""
         at_least("evaluation.every", self.every, 0)
         at_least("evaluation.episodes", self.episodes, 1)
+        at_least("evaluation.environments", self.environments, 0)
         if self.stop_at is not None and not self.every:
             raise UserError(
                 f"evaluation.stop_at is {self.stop_at:g}, but evaluation.every is 0, so nothing would ever reach it; "

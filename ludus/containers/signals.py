@@ -72,7 +72,8 @@ class StopOnSignals:
             raise KeyboardInterrupt
         worker.stopping = f"{signal.Signals(number).name} asked for it"
         compiled = ", which is still being compiled" if worker.compiling else ""
-        self._say(f"\nStopping after this update{compiled}; once more to stop at once.\n")
+        if worker.reporter is not None and worker.reporter.console is not None:
+            worker.reporter.console.urgent(f"Stopping after this update{compiled}; once more to stop at once.")
         threading.Thread(target=self._watch, args=(number,), daemon=True).start()
 
     def _watch(self, number: int) -> None:

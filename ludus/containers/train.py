@@ -197,7 +197,7 @@ def _build(
         restored = worker.load_state_dict(saved.state) if saved is not None and saved.state is not None else ""
     run = stack.enter_context(new_run(settings)) if saved is None else saved.run
     signs = saved is None or saved.signs
-    reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count, signs)
+    reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count, signs, manager.backend)
     stack.callback(reporter.close)
     worker.reporter, worker.black_box.run = reporter, run.path
     if saved is not None:

@@ -27,6 +27,7 @@ class EnvironmentManager(ABC):
     observation: Specs
     action: Specs
     on_report: Callable[[str], object] = staticmethod(warnings.warn)  # told what to warn of
+    backend: str = ""  # what steps the environments, as a run shows it
     forgets: bool = False  # whether a reset makes environments forget all, as native ones do
     calls: int = 0  # steps and resets so far, each of a whole group
     restored: str = ""  # after load_state_dict: "exactly", or why rows began new episodes

@@ -25,7 +25,7 @@ from ludus.environments.findings import (
     in_reset,
     in_step,
 )
-from ludus.environments.gym import Adapted, Environment, is_path, make_environment
+from ludus.environments.gym import Environment, is_path, make_environment, metadata
 from ludus.environments.masks import ObservationReader
 from ludus.environments.spaces import Arrays, Layout
 
@@ -267,9 +267,7 @@ def _essence(problem: Problem) -> str:
 
 def _modes(env: Environment) -> Sequence[str]:
     """The render modes that an environment says it has."""
-    inner = env.unwrapped
-    metadata = getattr(inner.env if isinstance(inner, Adapted) else inner, "metadata", None)
-    return metadata.get("render_modes") or () if isinstance(metadata, dict) else ()
+    return metadata(env).get("render_modes") or ()
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -234,3 +234,10 @@ def frame_stack(env: Any) -> int:
             return 1
         env = env.env
     return 1
+
+
+def metadata(env: Environment) -> dict[str, Any]:
+    """What an environment says of itself beside its spaces: how it renders."""
+    inner = env.unwrapped
+    found = getattr(inner.env if isinstance(inner, Adapted) else inner, "metadata", None)
+    return found if isinstance(found, dict) else {}

@@ -35,6 +35,7 @@ class BatchManager(EnvironmentManager):
     back by its seed and actions, so these are kept.
     """
 
+    render_fps = 0.0  # pictures per second that its environments are made for; 0: they do not say
     _goal_env: Environment | None = None  # asked for the rewards of goals, where there is one in this process
 
     def __init__(

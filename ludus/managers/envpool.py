@@ -33,6 +33,7 @@ class EnvPoolManager(BatchManager):
     """
 
     forgets = True
+    backend = "envpool"
 
     def __init__(
         self,

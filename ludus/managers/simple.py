@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from ludus.core.types import State
-from ludus.environments.gym import Environment
+from ludus.environments.gym import Environment, metadata
 from ludus.environments.rows import REMARKS, EnvRows
 from ludus.managers.base import BatchManager
 
 
 class SimpleEnvManager(BatchManager):
     """Steps Gymnasium environments in a loop; each episode has a seed of its own, from (seed, row, episode)."""
+
+    backend = "simple"
 
     def __init__(
         self, make: Callable[[], Environment], num: int, name: str, mask: str = "action_mask", branch: int = 0
@@ -21,6 +26,12 @@ class SimpleEnvManager(BatchManager):
         super().__init__(name, num, self._rows.reader, self._rows.layout, branch, replays=True)
         self._rows.attach(self._memory)
         self._goal_env = self._rows.env
+
+    @property
+    def render_fps(self) -> float:  # type: ignore[override]
+        """The pictures per second that the environment's metadata names; 0 where it names none."""
+        fps = metadata(self._rows.env).get("render_fps")
+        return float(fps) if isinstance(fps, int | float | np.number) and 0 < fps < math.inf else 0.0
 
     def render(self, row: int = 0) -> Any:
         """The picture of one environment, as its render mode gives it."""

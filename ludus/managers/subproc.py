@@ -61,6 +61,7 @@ class SubProcEnvManager(BatchManager):
         self._crew = Crew(config, name, parts, num, (rows.observation, rows.action), branch)
         super().__init__(name, num, rows.reader, rows.layout, branch, self._crew.memory, groups, replays=True)
         self.on_report: Callable[[str], None] = _warn
+        self.backend = f"subproc, {self._crew.workers} process{'es' * (self._crew.workers > 1)}"
         self.restarts = 0
         self._reported: Counter[tuple[str, ...]] = Counter()  # how often each stack was reported
         self._config, self._parts = config, [[p for p in parts if p.group == g] for g in range(groups)]

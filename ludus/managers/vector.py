@@ -22,6 +22,7 @@ class VectorEnvManager(BatchManager):
     """
 
     forgets = True
+    backend = "vector"
 
     def __init__(self, env: VectorEnv[Any, Any, Any], name: str, mask: str = "action_mask", branch: int = 0) -> None:
         _check_autoreset(env, name)

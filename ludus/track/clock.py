@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-PHASES = ("environment", "acting", "learning", "other")
+PHASES = ("environment", "acting", "learning", "evaluation", "other")
 
 
 class Clock:

@@ -6,6 +6,7 @@ Both go to standard output: the progress of a training is what its command is fo
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -79,13 +80,27 @@ class Console:
     def evaluated(self, step: int, mean: float, spread: float, episodes: int) -> None:
         """Show an evaluation: ``episodes`` fresh ones with this mean return and standard deviation."""
         result = Evaluation(step, mean, spread, episodes)
-        self._status.evaluation = result
+        self._status.evaluation, self._status.step = result, step
         if self._status.best is None or mean > self._status.best.mean:
             self._status.best = result
         if self._live:
             self._show(time.monotonic())
         else:
             self._print(f"evaluation: {result} ({episodes} episodes)")
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal; far more than any text has where there is none."""
+        if self._live:
+            return self._live.width
+        return shutil.get_terminal_size().columns if self._stream.isatty() else 1000
+
+    def urgent(self, text: str) -> None:
+        """As ``note``, from a signal handler: the stream may be in the middle of a write."""
+        if self._live:
+            self._live.urgent(text)
+        else:
+            os.write(2, f"\n{text}\n".encode())  # not buffered, so never busy
 
     def note(self, text: str) -> None:
         """Print something that stays on the screen."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from rich.live import Live
@@ -13,7 +15,10 @@ from rich.text import Text
 from ludus.track.status import Status, percent
 from ludus.track.terminal import Console
 
-_PHASES = (("█", "green"), ("▓", "cyan"), ("▒", "magenta"), ("░", "bright_black"))  # told apart without colours too
+_PHASES = (  # told apart without colours too
+    *(("█", "green"), ("▓", "cyan"), ("▒", "magenta"), ("▚", "yellow")),
+    ("░", "bright_black"),
+)
 _LABEL = 13  # columns before the numbers
 
 
@@ -23,6 +28,13 @@ class LiveDisplay:
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream, highlight=False)
         self._live: Live | None = None
+        self._busy = False  # in the middle of a write
+        self._waiting: list[str] = []  # what a signal handler wanted printed meanwhile
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal."""
+        return self._console.width
 
     def header(self, info: Mapping[str, str]) -> None:
         """Print what runs."""
@@ -31,29 +43,48 @@ class LiveDisplay:
         table.add_column(overflow="fold")
         for name, value in info.items():
             table.add_row(Text(name), Text(value))
-        self._console.print(
-            Panel(table, title="[bold]ludus", title_align="left", border_style="cyan", width=self._width())
-        )
+        width = min(self.width, 100)
+        with self._writing():
+            self._console.print(Panel(table, title="[bold]ludus", title_align="left", border_style="cyan", width=width))
 
     def draw(self, status: Status) -> None:
         """Redraw the live region."""
-        if self._live is None:
-            self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=True, redirect_stderr=True)
-            self._live.start()
-        self._live.update(render(status, self._width()), refresh=True)
+        with self._writing():
+            if self._live is None:
+                self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=True, redirect_stderr=True)
+                self._live.start()
+            self._live.update(render(status, min(self.width, 100)), refresh=True)
 
     def print(self, text: str) -> None:
         """Print a line that stays, above the live region."""
-        self._console.print(Text(text))
+        with self._writing():
+            self._console.print(Text(text))
+
+    def urgent(self, text: str) -> None:
+        """Print from a signal handler: now, or as soon as what is being written is written."""
+        self._waiting.append(text)
+        if not self._busy:
+            with suppress(RuntimeError), self._writing():  # it is raised where others are writing to the stream
+                pass
 
     def stop(self) -> None:
         """Leave the last picture and give the terminal back; may be called twice."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        with self._writing():
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
 
-    def _width(self) -> int:
-        return min(self._console.width, 100)
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Keep signal handlers from writing meanwhile, and print what they had to say afterwards."""
+        before, self._busy = self._busy, True
+        try:
+            yield
+            while self._waiting:
+                self._console.print(Text(self._waiting[0]))
+                del self._waiting[0]
+        finally:
+            self._busy = before
 
 
 def render(status: Status, width: int) -> Text:
@@ -72,7 +103,9 @@ def render(status: Status, width: int) -> Text:
 
 def _progress(text: Text, status: Status, width: int) -> None:
     tail = f" {percent(status.done):>4}  {status.step:,} of {status.total:,} steps"
-    size = max(width - len(tail), 10)
+    if len(tail) + 10 > width:
+        tail = f" {percent(status.done):>4}  {status.step:,}/{status.total:,}"
+    size = max(width - len(tail), 3)
     full = int(size * status.done)
     text.append("  ").append("━" * full, "green" if status.done >= 1 else "cyan")
     text.append("─" * (size - full), "bright_black").append(tail, "bold")
@@ -98,8 +131,10 @@ def _shares(text: Text, shares: Mapping[str, float], width: int) -> None:
 
 
 def _fold(cells: list[str], width: int) -> list[str]:
-    lines = [cells[0]]
-    for cell in cells[1:]:
+    """Lines of cells, three spaces between; a cell that is too wide for a line is cut between words."""
+    first, *rest = [part for cell in cells for part in textwrap.wrap(cell, max(width, 1))]
+    lines = [first]
+    for cell in rest:
         longer = f"{lines[-1]}   {cell}"
         if len(longer) <= width:
             lines[-1] = longer

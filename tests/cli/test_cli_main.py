@@ -223,6 +223,27 @@ def test_closing_hints_name_the_run_as_it_can_be_typed(tmp_path: Path, capsys: p
         assert main([*shlex.split(hint)[3:], "--episodes", "1"]) == 0
 
 
+def test_a_video_has_the_speed_that_the_environment_names(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name, fps in (("Slow", 8), ("Odd", 0)):
+        Path(f"{name.lower()}_world.py").write_text(
+            "from gymnasium.envs.classic_control import CartPoleEnv\n"
+            f"class {name}(CartPoleEnv):\n    metadata = CartPoleEnv.metadata | {{'render_fps': {fps}}}\n"
+        )
+        world = f"{name.lower()}_world:{name}"
+        limit = ["--env.max-episode-steps", "20", "--preset", "none"]
+        assert main(["train", world, "--nb-step", "64", *SHORT_RUN, *limit]) == 0
+        assert main(["play", "latest", "--out", f"{name}.gif"]) == 0
+    assert main(["play", "latest", "--out", "fast.gif", "--fps", "40"]) == 0
+    for name, milliseconds in (("Slow", 120), ("Odd", 30), ("fast", 20)):  # 8, 30 and 40 a second, in hundredths
+        with image.open(f"{name}.gif") as film:
+            durations = []  # two pictures that are equal become one of twice the time
+            for number in range(film.n_frames):
+                film.seek(number)
+                durations.append(film.info["duration"])
+            assert min(durations) == milliseconds
+
+
 def test_ctrl_c_saves_and_exits_with_130(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -197,6 +197,15 @@ def test_a_batch_has_a_mask_per_row(runs: dict[str, TrainResult]) -> None:
     assert by_info.tolist() == by_observation.tolist() == list(range(10))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_observation_that_is_not_finite_is_refused_by_name(runs: dict[str, TrainResult], bad: float) -> None:
+    policy = ludus.load(runs["plain"].run)
+    with pytest.raises(UserError, match=r'The observation "observation" has a number that is not finite at \[2\]'):
+        policy.act(np.array([0, 0, bad, 0], np.float32))
+    with pytest.raises(UserError, match=r"not finite at \[1, 0\]"):
+        policy.act(np.array([[0, 0, 0, 0], [bad, 0, 0, 0]], np.float32))
+
+
 def test_a_missing_mask_and_a_wrong_shape_are_said_in_one_sentence(runs: dict[str, TrainResult]) -> None:
     with pytest.raises(UserError, match=r"^[^\n]*lacks[^\n]*action_mask|action_mask[^\n]*lacks"):
         ludus.load(runs["masked by info"].run).act(np.zeros(10, np.float32))

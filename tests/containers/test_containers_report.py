@@ -12,7 +12,7 @@ from containers_setup import COUNTING, make_worker, train
 
 import ludus
 from ludus.cli.main import main
-from ludus.containers.hints import no_update
+from ludus.containers.hints import hints, no_update
 from ludus.containers.report import where_from
 from ludus.containers.settings import resolve_settings
 from ludus.core.errors import UserError
@@ -138,6 +138,74 @@ def test_a_resume_to_fewer_steps_than_are_done_says_that_they_are(tmp_path: Path
         f"{result.steps} goes on with it"
     )
     assert ludus.load(result.run).settings.nb_step == 100  # as it was
+
+
+def test_the_chosen_backend_is_shown(tmp_path: Path, capsys: Any) -> None:
+    for settings, shown in (
+        ({}, "CartPole-v1 x 4, simple"),
+        ({"env__num": 6}, "CartPole-v1 x 6, vector"),
+        ({"env__backend": "subproc", "env__workers": 2}, "CartPole-v1 x 4, subproc, 2 processes"),
+    ):
+        run = train(tmp_path, "CartPole-v1", quiet=False, **settings).run  # type: ignore[arg-type]
+        assert f"environment  {shown}\n" in capsys.readouterr().out
+        assert f"environment: {shown}\n" in (run / "log.txt").read_text()
+
+
+def test_evaluation_has_its_own_share_of_the_time_and_as_many_environments_as_training() -> None:
+    worker = make_worker(COUNTING, evaluation__episodes=20)
+    worker.run(100)
+    assert worker.clock.nanoseconds["evaluation"] == 0
+    before = dict(worker.clock.nanoseconds)
+    assert worker.evaluate() is not None
+    moved = {phase for phase, x in worker.clock.nanoseconds.items() if x > before[phase]}
+    assert moved == {"evaluation", "other"}  # what came before it is other
+    assert worker.evaluator.manager.batch == 4
+    assert make_worker(COUNTING, evaluation__episodes=3).evaluator.manager.batch == 3
+    own = make_worker(COUNTING, evaluation__episodes=20, evaluation__environments=7)
+    assert own.evaluator.manager.batch == 7
+    evaluation = own.evaluate()
+    assert evaluation is not None
+    assert len(evaluation.returns) == 20
+
+
+SPENT = {"environment": 0.9, "acting": 0.05, "learning": 0.05, "evaluation": 0.0, "other": 0.0}
+TARGET: dict[str, Any] = {"evaluation__stop_at": 16.0, "evaluation__every": 10**9}
+RAW: dict[str, Any] = {"agent__normalize_reward": False}
+
+
+@pytest.mark.parametrize(
+    ("environment", "step", "best", "explained", "settings", "hinted"),
+    [
+        (COUNTING, 2e-3, 15.0, 1.0, {}, ["--env.backend subproc does it in 2 processes"]),
+        (COUNTING, 2e-3, 15.0, 1.0, TARGET, ["--env.backend subproc does it in 2 processes"]),
+        (COUNTING, 2e-3, 16.0, 1.0, TARGET, []),  # solved
+        (COUNTING, 5e-4, 15.0, 1.0, {}, []),  # processes would cost more than such a step
+        (COUNTING, 2e-3, 15.0, 1.0, {"env__num": 1, "agent__minibatches": 1}, []),  # one environment needs no more
+        ("CartPole-v1", 1e-4, 474.0, -1.0, RAW, ["The value function explains 0% of the returns."]),
+        ("CartPole-v1", 1e-4, 475.0, -1.0, RAW, []),  # what Gymnasium counts as solved
+        ("CartPole-v1", 1e-4, 474.0, -1.0, {"agent__normalize_reward": True}, []),
+    ],
+)
+def test_a_hint_comes_only_where_it_helps(
+    environment: str,
+    step: float,
+    best: float,
+    explained: float,
+    settings: dict[str, Any],
+    hinted: list[str],
+    monkeypatch: Any,
+) -> None:
+    monkeypatch.setattr("ludus.containers.hints.cores", lambda: 2)
+    worker = make_worker(environment, env__backend="simple", **settings)
+    assert hints(worker, explained) == []  # nothing is known yet
+    worker.run(400)
+    batches = worker.local_step_count / worker.manager.batch
+    seconds = step * batches / SPENT["environment"]
+    worker.clock.nanoseconds = {phase: int(share * seconds * 1e9) for phase, share in SPENT.items()}
+    worker.best = best
+    found = hints(worker, explained)
+    assert len(found) == len(hinted)
+    assert all(word in text for word, text in zip(hinted, found, strict=True))
 
 
 class Stumbles(CountingEnv):

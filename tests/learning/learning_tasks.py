@@ -64,6 +64,7 @@ def settings_of(task: Task, runs: Path) -> dict[str, Any]:
         "checkpoint_every": 0,
         "evaluation.every": task.every,
         "evaluation.episodes": 100,
+        "evaluation.environments": 100,
         "evaluation.greedy": True,
     }
     if not task.whole:
@@ -84,6 +85,7 @@ UNWATCHED: dict[str, Any] = {  # a run of which only the last evaluation counts
     "compile": "off",
     "evaluation.every": 0,
     "evaluation.episodes": 100,
+    "evaluation.environments": 100,
     "checkpoint_every": 0,
     "log_every": 0,
 }

@@ -9,7 +9,7 @@ def test_each_lap_gives_its_time_to_the_phase_it_names(monkeypatch):
     moments = iter([0, 20_000_000, 20_100_000, 20_200_000])
     monkeypatch.setattr(time, "perf_counter_ns", lambda: next(moments))
     clock = Clock()
-    assert clock.shares() == {"environment": 0, "acting": 0, "learning": 0, "other": 0}
+    assert clock.shares() == {"environment": 0, "acting": 0, "learning": 0, "evaluation": 0, "other": 0}
     clock.lap("learning")
     clock.lap("acting")
     shares = clock.shares()
