@@ -112,7 +112,7 @@ class StopOnSignals:
 def apart_from_signals(function: Callable[[], T]) -> T:
     """Call ``function`` in a thread, so that what it starts does not get the signals that a terminal sends to all.
 
-    A compiler that Ctrl-C ended would look like an update that cannot be compiled. This thread waits and heeds signals.
+    A compiler that Ctrl-C ended could pass for an update that cannot be compiled. This thread waits and heeds signals.
     """
     result: list[T] = []
     errors: list[BaseException] = []
