@@ -15,6 +15,7 @@ from ludus.containers.coerce import coerce, describe
 from ludus.core.errors import UserError, nearest
 
 T = TypeVar("T")
+SINGULAR = {"tags": "tag"}  # lists that a flag of this name adds to, one word each time
 
 
 class Flag(NamedTuple):
@@ -23,6 +24,7 @@ class Flag(NamedTuple):
     key: str
     annotation: Any
     switch: bool | None = None  # for true-or-false settings: the value that the flag itself stands for
+    repeats: bool = False  # takes one word, and adds it to the list each time that it is given
 
 
 class UnknownFlag(UserError):
@@ -65,6 +67,8 @@ def known_flags(types: Mapping[str, Any]) -> dict[str, Flag]:
             flags[spell(f"{place}{dot}no_{name}")] = Flag(key, annotation, False)
         else:
             flags[spell(key)] = Flag(key, annotation)
+        if key in SINGULAR:
+            flags[spell(SINGULAR[key])] = Flag(key, str, repeats=True)
     return flags
 
 
@@ -75,7 +79,8 @@ def spell(key: str) -> str:
 
 def read_words(argv: list[str], flags: Mapping[str, Flag]) -> tuple[list[str], dict[str, Any]]:
     """Separate the words that stand alone from the values that flags set."""
-    left, alone, values = deque(argv), [], {}
+    left, alone = deque(argv), []
+    values: dict[str, Any] = {}
     while left:
         word = left.popleft()
         if not _is_flag(word):
@@ -87,7 +92,8 @@ def read_words(argv: list[str], flags: Mapping[str, Flag]) -> tuple[list[str], d
             raise UnknownFlag(name, nearest(name, flags) or " `--help` shows all.")
         if equals:
             left.appendleft(attached)
-        values[flag.key] = _take(name, flag, left, bool(equals))
+        taken = _take(name, flag, left, bool(equals))
+        values[flag.key] = [*values.get(flag.key, []), taken] if flag.repeats else taken
     return alone, values
 
 

@@ -1,10 +1,11 @@
-"""``ludus list``: what can be named on the command line."""
+"""``ludus list``: what can be named on the command line, runs among it."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +17,23 @@ from rich.table import Table
 from ludus.agents import AGENTS, CONFIGS
 from ludus.cli.arguments import parse
 from ludus.containers.settings import presets
+from ludus.core.errors import UserError
+from ludus.core.text import printable
 from ludus.networks import NETWORKS, SUBMODULES
+from ludus.track.status import number
+from ludus.track.summary import ListedRun, Summary, list_runs
 from ludus.track.terminal import Console
 
 # Packages that parts of Gymnasium need beside it.
 NEEDS = {"box2d": "Box2D", "mujoco": "mujoco", "phys2d": "jax", "tabular": "jax"}
+RUN_COLUMNS = ("environment", "agent", "seed", "best", "steps", "state", "age", "run", "tags")
+NUMBERS = (2, 3, 4, 6)  # of these, the columns that hold numbers
 NEXT = {
     "all": "`ludus list environments` shows the environments.",
     "agents": "Your own: --agent package.module:Class, as in examples/my_agent.py.",
     "networks": "Your own: --network package.module:Class, as in examples/my_network.py.",
     "presets": "`ludus train ENV --agent NAME --help` shows all that a preset sets.",
+    "runs": "Measure one with `ludus evaluate RUN`, go on with it with `ludus resume RUN`.",
     "environments": "Your own: package.module:Class, as in examples/my_environment.py; try it with `ludus check`.",
 }
 
@@ -34,17 +42,25 @@ NEXT = {
 class Arguments:
     """Show what can be named on the command line."""
 
-    # What to show: agents, networks, environments, presets, or all but the environments, for they are many.
+    # What to show: agents, networks, environments, presets, runs, or all but environments and runs, for they are many.
     what: Annotated[
-        Literal["all", "agents", "networks", "environments", "presets"],
+        Literal["all", "agents", "networks", "environments", "presets", "runs"],
         tyro.conf.Positional,
         tyro.conf.arg(metavar="WHAT"),
     ] = "all"
+    tags: tuple[str, ...] = ()  # runs: only those that have all of these tags; --tag WORD adds one
+    name: str = ""  # runs: only those whose name has this in it
+    runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # runs: where they are looked for
 
 
 def run(argv: list[str]) -> int:
     """Print the tables."""
-    what = parse(Arguments, argv, "list").what
+    given = parse(Arguments, argv, "list")
+    what = given.what
+    if what == "runs":
+        return show_runs(given)
+    if given.tags or given.name:
+        raise UserError("--tags and --name choose among runs; type `ludus list runs` with them.")
     makers = {"agents": agents, "networks": networks, "presets": preset_table, "environments": environments}
     shown = ["agents", "networks", "presets"] if what == "all" else [what]
     console = Console()
@@ -56,6 +72,49 @@ def run(argv: list[str]) -> int:
         console.print(_envpool(), highlight=False, soft_wrap=True)  # after the table: importing it takes a second
     console.print(NEXT[what], highlight=False, soft_wrap=True)
     return 0
+
+
+def show_runs(given: Arguments) -> int:
+    """Print a line for each run, the one used last at the end."""
+    found = [run for run in list_runs(given.runs) if _is_wanted(run.summary, given)]
+    if not found:
+        which = " with that name and those tags" if given.tags or given.name else " yet"
+        print(f'There is no run in "{given.runs}"{which}; `ludus train ENV --name NAME --tag WORD` makes one.')
+        return 0
+    rows: list[tuple[str, ...]] = [RUN_COLUMNS]
+    rows += [_run_row(run, given.runs) for run in found]
+    if not any(row[-1] for row in rows[1:]):
+        rows = [row[:-1] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.rjust(w) if i in NUMBERS else cell.ljust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+    print(f"\n{NEXT['runs']}")
+    return 0
+
+
+def _is_wanted(summary: Summary, given: Arguments) -> bool:
+    return set(given.tags) <= set(summary.tags) and given.name in summary.name
+
+
+def _run_row(run: ListedRun, root: str) -> tuple[str, ...]:
+    about = run.summary
+    best = "" if about.best is None else number(about.best)
+    cells = (about.environment, about.agent, str(about.seed), best, f"{about.steps:,}", about.state, age(run.used))
+    path = run.path.relative_to(root) if root == "runs" else run.path  # below runs, commands look by themselves
+    return tuple(printable(" ".join(cell.split())) for cell in (*cells, str(path), ", ".join(about.tags)))
+
+
+def age(since: float) -> str:
+    """How long ago a moment was, in the largest whole unit: 40s, 12m, 3h, 5d."""
+    seconds = max(time.time() - since, 0)
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{int(seconds)}s"
 
 
 def agents() -> Table:

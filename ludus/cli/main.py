@@ -20,7 +20,7 @@ COMMANDS = {
     "resume": ("RUN", "go on with a run that was stopped or killed"),
     "evaluate": ("RUN …", "measure trained policies over many episodes"),
     "play": ("RUN", "watch a trained policy, in a window or as a video"),
-    "list": ("[WHAT]", "agents, networks, environments or presets"),
+    "list": ("[WHAT]", "agents, networks, environments, presets or runs"),
     "check": ("ENV", "find every problem of an environment before training"),
     "replay": ("RUN", "redo the update in which a run's numbers went bad"),
 }

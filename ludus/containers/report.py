@@ -25,6 +25,8 @@ from ludus.track.curve import curve
 from ludus.track.logfile import LogFile
 from ludus.track.metrics import Metrics, read_metrics
 from ludus.track.rundir import RunDirectory
+from ludus.track.summary import State as SummaryState
+from ludus.track.summary import Summary, write_summary
 
 if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker
@@ -108,6 +110,23 @@ class Reporter:
             "run": str(self.run.path),
         }
 
+    def summarize(self, worker: LocalWorker, state: SummaryState = "running", best: float | None = None) -> None:
+        """Write what a list of runs shows; ``best`` where it is newer than the worker's."""
+        settings = self.settings
+        summary = Summary(
+            environment=settings.env.id,
+            agent=settings.agent_name,
+            seed=settings.seed,
+            name=settings.name,
+            tags=settings.tags,
+            steps=worker.local_step_count,
+            nb_step=settings.nb_step,
+            best=worker.best if best is None else best,
+            state=state,
+            reason="" if state == "running" else worker.stopping,
+        )
+        write_summary(self.run, summary)
+
     def note(self, text: str) -> None:
         """Say something that stays on the screen and in the log."""
         self.log_file.note(text)
@@ -155,6 +174,7 @@ class Reporter:
             self.keeper.save_best(step, {"agent": dict(worker.agent.state_dict())}, evaluation.mean)
         values = {"mean": evaluation.mean, "std": evaluation.std, "length": evaluation.mean_length}
         self.metrics.write(step, {f"evaluation/{name}": x for name, x in values.items()})
+        self.summarize(worker, best=evaluation.mean if better else None)
         self._curve.append((step, evaluation.mean))
         self.log_file.note(f"evaluation at step {step}: {evaluation.mean:.6g} ± {evaluation.std:.4g}")
         if self.console is not None:
@@ -164,6 +184,7 @@ class Reporter:
         """Save all that a resume needs, the metrics up to here included."""
         self._refuse_removed()
         self.keeper.save(worker.local_step_count, self._state(worker))
+        self.summarize(worker)
 
     def failed(self, error: BaseException) -> None:
         """Write the whole traceback of what ends the run into the log."""
@@ -188,6 +209,8 @@ class Reporter:
             self.note(f"{why}; the checkpoint of step {worker.local_step_count:,} is whole, and a resume is exact.")
         elif tells:
             self.note(f"{why}; nothing was learned yet, so nothing is saved.")
+        with suppress(UserError):
+            self.summarize(worker, "stopped" if worker.interrupted else "failed")
         if self.console is not None:
             self._draw(worker, self.console)
 
@@ -198,6 +221,7 @@ class Reporter:
         """Save, and show the learning curve."""
         self.checkpoint(worker)
         reason = worker.stopping or "all steps are done"
+        self.summarize(worker, "stopped" if worker.interrupted else "complete")
         self.log_file.note(f"ended at step {worker.local_step_count}: {reason}")
         idle = worker.updates == self._emptied[1]
         if self.console is None and not idle:

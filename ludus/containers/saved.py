@@ -32,7 +32,7 @@ class SavedRun(NamedTuple):
 @contextmanager
 def new_run(settings: Settings[Any]) -> Iterator[RunDirectory]:
     """Make the folder of a new run."""
-    run = RunDirectory.create(settings.runs, settings.env.id, settings.agent_name)
+    run = RunDirectory.create(settings.runs, settings.env.id, settings.agent_name, settings.name)
     with run.lock():
         yield run
 

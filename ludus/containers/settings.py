@@ -31,6 +31,7 @@ SHORT = {"agent": "agent.name", "network": "network.name", "stop_at": "evaluatio
 PIECES = tuple(f"network.{name}" for name in ("net1d", "net2d", "net3d", "net4d", "body", "head"))
 TABLES = {"agent.name": AGENTS, "network.name": NETWORKS, **dict.fromkeys(PIECES, SUBMODULES)}  # names of classes
 SMALLEST = {"nb_step": 1, "seed": 0, "threads": 0, "log_every": 0, "checkpoint_every": 0, "keep": 1}
+LONGEST_NAME = 80  # characters of a run's name or tag
 LARGEST = {"seed": 2**63 - 1, "threads": 1024}  # what torch takes; far more threads end the process
 
 
@@ -70,6 +71,8 @@ class Settings(Generic[A]):
     threads: int = 0
     compile: Literal["auto", "on", "off"] = "auto"  # update as one compiled function; auto: when the run repays it
     engine: Literal["auto", "torch"] = "auto"  # acting; auto: numpy for plain MLPs on the CPU
+    name: str = ""  # name of the run, which becomes the end of its folder's; for you and `ludus list runs`
+    tags: tuple[str, ...] = ()  # words to find the run by in `ludus list runs`; --tag WORD adds one, and again one more
     runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # folder under which the run's own folder is made
     init_from: Annotated[str, tyro.conf.arg(metavar="RUN")] = ""  # run whose weights to start from (fine-tuning)
     log_every: int = 2_000  # steps from one line of metrics to the next; 0: none
@@ -87,6 +90,9 @@ class Settings(Generic[A]):
             at_least(name, getattr(self, name), smallest)
         for name, largest in LARGEST.items():
             at_most(name, getattr(self, name), largest)
+        for key, text in (("name", self.name), *(("tags", tag) for tag in self.tags)):
+            if not text.isprintable() or len(text) > LONGEST_NAME or (key == "tags" and not text.strip()):
+                raise UserError(f"{key} has {text!r}, but must be text of at most {LONGEST_NAME} printable characters.")
         validate_environment(self.env)
         for part in (self.agent, self.network, self.evaluation):
             if hasattr(part, "validate"):

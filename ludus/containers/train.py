@@ -202,6 +202,7 @@ def _build(
     worker.reporter, worker.black_box.run = reporter, run.path
     if saved is not None:
         reporter.resumed(worker, saved, restored)
+    reporter.summarize(worker)
     if settings.env.id.startswith("ALE/") and saved is None:
         from ludus.containers.hints import raw_frames  # most runs do without
 

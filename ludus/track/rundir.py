@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Self
 
 from ludus.core.errors import UserError, nearest
-from ludus.track.files import is_link, open_append, opened_folder, sync
+from ludus.track.files import is_link, open_append, open_plain, opened_folder, sync
 
 LATEST = "latest"
 ASIDE = ".old-"  # a checkpoint that is being replaced waits under this prefix until the new one is in its place
+LOCK_ATTEMPTS = 5
 _LOCK = ".lock"  # held by the writer; its time says when the run was last started, resumed or ended
 _STEP = re.compile(rf"(?:{re.escape(ASIDE)})?step_(\d+)")
 
@@ -36,10 +37,11 @@ class RunDirectory:
         self.saved_once = path / ".saved"  # exists once a checkpoint was saved: without one, they were removed
 
     @classmethod
-    def create(cls, root: str | Path, env_id: str, agent_name: str) -> Self:
+    def create(cls, root: str | Path, env_id: str, agent_name: str, run_name: str = "") -> Self:
         """Make the folder of a new run; it becomes ``latest`` once its ``config.toml`` is written."""
         parent = Path(root) / _safe(env_id)
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_safe(agent_name)}"
+        name += f"-{_safe(run_name)}" if run_name else ""
         try:
             parent.mkdir(parents=True, exist_ok=True)
             for count in itertools.count(1):
@@ -62,7 +64,7 @@ class RunDirectory:
 
         A folder of runs means the one of them used last.
         """
-        runs = _runs(Path(root))
+        runs = find_runs(Path(root))
         if str(path) == LATEST:
             if not runs:
                 raise UserError(f'There is no run in "{root}" yet: make one with `ludus train CartPole-v1`.')
@@ -70,7 +72,7 @@ class RunDirectory:
         for candidate in (Path(path), Path(root) / path):
             if (candidate / "config.toml").is_file():
                 return cls(candidate.resolve() if candidate.is_symlink() else candidate)
-            if within := _runs(candidate, "*/config.toml") or _runs(candidate):
+            if within := find_runs(candidate, "*/config.toml") or find_runs(candidate):
                 return cls(within[-1])
         hint = nearest(str(Path(path).absolute()), [str(run.absolute()) for run in reversed(runs)])
         fix = 'give "latest" or a folder made by `ludus train`' if runs else "make one with `ludus train CartPole-v1`"
@@ -84,7 +86,14 @@ class RunDirectory:
 
         with open_append(self.path / _LOCK) as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for attempt in range(LOCK_ATTEMPTS):
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError:  # held by a writer, or for an instant by who lists the runs
+                        if attempt == LOCK_ATTEMPTS - 1:
+                            raise
+                        time.sleep(0.02)
             except OSError as error:
                 if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                     file.seek(0)
@@ -158,6 +167,20 @@ def settled(folder: Path) -> Path | None:
     return None
 
 
+def is_locked(run: Path) -> bool:
+    """Whether a process is writing this run."""
+    try:
+        import fcntl  # not on every system
+
+        with open_plain(run / _LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):  # no lock file, or a file system without locks
+        return False
+    return False
+
+
 def last_used(run: Path) -> int:
     """When a run was last started, resumed or ended, in nanoseconds since 1970; without its lock, its settings' age."""
     with suppress(OSError):
@@ -167,7 +190,7 @@ def last_used(run: Path) -> int:
     return 0
 
 
-def _runs(root: Path, pattern: str = "*/*/config.toml") -> list[Path]:
+def find_runs(root: Path, pattern: str = "*/*/config.toml") -> list[Path]:
     """The runs below ``root``, the one used last at the end."""
     found = (config.parent for config in root.glob(pattern))
     runs = (run.resolve() if run.is_symlink() else run for run in found)  # a link to a run is one of the user's
