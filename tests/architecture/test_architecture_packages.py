@@ -18,4 +18,4 @@ def test_packages_import_nothing_when_imported(path):
         n for n in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(n, ast.Import | ast.ImportFrom)
     ]
     names = {alias.name if isinstance(n, ast.Import) else n.module for n in imports for alias in n.names}
-    assert names <= {"__future__", "importlib", "typing"}
+    assert names <= {"__future__", "importlib", "types", "typing"}
