@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from ludus.cli import say
 from ludus.cli.arguments import parse
+from ludus.cli.output import say
 from ludus.containers.settings import at_least
 from ludus.track.rundir import RunDirectory, check_checkpoint_name
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import tyro
 
-from ludus.cli import say
 from ludus.cli.arguments import parse
+from ludus.cli.output import say
 from ludus.containers.settings import at_least, at_most
 from ludus.core.errors import UserError
 from ludus.track.rundir import RunDirectory, check_checkpoint_name

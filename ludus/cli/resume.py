@@ -9,8 +9,9 @@ from typing import Annotated
 
 import tyro
 
-from ludus.cli import INTERRUPTED, say
+from ludus.cli import INTERRUPTED
 from ludus.cli.arguments import UnknownFlag, known_flags, parse
+from ludus.cli.output import say
 from ludus.cli.train import closing
 from ludus.core.errors import UserError
 from ludus.track.config_file import read_config

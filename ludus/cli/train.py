@@ -13,9 +13,10 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from ludus.cli import INTERRUPTED, say
+from ludus.cli import INTERRUPTED
 from ludus.cli.arguments import Flag, UnknownFlag, known_flags, only_word, read_words, refuse_swallowed, wants_help
 from ludus.cli.help import show_help
+from ludus.cli.output import say
 from ludus.containers.settings import (
     NO_PRESET,
     SHORT,

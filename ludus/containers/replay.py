@@ -79,8 +79,8 @@ def replay(run: RunDirectory, folder: Path | None = None, trust: bool = False) -
     place = run.path / FOLDER if folder is None else folder.parent.resolve() / folder.name
     if not place.exists():
         raise UserError(
-            f'There is no black box "{folder or place}": one is saved when a loss, gradient, reward or observation first is not '
-            "finite."
+            f'There is no black box "{folder or place}": one is saved when a loss, gradient, reward or observation '
+            "first is not finite."
         )
     settings = from_flat(read_run_settings(run.path, run.config, trust, unused=("env.",)).flat)
     state, meta = checkpoints.load(place)
