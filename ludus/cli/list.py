@@ -200,7 +200,7 @@ def _gymnasium() -> Iterator[tuple[str, str, str, str]]:
 def _atari() -> list[str]:
     """The Atari games, as lines of several ids."""
     if importlib.util.find_spec("ale_py") is None:
-        return ['Atari games: pip install "ludus[atari]" brings ALE/Pong-v5 and about a hundred more.']
+        return ["Atari games: pip install ale-py opencv-python-headless brings ALE/Pong-v5 and about a hundred more."]
     import ale_py  # registers them with Gymnasium
     import gymnasium
 
@@ -215,9 +215,7 @@ def _atari() -> list[str]:
 
 def _envpool() -> str:
     if importlib.util.find_spec("envpool") is None:
-        return (
-            'EnvPool is not installed: pip install "ludus[envpool]" brings Atari and many more, stepped by C++ threads.'
-        )
+        return "EnvPool is not installed: pip install envpool brings Atari and many more, stepped by C++ threads."
     import envpool
 
     count = len(envpool.list_all_envs())

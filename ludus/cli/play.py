@@ -120,9 +120,7 @@ def show(pictures: Iterable[Frame], fps: float, title: str) -> None:
     try:
         import pygame
     except ImportError as error:
-        raise UserError(
-            'A window needs one more package: `pip install "ludus[video]"`, or use --out FILE.mp4.'
-        ) from error
+        raise UserError("A window needs one more package: `pip install pygame`, or use --out FILE.mp4.") from error
     try:
         pygame.display.init()
         if pygame.display.get_driver() == "offscreen":  # what SDL falls back to where nothing answers at DISPLAY

@@ -159,9 +159,7 @@ def _import() -> Any:
     try:
         import envpool
     except ImportError as error:
-        raise UserError(
-            'env.backend envpool needs EnvPool, which is not installed: pip install "ludus[envpool]".'
-        ) from error
+        raise UserError("env.backend envpool needs EnvPool, which is not installed: pip install envpool.") from error
     return envpool
 
 

@@ -31,7 +31,7 @@ def write_video(frames: Iterable[Frame], path: Path, fps: float, follows: bool =
     encoder = _encoder("imageio_ffmpeg") if path.suffix != ".gif" else None
     pillow = _encoder("PIL.Image")
     if encoder is None and pillow is None:
-        raise UserError('Videos need one more package: install it with `pip install "ludus[video]"`.')
+        raise UserError("Videos need one more package: install it with `pip install imageio-ffmpeg`.")
     path = path.with_suffix(".gif" if encoder is None else ".mp4")
     name = temporary_name(path.suffix)  # both encoders want the right ending, and a path
     try:

@@ -39,10 +39,10 @@ def test_gif_where_asked_or_without_ffmpeg(tmp_path, monkeypatch, asked):
         assert (gif.n_frames, gif.size, gif.info["duration"]) == (10, (47, 33), 20)
 
 
-def test_without_any_encoder_the_extra_is_named(tmp_path, monkeypatch):
+def test_without_any_encoder_the_package_is_named(tmp_path, monkeypatch):
     for name in ("imageio_ffmpeg", "PIL.Image"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=r"ludus\[video\]"):
+    with pytest.raises(UserError, match="pip install imageio-ffmpeg"):
         write_video(frames(), tmp_path / "a.mp4", fps=20)
 
 
