@@ -41,7 +41,7 @@ class ACERConfig(UnrollConfig):
     entropy_coef: float = 0.01  # raise when the policy settles too early
     value_coef: float = 0.5  # weight of the loss of Q or V; matters with a shared trunk
     max_grad_norm: float = 10.0  # gradients are scaled down to this norm; 0: never
-    optimizer: Literal["adam", "rmsprop"] = "rmsprop"  # rmsprop: TensorFlow's, eps inside the root
+    optimizer: Literal["adam", "rmsprop", "rmsprop_tf"] = "rmsprop"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     optimizer_eps: float = 1e-5  # raise for smoother steps
     normalize_observation: bool = False  # vectors by running mean and deviation, saved with the policy
     normalize_reward: bool = False  # by the running deviation of the discounted return

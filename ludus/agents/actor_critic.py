@@ -44,7 +44,7 @@ class ActorCriticConfig:
     entropy_coef: float = 0.01  # raise when the policy settles too early
     value_coef: float = 0.5  # weight of the value loss; matters with a shared trunk
     max_grad_norm: float = 0.5  # gradients are scaled down to this norm; 0: never
-    optimizer: Literal["adam", "rmsprop"] = "rmsprop"  # rmsprop: TensorFlow's, eps inside the root
+    optimizer: Literal["adam", "rmsprop", "rmsprop_tf"] = "rmsprop"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     optimizer_eps: float = 1e-5  # raise for smoother steps
     normalize_advantage: bool = False  # mean 0 and deviation 1 over the batch
     normalize_observation: bool = False  # vectors by running mean and deviation, saved with the policy

@@ -72,7 +72,7 @@ class DQNConfig(ReplayConfig):
     epsilon_share: float = 0.1  # of the run, until epsilon_end is reached
     epsilon_ladder: float = 0.0  # environments explore differently, as in 7; 0: all alike
     max_grad_norm: float = 10.0  # gradients are scaled down to this norm; 0: never
-    optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: TensorFlow's, eps inside the root
+    optimizer: Literal["adam", "rmsprop", "rmsprop_tf"] = "adam"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     optimizer_eps: float = 1e-8  # raise for smoother steps
 
     def validate(self) -> None:

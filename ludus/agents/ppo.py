@@ -50,7 +50,7 @@ class PPOConfig:
     max_grad_norm: float = 0.5  # gradients are scaled down to this norm; 0: never
     # schedule kl: the KL per minibatch to keep; else stop a rollout's learning above 1.5 × this; 0: off
     target_kl: float = 0.0
-    optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: TensorFlow's, eps inside the root
+    optimizer: Literal["adam", "rmsprop", "rmsprop_tf"] = "adam"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     optimizer_eps: float = 1e-5  # raise for smoother steps
     normalize_observation: bool = False  # vectors by running mean and deviation, saved with the policy
     normalize_reward: bool = False  # by the running deviation of the discounted return

@@ -13,7 +13,7 @@ from ludus.core.errors import UserError
 from ludus.core.types import Batch, State, Tensors
 from ludus.networks.mode import depends_on_mode
 from ludus.networks.tape import Tape
-from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_tf_
+from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_, rmsprop_tf_
 
 ALIGN = 16  # parameters start at multiples of 64 bytes, as vector instructions like it
 BETA1, BETA2, RMSPROP_ALPHA = 0.9, 0.999, 0.99
@@ -72,7 +72,7 @@ class LocalUpdater(Updater):
     def __init__(
         self,
         agent: Agent,
-        optimizer: Literal["adam", "rmsprop"],
+        optimizer: Literal["adam", "rmsprop", "rmsprop_tf"],
         learning_rate: float,
         eps: float,
         max_grad_norm: float,
@@ -84,9 +84,9 @@ class LocalUpdater(Updater):
         self.flat = FlatParameters([(names[p], p) for own in groups.values() for p in own])
         value = self.flat.value
         self._rate = self._first_rate = learning_rate
-        self._moments = {"square": torch.ones_like(value)} if optimizer == "rmsprop" else {}
+        self._moments = {"square": torch.ones_like(value) if optimizer == "rmsprop_tf" else torch.zeros_like(value)}
         if optimizer == "adam":
-            self._moments = {k: torch.zeros_like(value) for k in ("mean", "square")}
+            self._moments["mean"] = torch.zeros_like(value)
         self.parts = _parts(self.flat, groups, {name: (rates or {}).get(name, learning_rate) for name in groups})
         self._coefficients = dict(agent.loss_coefficients())
         self._tape = Tape(agent)
@@ -202,7 +202,8 @@ class LocalUpdater(Updater):
             adam = fused_adam_ if eager else adam_
             adam(value, gradient, part.of(at["mean"]), square, at["steps"], at["lr"], BETA1, BETA2, self.eps)
         else:
-            rmsprop_tf_(value, gradient, square, at["lr"], RMSPROP_ALPHA, self.eps)
+            rmsprop = rmsprop_tf_ if self.optimizer == "rmsprop_tf" else rmsprop_
+            rmsprop(value, gradient, square, at["lr"], RMSPROP_ALPHA, self.eps)
         return norm
 
     @staticmethod

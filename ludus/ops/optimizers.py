@@ -69,13 +69,24 @@ def fused_adam_(
     )
 
 
+def rmsprop_(
+    parameter: Tensor, gradient: Tensor, square_avg: Tensor, lr: Tensor, alpha: float = 0.99, eps: float = 1e-5
+) -> None:
+    """Take a step of RMSprop as PyTorch does it: eps outside the root; ``square_avg`` starts at 0.
+
+    s ← αs + (1−α)g²;  θ ← θ − lr · g / (√s + ε).
+    """
+    square_avg.mul_(alpha).addcmul_(gradient, gradient, value=1 - alpha)
+    parameter.addcmul_(gradient / square_avg.sqrt().add_(eps), lr, value=-1)
+
+
 def rmsprop_tf_(
     parameter: Tensor, gradient: Tensor, square_avg: Tensor, lr: Tensor, alpha: float = 0.99, eps: float = 1e-5
 ) -> None:
     """Take a step of RMSprop as TensorFlow does it, which is what published A2C results were tuned with.
 
     s ← αs + (1−α)g²;  θ ← θ − lr · g / √(s + ε). It differs from PyTorch's in two choices: ε is inside the root, and
-    the caller starts ``square_avg`` at 1, not 0, which keeps the first steps small.
+    the caller starts ``square_avg`` at 1, not 0, which keeps the steps of about the first 900 updates small.
     """
     square_avg.mul_(alpha).addcmul_(gradient, gradient, value=1 - alpha)
     parameter.addcmul_(gradient * (square_avg + eps).rsqrt_(), lr, value=-1)

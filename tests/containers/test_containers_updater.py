@@ -126,11 +126,27 @@ def coefficients(agent: Agent) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e-2])
-def test_rmsprop_is_tensorflows(norm: float) -> None:
-    """The average of squares starts at 1 and eps is inside the root, in numpy."""
+def test_rmsprop_is_torchs(norm: float) -> None:
     agent, parts = make_agent("a2c")
     reference = copy.deepcopy(agent)
     updater = updater_of(agent, "rmsprop", norm=norm)
+    rmsprop = torch.optim.RMSprop(reference.parameters(), lr=1e-2, eps=1e-5)
+    for at in range(STEPS):
+        batch = parts[at % len(parts)]
+        updater.step(agent.compute_loss, batch)
+        rmsprop.zero_grad()
+        reference_loss(reference, batch).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(reference.parameters(), norm or float("inf"))
+        rmsprop.step()
+    assert_parameters(agent, reference, 1e-6)
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-2])
+def test_rmsprop_tf_is_tensorflows(norm: float) -> None:
+    """The average of squares starts at 1 and eps is inside the root, in numpy."""
+    agent, parts = make_agent("a2c")
+    reference = copy.deepcopy(agent)
+    updater = updater_of(agent, "rmsprop_tf", norm=norm)
     square = {name: np.ones(p.shape) for name, p in reference.named_parameters()}
     for at in range(STEPS):
         batch = parts[at % len(parts)]
@@ -170,7 +186,7 @@ def test_a_loss_of_weight_zero_has_no_say_and_is_still_reported() -> None:
     assert metrics["loss/entropy"] != 0
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "rmsprop_tf"])
 def test_the_state_goes_through_a_checkpoint(optimizer: str) -> None:
     """Three steps, a save, three steps: the same as six steps, to the bit."""
     agent, parts = make_agent()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_tf_
+from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_, rmsprop_tf_
 
 
 def gradients(steps: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -38,7 +38,19 @@ def test_adam_equals_torch(dtype: torch.dtype, tolerance: float, eps: float, ada
     assert step.item() == 200
 
 
-def test_rmsprop_is_tensorflows() -> None:
+def test_rmsprop_equals_torch() -> None:
+    ours = torch.linspace(-1, 1, 40, dtype=torch.float64)
+    theirs = torch.nn.Parameter(ours.clone())
+    optimizer = torch.optim.RMSprop([theirs], lr=7e-4, alpha=0.99, eps=1e-5)
+    average, lr = torch.zeros_like(ours), torch.tensor(7e-4, dtype=torch.float64)
+    for gradient in gradients(50, torch.float64):
+        theirs.grad = gradient.clone()
+        optimizer.step()
+        rmsprop_(ours, gradient, average, lr, 0.99, 1e-5)
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_rmsprop_tf_is_tensorflows() -> None:
     ours = torch.linspace(-1, 1, 40, dtype=torch.float64)
     parameter, square = ours.numpy().copy(), np.ones(40)
     average, lr = torch.ones_like(ours), torch.tensor(7e-4, dtype=torch.float64)
