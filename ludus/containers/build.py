@@ -163,6 +163,19 @@ def _optimizer_steps(settings: Settings[Any]) -> float:
     return float(settings.nb_step / (rows * getattr(config, "rollout", 1)) * per_rollout)
 
 
+def linear_networks(agent: Agent) -> str:
+    """Return a warning about networks that have no hidden layer, or an empty text."""
+    networks = dict(getattr(agent, "networks", {}))
+    linear = [f'"{name}"' for name, network in networks.items() if getattr(network, "linear", False) is True]
+    if not linear:
+        return ""
+    which = f"Network {linear[0]} has" if len(linear) == 1 else f"Networks {' and '.join(linear)} have"
+    return (
+        f"{which} no hidden layer, so what is learned is linear in the observation; set network.body to mlp and "
+        "network.hidden to layers such as 64 64."
+    )
+
+
 def refuse_sequences(settings: Settings[Any], agent: Agent) -> None:
     """Refuse sequences for a network that has no use for them."""
     length = getattr(settings.agent, "sequence", 0)

@@ -19,6 +19,7 @@ from ludus.containers.build import (
     build_manager,
     build_updater,
     choose_engines,
+    linear_networks,
     refuse_sequences,
 )
 from ludus.containers.evaluate import Evaluation
@@ -208,6 +209,8 @@ def _build(
 
         if raw := raw_frames(settings.env, manager.observation):
             reporter.note(raw)
+    if saved is None and (warning := linear_networks(agent)):
+        reporter.warn(warning)
     if room := getattr(worker.cache, "bytes", 0):
         where = getattr(settings.agent, "replay_folder", "") or "memory"
         reporter.note(f"The replay will take {room / 1e6:,.1f} MB of {where} when it is full.")

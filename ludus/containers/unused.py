@@ -21,8 +21,9 @@ from ludus.networks.config import NetworkConfig
 from ludus.preprocess.observation import ObsPreprocessor
 
 OFF = ("agent.burn_in", "agent.overlap")  # 0 says that they should do nothing
-KINDS = {1: "vector", 2: "sequence", 3: "image", 4: "volume or clip"}
+KINDS = {1: "vector", 2: "matrix", 3: "image", 4: "volume or clip"}
 SIZES = {"hidden": "mlp", "activation": "mlp", "lstm_size": "lstm"}  # setting of a network → the piece that reads it
+READS = {"mlp": {"mlp", "flat_mlp"}, "lstm": {"lstm"}}
 
 
 def refuse_unused(resolved: Resolved, observation: Specs, action: Specs) -> None:
@@ -88,7 +89,7 @@ def _of_network(config: NetworkConfig, needs: list[Need]) -> Iterator[tuple[str,
     if not needs or any(":" in piece for piece in pieces):  # a piece of the user's own may read everything
         return
     for name, piece in SIZES.items():
-        if piece not in pieces and not (name == "activation" and any(need.streams for need in needs)):
+        if not READS[piece] & pieces and not (name == "activation" and any(need.streams for need in needs)):
             yield f"network.{name}", f"no piece of the network is an {piece}"
 
 

@@ -10,6 +10,7 @@ SUBMODULES = {
     "identity3d": "ludus.networks.net3d.identity:Identity3D",
     "identity4d": "ludus.networks.net4d.identity:Identity4D",
     "lstm": "ludus.networks.net1d.lstm:LSTM",
+    "flat_mlp": "ludus.networks.net2d.flat_mlp:FlatMLP",
     "mlp": "ludus.networks.net1d.mlp:MLP",
     "small_cnn": "ludus.networks.net3d.small_cnn:SmallCNN",
     "nature_cnn": "ludus.networks.net3d.nature_cnn:NatureCNN",

@@ -18,7 +18,7 @@ class NetworkConfig:
 
     name: str = "modular"  # or your own as package.module:Class: a Network, or any torch module (ludus.networks.build)
     net1d: str = "mlp"  # what each vector observation goes through first
-    net2d: str = "identity2d"  # what each sequence observation [F, S] goes through first
+    net2d: str = "flat_mlp"  # what each matrix observation [F, S] goes through first; flat_mlp: an mlp on all entries
     # what each image observation [F, H, W] goes through first; auto: nature_cnn, and small_cnn below 36×36
     net3d: str = "auto"
     net4d: str = "identity4d"  # what each volume or clip observation [F, D, H, W] goes through first
@@ -32,7 +32,7 @@ class NetworkConfig:
     orthogonal: bool = True  # orthogonal first weights and a nearly uniform first policy; off: PyTorch's own
 
     def settled(self, inputs: int) -> NetworkConfig:
-        """The same with ``auto`` decided: several observations meet before an mlp, as vectors as they are.
+        """The same with ``auto`` decided: several observations meet before an mlp, vectors and matrices as they are.
 
         With layers of their own first and none together, what is learned of each would only be added up.
         """
@@ -40,7 +40,12 @@ class NetworkConfig:
             return self
         if inputs < 2:
             return replace(self, body="identity1d")
-        return replace(self, net1d="identity1d" if self.net1d == "mlp" else self.net1d, body="mlp")
+        return replace(
+            self,
+            net1d="identity1d" if self.net1d == "mlp" else self.net1d,
+            net2d="identity2d" if self.net2d == "flat_mlp" else self.net2d,
+            body="mlp",
+        )
 
     def net3d_for(self, shape: tuple[int, ...]) -> str:
         """Return the piece that an image ``[F, H, W]`` goes through, with ``auto`` decided by its size."""

@@ -18,7 +18,7 @@ MEMORY = "memory"  # what is remembered of observations
 
 
 def joined(config: NetworkConfig) -> NetworkConfig:
-    """The same pieces, but what vectors would go through one by one they go through together.
+    """The same pieces, but what vectors and matrices would go through one by one they go through together.
 
     A critic Q(s, a) needs that: where observation and action have a layer each and are then added up by a linear one,
     the best action does not depend on the observation. Images still have their sources. The joined features go through
@@ -30,7 +30,13 @@ def joined(config: NetworkConfig) -> NetworkConfig:
         body, head = "mlp", "identity1d"
     else:
         body, head = config.net1d, "mlp"
-    return replace(config, net1d="identity1d", body=body, head=head if config.head == "identity1d" else config.head)
+    return replace(
+        config,
+        net1d="identity1d",
+        net2d="identity2d" if config.net2d == "flat_mlp" else config.net2d,
+        body=body,
+        head=head if config.head == "identity1d" else config.head,
+    )
 
 
 def remembers(config: NetworkConfig, need: Need) -> bool:

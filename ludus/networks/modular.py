@@ -129,6 +129,13 @@ class ModularNetwork(Network):
             parts = [x.expand(*x.shape[:2], *self._space) for x in parts]
         return torch.cat(parts, 1)
 
+    @property
+    def linear(self) -> bool:
+        """Whether no hidden layer lies between the observations and the outputs."""
+        empty = all(isinstance(piece, MLP) and not piece.layers for piece in self._submodules().values())
+        last = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        return empty and all(type(layer) in last for layer in self.projections.values())
+
     def plain_layers(self) -> list[tuple[nn.Linear, str]] | None:
         """The trunk's layers, each with its activation, if it is nothing but an MLP on one observation; else None."""
         pieces = self._submodules()

@@ -228,3 +228,12 @@ def test_a_bad_number_from_a_replay_is_that_of_an_item(tmp_path: Path, capsys: A
     (run,) = (path.parent for path in tmp_path.rglob("blackbox"))
     assert main(["replay", str(run)]) == 0
     assert f"{item} from the replay, t=1 of 1 in it: the reward from its step()" in capsys.readouterr().out
+
+
+def test_a_network_without_a_hidden_layer_is_warned_of_at_the_start(tmp_path: Path) -> None:
+    linear = train(tmp_path, "CartPole-v1", "ppo", network__hidden=())
+    assert 'Networks "actor" and "critic" have no hidden layer' in (linear.run / "log.txt").read_text()
+    board = train(tmp_path, COUNTING, "ppo", network__shared="yes", network__net1d="identity1d")
+    assert 'Network "actor_critic" has no hidden layer' in (board.run / "log.txt").read_text()
+    usual = train(tmp_path, "CartPole-v1", "ppo")
+    assert "no hidden layer" not in (usual.run / "log.txt").read_text()

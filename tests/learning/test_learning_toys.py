@@ -70,6 +70,34 @@ class Opening(Still):
         return OBSERVATION, reward, self._step == self._length, False, {}
 
 
+class Board(gymnasium.Env[Any, Any]):
+    """Two pieces on an 8×8 board, each in one of two corners: action 1 pays if they are in different ones.
+
+    That is an exclusive or, so the best linear policy is right three times of four.
+    """
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-1, 1, (8, 8), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._next(), {}
+
+    def _next(self) -> Any:
+        self._pieces = self.np_random.integers(0, 2, 2)
+        board = np.zeros((8, 8), np.float32)
+        board[0, 7 * self._pieces[0]], board[7, 7 * self._pieces[1]] = 1, -1
+        return board
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        right = int(action) == int(self._pieces[0] != self._pieces[1])
+        return self._next(), float(right), self._step == 8, False, {}
+
+
 def train(
     runs: Path, environment: Any, agent: str, nb_step: int, settings: dict[str, Any], hook: Hook | None = None
 ) -> TrainResult:
@@ -124,6 +152,12 @@ def test_the_hidden_state_begins_anew_with_each_episode(agent: str, tmp_path: Pa
     result = train(tmp_path, Opening, agent, 6_000, LSTM)
     assert result.evaluation is not None
     assert result.evaluation.mean > 0.95
+
+
+def test_a_board_is_seen_through_hidden_layers(tmp_path: Path) -> None:
+    result = train(tmp_path, Board, "ppo", 8_000, {})
+    assert result.evaluation is not None
+    assert result.evaluation.mean > 7.5  # of 8; linear: 6 at most
 
 
 @pytest.mark.parametrize("agent", AGENTS)

@@ -61,7 +61,7 @@ def test_a_plain_mlp_has_the_outputs_asked_for_and_the_gains():
 def test_observations_of_every_rank_join_in_a_body_of_every_rank(body):
     inputs = {"vector": (5,), "sequence": (2, 6), "image": (1, 2, 3), "volume": (1, 1, 2, 3)}
     space = {"identity1d": (), "mlp": (), "lstm": (), "identity2d": (6,), "identity3d": (2, 3)}.get(body)
-    config = NetworkConfig(net3d="identity3d", body=body)
+    config = NetworkConfig(net2d="identity2d", net3d="identity3d", body=body)
     if space is None:  # volumes have D=1 where the sequence has S=6: 6,1,1 and 1,2,3 expand to 6,2,3
         space = (6, 2, 3)
     network = build_network(config, Need(inputs, {"value": (1,)}))
@@ -107,6 +107,31 @@ def test_images_go_through_the_cnn():
     assert network.projections["policy/a"].in_features == 512 + 64
 
 
+@pytest.mark.parametrize("shape", [(4, 2), (8, 8)])
+def test_matrices_go_through_an_mlp(shape):
+    network = build_network(NetworkConfig(), Need({"board": shape}, {"policy/a": (3,)}))
+    sizes = [layer.in_features for layer in network.pieces["source/board"].layers]
+    assert sizes == [shape[0] * shape[1], 64]
+    assert network.projections["policy/a"].in_features == 64
+    assert network(rows({"board": shape}), HiddenState(), FIRST)[0]["policy/a"].shape == (T, B, 3)
+    assert not network.linear
+
+
+def test_a_matrix_meets_other_observations_as_it_is():
+    network = build_network(NetworkConfig(), Need({"board": (8, 8), "speed": (2,)}, {"policy/a": (3,)}))
+    assert set(network.pieces) == {"body"}
+    assert network.pieces["body"].layers[0].in_features == 66
+
+
+def test_a_network_without_a_hidden_layer_says_so():
+    outputs = {"policy/a": (3,), "value": (1,)}
+    assert ModularNetwork({"o": (4,)}, outputs, NetworkConfig(hidden=())).linear
+    assert ModularNetwork({"o": (4, 2)}, outputs, NetworkConfig(net2d="identity2d")).linear
+    assert ModularNetwork({"clip": (2, 2, 2, 2)}, outputs, NetworkConfig()).linear
+    assert not ModularNetwork({"clip": (2, 2, 2, 2)}, outputs, NetworkConfig(body="mlp")).linear
+    assert not ModularNetwork({"o": (4,)}, outputs, NetworkConfig(hidden=(), body="lstm")).linear
+
+
 def test_a_piece_of_ones_own():
     config = NetworkConfig(net2d=f"{__name__}:ThreeFeatures", body="identity2d")
     network = build_network(config, Need({"s": (3, 7)}, {"value": (1,)}))
@@ -120,7 +145,12 @@ def test_a_piece_of_ones_own():
         ({"net1d": "nature_cnn"}, {"o": (3,)}, {"v": (1,)}, "net1d.*rank 3.*rank 1"),
         ({"net1d": "mpl"}, {"o": (3,)}, {"v": (1,)}, 'network.net1d "mpl".*Did you mean "mlp"'),
         ({"body": "torch.nn:Linear"}, {"o": (3,)}, {"v": (1,)}, "network.body.*SubModule"),
-        ({"body": "identity2d"}, {"a": (3, 4), "b": (3, 5)}, {"v": (1,)}, r'"a" and "b".*\(3, 4\) and \(3, 5\)'),
+        (
+            {"net2d": "identity2d", "body": "identity2d"},
+            {"a": (3, 4), "b": (3, 5)},
+            {"v": (1,)},
+            r'"a" and "b".*\(3, 4\) and \(3, 5\)',
+        ),
         ({}, {"o": (3,)}, {"map": (1, 8, 8)}, r'"map" of shape \(1, 8, 8\).*head3d.*\(64, 1, 1\)'),
         ({}, {"o": (1, 2, 3, 4, 5)}, {"v": (1,)}, '"o" has shape'),
         ({"hidden": (0,)}, {"o": (3,)}, {"v": (1,)}, "network.hidden"),
