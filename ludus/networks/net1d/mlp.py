@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from math import sqrt
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class MLP(SubModule):
     """Linear layers of the sizes ``hidden``, each followed by the activation."""
 
-    dim = 1
+    dim: Literal[1, 2, 3, 4] = 1
 
     def __init__(self, input_shape: Shape, config: NetworkConfig) -> None:
         super().__init__(input_shape)
