@@ -32,7 +32,7 @@ from ludus.containers.signals import EnvironmentHangs, StopOnSignals, apart_from
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.unused import refuse_unused
 from ludus.core.errors import UserError
-from ludus.core.names import import_path
+from ludus.core.names import import_path, refuse_while_importing
 from ludus.core.text import printable
 from ludus.environments.failure import own_stack
 from ludus.parallel.children import StartedProcesses
@@ -79,6 +79,7 @@ def train(
     ``trust``: import what the file ``config`` and the run ``init_from`` name, though this user did not write them on
     this machine.
     """
+    refuse_while_importing("ludus.train")
     make = None if isinstance(environment, str) else environment
     name = environment if isinstance(environment, str) else import_path(environment)
     given = {"nb_step": nb_step, "seed": seed, "network.name": network}
@@ -119,6 +120,7 @@ def resume(
     likewise. ``on_update`` is that of ``train``; a run does not remember it. ``trust``: import
     what the run names, though this user did not make it on this machine.
     """
+    refuse_while_importing("ludus.resume")
     given = given_names(agent, network, wrappers)
     unused = (*given, *(("env.id",) if environment else ()))
     with ExitStack() as stack:

@@ -18,6 +18,7 @@ from ludus.core.errors import UserError, nearest
 
 MAIN = "__main__"
 _given: dict[str, Any] = {}  # what was given from Python and no import finds, by the name that settings have for it
+_importing: list[str] = []  # modules that are imported just now
 INSTALLED = ("ludus", "gymnasium")  # packages that are never looked for in the current folder
 
 
@@ -119,7 +120,20 @@ def main_name() -> str:
     return spec.name if spec is not None else Path(getattr(main, "__file__", None) or MAIN).stem
 
 
+def refuse_while_importing(call: str) -> None:
+    """Refuse to train in a module that is only imported to find a class in it."""
+    if _importing:
+        raise UserError(
+            f"The module {_importing[-1]} is imported to find a class in it, and calls {call} meanwhile, which would "
+            'train again; put that call under `if __name__ == "__main__":`.'
+        )
+
+
 def _import(module_name: str) -> ModuleType:
     if module_name == main_name():
         return sys.modules[MAIN]  # importing it would run it again
-    return importlib.import_module(module_name)
+    _importing.append(module_name)
+    try:
+        return importlib.import_module(module_name)
+    finally:
+        _importing.pop()

@@ -196,6 +196,19 @@ def test_classes_of_a_script_train_and_come_back_with_the_same_script(tmp_path: 
     assert "my_classes_script:Mine" in said
 
 
+def test_a_script_that_trains_when_imported_is_told_so_and_does_not_train_again(tmp_path: Path) -> None:
+    unguarded = SCRIPT.replace('if __name__ == "__main__":', "if True:")
+    (tmp_path / "my_unguarded_script.py").write_text(unguarded)
+    given: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "check": False}
+    run = subprocess.run([sys.executable, "my_unguarded_script.py"], **given).stdout.splitlines()[-1]
+    command = [sys.executable, "-m", "ludus.cli.main", "evaluate", run, "--episodes", "1"]
+    done = subprocess.run(command, **given)
+    assert done.returncode == 2
+    assert "The module my_unguarded_script is imported to find a class in it, and calls ludus." in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert len(list(tmp_path.glob("runs/*/*"))) == 1
+
+
 PROMPT = """
 import ludus
 from ludus.agents.ppo import PPO
