@@ -21,11 +21,13 @@ from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.names import resolve
 from ludus.core.network import Need
-from ludus.core.spec import Specs
+from ludus.core.spec import Specs, network_inputs
 from ludus.managers.make import make_manager
 from ludus.networks.build import build_network
 from ludus.parallel.devices import Device, assign, cores, free_memory
+from ludus.preprocess.observation import ObsPreprocessor
 
+LARGE_IMAGE = 64  # the smallest side from which policy and value share a trunk
 GPU_SPEED = 20.0  # as many times faster than the CPU, by a rough guess
 REPAID = (
     50_000  # optimizer steps that earn back a compilation: ten seconds or more, against a fifth of a millisecond each
@@ -59,9 +61,15 @@ def build_agent(settings: Settings[Any], observation: Specs, action: Specs, devi
 
 
 def _shares(settings: Settings[Any], observation: Specs) -> bool:
-    """Images are looked at once for policy and value, unless told otherwise."""
-    chosen = settings.network.shared
-    return any(len(spec.shape) > 2 for spec in observation.values()) if chosen == "auto" else chosen == "yes"
+    """Return whether policy and value have one trunk; ``auto``: yes where an image is so large that a second one costs.
+
+    The policy's last layer starts near 0, so the value's gradient in a shared trunk is about 100 times the policy's at
+    first, and the features that the policy needs are learned late.
+    """
+    if settings.network.shared != "auto":
+        return settings.network.shared == "yes"
+    shapes = ObsPreprocessor(network_inputs(observation)).shapes.values()
+    return any(len(shape) > 2 and min(shape[-2:]) >= LARGE_IMAGE for shape in shapes)
 
 
 def build_evaluator(

@@ -56,18 +56,19 @@ class CatchEnv(gymnasium.Env[Image, np.int64]):
         return image
 
 
-class PointingEnv(gymnasium.Env[dict[str, Any], np.int64]):
-    """A nested Dict of an image and a vector that only together tell the right answer, which pays 1.
+class QuestionEnv(gymnasium.Env[dict[str, Any], np.int64]):
+    """A nested Dict of an image and a question about it; the right answer pays 1.
 
-    A patch of the image is bright in one of four quarters, and the vector turns it on by 0 to 3 quarters: the answer is
-    their sum modulo 4, drawn anew at every step. A guess is right once in four times.
+    A patch of the image is bright. The vector asks either whether it lies in the upper or lower half, or whether it
+    lies in the left or right half; both are drawn anew at every step. A guess is right in half of the steps, an answer
+    to one of the questions alone in three quarters.
     """
 
     def __init__(self, size: int = 12, length: int = 16) -> None:
         self.size, self.length = size, length
-        image, vector = spaces.Box(0, 255, (size, size, 1), np.uint8), spaces.Box(0, 1, (4,), np.float32)
-        self.observation_space = spaces.Dict({"inner": spaces.Dict({"image": image, "vector": vector})})
-        self.action_space = spaces.Discrete(4)
+        image, question = spaces.Box(0, 255, (size, size, 1), np.uint8), spaces.Box(0, 1, (2,), np.float32)
+        self.observation_space = spaces.Dict({"inner": spaces.Dict({"image": image, "question": question})})
+        self.action_space = spaces.Discrete(2)
         self._answer, self._step = 0, 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[dict[str, Any], Info]:
@@ -81,12 +82,12 @@ class PointingEnv(gymnasium.Env[dict[str, Any], np.int64]):
         return self._draw(), reward, self._step >= self.length, False, {}
 
     def _draw(self) -> dict[str, Any]:
-        """Choose quarter, turn and the place of the patch in its quarter, and show them."""
-        quarter, turn = (int(x) for x in self.np_random.integers(4, size=2))
+        """Choose the place of the patch and the question, and show them."""
         half = self.size // 2
-        row, column = (int(x) for x in self.np_random.integers(half - 1, size=2))
-        row, column = row + half * (quarter // 2), column + half * (quarter % 2)
+        where = self.np_random.integers(2, size=2)  # lower? right?
+        row, column = (int(x) for x in where * half + self.np_random.integers(half - 1, size=2))
         image = np.zeros((self.size, self.size, 1), np.uint8)
         image[row : row + 2, column : column + 2] = 255
-        self._answer = (quarter + turn) % 4
-        return {"inner": {"image": image, "vector": np.eye(4, dtype=np.float32)[turn]}}
+        question = int(self.np_random.integers(2))
+        self._answer = int(where[question])
+        return {"inner": {"image": image, "question": np.eye(2, dtype=np.float32)[question]}}

@@ -28,7 +28,8 @@ class NetworkConfig:
     hidden: tuple[int, ...] = (64, 64)  # the layers of an mlp; wider fits more and is slower: 256 256 suits robots
     activation: Activation = "tanh"  # after each layer of an mlp; tanh is steady for PPO and A2C, relu quick off-policy
     lstm_size: int = 64  # how much an lstm remembers; its cost grows with the square
-    shared: Literal["auto", "yes", "no"] = "auto"  # one trunk for policy and value: less work; auto: yes for images
+    # one trunk for policy and value: less work, often slower to learn; auto: yes for images of 64×64 and more
+    shared: Literal["auto", "yes", "no"] = "auto"
     orthogonal: bool = True  # orthogonal first weights and a nearly uniform first policy; off: PyTorch's own
 
     def settled(self, inputs: int) -> NetworkConfig:

@@ -6,7 +6,7 @@ from gymnasium.utils.env_checker import check_env
 
 from ludus.environments.check import check
 from ludus.environments.config import EnvConfig
-from ludus.environments.image_toy import CatchEnv, PointingEnv
+from ludus.environments.image_toy import CatchEnv, QuestionEnv
 from ludus.environments.toy import CountingEnv, MaskedEnv, MemoryEnv, MixedActionEnv, NoVelocityCartPole, TargetEnv
 
 TOYS = {
@@ -19,7 +19,7 @@ TOYS = {
     "target": TargetEnv,
     "no velocity": NoVelocityCartPole,
     "catch": CatchEnv,
-    "pointing": PointingEnv,
+    "question": QuestionEnv,
 }
 
 
@@ -107,13 +107,12 @@ def test_catch_pays_for_balls_that_touch_the_paddle():
     assert [env.step(1)[1] for _ in range(16)] == [0.0] * 15 + [-1.0]
 
 
-def test_pointing_pays_the_sum_of_quarter_and_turn():
-    env = PointingEnv()
+def test_question_pays_the_half_that_it_asks_for():
+    env = QuestionEnv()
     observation, _ = env.reset(seed=0)
     for step in range(16):
-        image, turn = observation["inner"]["image"][..., 0], int(observation["inner"]["vector"].argmax())
-        row, column = np.argwhere(image == 255)[0] // 6
+        image, question = observation["inner"]["image"][..., 0], int(observation["inner"]["question"].argmax())
         assert (image == 255).sum() == 4
-        right = (2 * row + column + turn) % 4
-        observation, reward, terminated, *_ = env.step(right if step % 2 == 0 else (right + 1) % 4)
+        right = int(np.argwhere(image == 255)[0][question] >= 6)
+        observation, reward, terminated, *_ = env.step(right if step % 2 == 0 else 1 - right)
         assert (reward, terminated) == (float(step % 2 == 0), step == 15)

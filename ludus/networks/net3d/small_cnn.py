@@ -13,12 +13,13 @@ from ludus.networks.cast import cast_shape
 from ludus.networks.config import NetworkConfig
 from ludus.networks.init import initialize
 
-FEATURES = (32, 64, 64)
+FEATURES = (16, 32, 32)
+WIDTH = 256
 WHOLE = 16  # up to this side, the first convolution keeps the size of the image
 
 
 class SmallCNN(SubModule):
-    """Three 3×3 convolutions and a linear layer of 512: images ``[F, H, W]`` of any size in, vectors out.
+    """Three 3×3 convolutions and a linear layer of 256: images ``[F, H, W]`` of any size in, vectors out.
 
     The second and the third convolution halve each side, and so does the first where a side is longer than 16. Images
     are padded by one pixel, so that no row or column is left out and one pixel is enough.
@@ -35,10 +36,10 @@ class SmallCNN(SubModule):
             convolutions.append(initialize(layer, sqrt(2), config.orthogonal))
             features, height, width = out, -(-height // stride), -(-width // stride)
         self.convolutions = nn.ModuleList(convolutions).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.linear = initialize(nn.Linear(features * height * width, 512), sqrt(2), config.orthogonal)
+        self.linear = initialize(nn.Linear(features * height * width, WIDTH), sqrt(2), config.orthogonal)
 
     def output_shape(self, dim: int | None = None) -> Shape:
-        return cast_shape((512,), dim)
+        return cast_shape((WIDTH,), dim)
 
     def forward(self, x: Tensor, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
         x = x.contiguous(memory_format=torch.channels_last)

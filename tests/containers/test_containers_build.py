@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ludus.containers.build import build_agent
+from ludus.containers.settings import resolve_settings
+from ludus.core.spec import Spec
+
+CHOICE = {"action": Spec((), "int64", "categorical", sizes=(3,))}
+
+
+def networks(shape: tuple[int, ...], **changes: Any) -> set[str]:
+    stack = shape[0] if len(shape) == 4 else 1
+    observation = {"image": Spec(shape, "uint8", "continuous", low=0, high=255, stack=stack)}
+    settings = resolve_settings("CartPole-v1", "ppo", "none", None, changes).settings
+    agent: Any = build_agent(settings, observation, CHOICE, torch.device("cpu"))
+    return set(agent.networks)
+
+
+@pytest.mark.parametrize("shape", [(12, 12, 1), (36, 36, 3), (3, 36, 36), (63, 63, 3), (210, 32, 3)])
+def test_policy_and_value_of_small_images_have_a_trunk_each(shape: tuple[int, ...]) -> None:
+    assert networks(shape) == {"actor", "critic"}
+    assert networks(shape, **{"network.shared": "yes"}) == {"actor_critic"}
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 3), (4, 84, 84), (210, 160, 3), (4, 84, 84, 3)])
+def test_policy_and_value_of_large_images_share_one(shape: tuple[int, ...]) -> None:
+    assert networks(shape) == {"actor_critic"}
+    assert networks(shape, **{"network.shared": "no"}) == {"actor", "critic"}
