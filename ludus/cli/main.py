@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 import traceback
@@ -12,7 +13,7 @@ from types import TracebackType
 from ludus import __version__
 from ludus.cli import BAD_INPUT, INTERRUPTED
 from ludus.containers import signals
-from ludus.core.errors import UserError, nearest
+from ludus.core.errors import UserError, nearest, too_many_files
 from ludus.core.text import printable
 
 COMMANDS = {
@@ -54,6 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `ludus list environments | head`
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        print(f"ludus: {too_many_files()}", file=sys.stderr)
+        return BAD_INPUT
 
 
 def _show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

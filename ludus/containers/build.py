@@ -60,6 +60,31 @@ def build_agent(settings: Settings[Any], observation: Specs, action: Specs, devi
     return agent.to(device)
 
 
+def outline_agent(settings: Settings[Any], observation: Specs, action: Specs) -> Agent | None:
+    """The agent that the settings ask for, with shapes but without memory; None where code of the user's decides."""
+    network = settings.network
+    pieces = (network.name, network.net1d, network.net2d, network.net3d, network.net4d, network.body, network.head)
+    if any(":" in name for name in (settings.agent_name, *pieces)):
+        return None
+    with torch.device("meta"):
+        return build_agent(settings, observation, action, torch.device("meta"))
+
+
+def bytes_of(agent: Agent) -> int:
+    """The memory that an agent's tensors take."""
+    return sum(x.nbytes for x in (*agent.parameters(), *agent.buffers()))
+
+
+def refuse_too_large(agent: Agent) -> None:
+    """Refuse an agent without memory yet whose tensors would not fit into what is free."""
+    needed = bytes_of(agent)
+    if needed > (free := free_memory()):
+        raise UserError(
+            f"The networks need {needed / 1e9:,.2f} GB of memory, of which {free / 1e9:,.2f} GB are free; lower "
+            "network.hidden, network.lstm_size or env.num."
+        )
+
+
 def _shares(settings: Settings[Any], observation: Specs) -> bool:
     """Return whether policy and value have one trunk; ``auto``: yes where an image is so large that a second one costs.
 

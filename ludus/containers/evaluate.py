@@ -121,6 +121,8 @@ class Evaluator:
 
     def load_state_dict(self, state: State) -> None:
         """Continue the count."""
+        if type(state["round"]) is not int or state["round"] < 0:
+            raise ValueError("the number of evaluations is none")
         self.round = state["round"]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from ludus.containers.build import build_agent, build_evaluator, choose_device, refuse_nameless
+from ludus.containers.build import (
+    build_agent,
+    build_evaluator,
+    bytes_of,
+    choose_device,
+    outline_agent,
+    refuse_nameless,
+    refuse_too_large,
+)
 from ludus.containers.coerce import typed
 from ludus.containers.evaluate import Evaluation
-from ludus.containers.settings import Flat, Settings, from_flat, given_names, to_flat
+from ludus.containers.settings import Settings, from_flat, given_names, to_flat
 from ludus.containers.threads import set_threads
 from ludus.containers.trust import read_run_settings
 from ludus.core.agent import Agent
@@ -22,10 +31,12 @@ from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.noise import Noise
 from ludus.core.types import EnvStep, HiddenState, State
+from ludus.managers.base import BatchManager
 from ludus.managers.make import make_manager
 from ludus.track import checkpoint as checkpoints
 from ludus.track.rundir import RunDirectory, check_checkpoint_name
 
+ROOM = 1 << 20  # bytes that a checkpoint may have beside what the networks need
 OPTIONAL = "reward_scaler."  # acting needs none
 SHAPING = (  # settings that decide the shapes of an agent's tensors, the likeliest cause of a difference first
     *(f"network.{name}" for name in ("name", "net1d", "net2d", "net3d", "net4d", "body", "head", "hidden")),
@@ -44,12 +55,14 @@ class Player:
         meta: Mapping[str, Any],
         device: str = "auto",
         environment: Callable[..., Any] | None = None,
+        world: BatchManager | None = None,
     ) -> None:
         refuse_nameless(settings.env.id, environment)
         self.settings, self.meta, self._make = settings, meta, environment
         self.device = choose_device(device)
-        self._world = make_manager(settings.env, 1, environment=environment)
-        self.agent = build_agent(settings, self._world.observation, self._world.action, self.device)
+        self._world = world or make_manager(settings.env, 1, environment=environment)
+        quick = replace(settings, network=replace(settings.network, orthogonal=False))  # first weights are not needed
+        self.agent = build_agent(quick, self._world.observation, self._world.action, self.device)
         load_agent(self.agent, state["agent"])
         self.agent.eval()
         if settings.engine == "auto":
@@ -243,36 +256,59 @@ def load(
     """
     given = given_names(agent, network, wrappers)
     unused = (*given, *(("env.id",) if environment else ()))
-    settings, state, meta = read_run(run, checkpoint, runs, trust, unused, given)
-    return Player(settings, state, meta, device, environment)
-
-
-def read_run(
-    run: str | Path,
-    checkpoint: str,
-    runs: str,
-    trust: bool = False,
-    unused: tuple[str, ...] = (),
-    given: Flat | None = None,
-) -> tuple[Settings[Any], State, dict[str, Any]]:
-    """The settings of a run, with those ``given`` in place of its own, and the content of one of its checkpoints."""
     directory = RunDirectory.open(run, runs)
     check_checkpoint_name(checkpoint)
-    settings = from_flat(read_run_settings(directory.path, directory.config, trust, unused).flat | (given or {}))
-    if checkpoint == "best" and (best := directory.best_checkpoint()):
-        state, meta = checkpoints.load(best)
-    elif checkpoint.startswith("step_"):
-        state, meta = checkpoints.load(directory.step_checkpoint(checkpoint))
+    settings = from_flat(read_run_settings(directory.path, directory.config, trust, unused).flat | given)
+    refuse_nameless(settings.env.id, environment)
+    choose_device(device)  # a wrong name is told first
+    world = make_manager(settings.env, 1, environment=environment)
+    try:
+        outline = outline_agent(settings, world.observation, world.action)
+        with open_checkpoint(directory, checkpoint, outline) as found:
+            refuse_other(outline, agent_of_checkpoint(found))
+            return Player(settings, found.read("agent"), found.meta, device, environment, world)
+    except BaseException:
+        world.close()
+        raise
+
+
+@contextmanager
+def open_checkpoint(directory: RunDirectory, name: str, agent: Agent | None = None) -> Iterator[checkpoints.Checkpoint]:
+    """Open a checkpoint of a run by its name; one of a best ``agent`` is refused unread if it is larger than that."""
+    if name == "best" and (best := directory.best_checkpoint()):
+        opened = checkpoints.opened(best, None if agent is None else bytes_of(agent) + ROOM)
+    elif name.startswith("step_"):
+        opened = checkpoints.opened(directory.step_checkpoint(name))
     else:
-        state, meta, _ = checkpoints.load_newest(directory, warnings.warn)
-    return settings, state, meta
+        opened = checkpoints.opened_newest(directory, warnings.warn)
+    with opened as found:
+        yield found
+
+
+def agent_of_checkpoint(checkpoint: checkpoints.Checkpoint) -> Mapping[str, Any]:
+    """The names and shapes of an agent's tensors in a checkpoint; refuse one that holds no agent."""
+    agent = checkpoint.outline.get("agent")
+    if not isinstance(agent, dict) or not all(isinstance(name, str) for name in agent):
+        raise UserError(f'The checkpoint "{checkpoint.folder}" holds no agent: take another checkpoint of this run.')
+    return agent
+
+
+def refuse_other(outline: Agent | None, saved: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of another network, or one that is too large, before anything of it is read or built."""
+    if outline is not None:
+        if tensor := mismatch(outline, saved):
+            raise _another_network(tensor)
+        refuse_too_large(outline)
 
 
 def initialise_from(agent: Agent, settings: Settings[Any], trust: bool = False) -> None:
     """Start from the weights and normalizers of the run ``settings.init_from``, to fine-tune."""
-    theirs, state, _ = read_run(settings.init_from, "best", settings.runs, trust, unused=("env.",))
-    if tensor := mismatch(agent, state["agent"]):
-        raise UserError(f'init_from is "{settings.init_from}", but {_difference(theirs, settings)} ({tensor}).')
+    directory = RunDirectory.open(settings.init_from, settings.runs)
+    theirs = from_flat(read_run_settings(directory.path, directory.config, trust, unused=("env.",)).flat)
+    with open_checkpoint(directory, "best") as found:
+        if tensor := mismatch(agent, agent_of_checkpoint(found)):
+            raise UserError(f'init_from is "{settings.init_from}", but {_difference(theirs, settings)} ({tensor}).')
+        state = found.read("agent")
     counts = [name for name in state["agent"] if name.endswith("_extra_state")]  # those of a run that ended
     _load(agent, {name: x for name, x in state["agent"].items() if name not in counts})
 
@@ -280,11 +316,15 @@ def initialise_from(agent: Agent, settings: Settings[Any], trust: bool = False) 
 def load_agent(agent: Agent, saved: Mapping[str, Any]) -> None:
     """Load parameters and buffers, refusing those of another network by name."""
     if tensor := mismatch(agent, saved):
-        raise UserError(
-            f"The checkpoint is of another network than the run's settings ask for: {tensor}; undo what was "
-            "changed in its environment or its config.toml."
-        )
+        raise _another_network(tensor)
     _load(agent, saved)
+
+
+def _another_network(tensor: str) -> UserError:
+    return UserError(
+        f"The checkpoint is of another network than the run's settings ask for: {tensor}; undo what was changed in its "
+        "environment or its config.toml."
+    )
 
 
 def mismatch(agent: Agent, saved: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.containers.blackbox import FOLDER, buffer_places, essential, extra_states, generators, spoilt_parameters
-from ludus.containers.build import build_agent, build_updater, choose_device
+from ludus.containers.build import build_agent, build_updater, choose_device, outline_agent
 from ludus.containers.settings import Settings, from_flat
 from ludus.containers.threads import use_threads
 from ludus.containers.trust import read_run_settings
@@ -27,6 +27,7 @@ from ludus.core.types import Batch, HiddenState, State, Tensors
 from ludus.track import checkpoint as checkpoints
 from ludus.track.rundir import RunDirectory
 
+LARGE_SPECS = 1 << 26  # bytes
 NAN_IN_BACKWARD = "returned nan values"  # what PyTorch's anomaly mode says
 
 
@@ -83,7 +84,9 @@ def replay(run: RunDirectory, folder: Path | None = None, trust: bool = False) -
             "first is not finite."
         )
     settings = from_flat(read_run_settings(run.path, run.config, trust, unused=("env.",)).flat)
-    state, meta = checkpoints.load(place)
+    with checkpoints.opened(place) as checkpoint:
+        _refuse_other(settings, checkpoint)
+        state, meta = checkpoint.read(), checkpoint.meta
     try:
         device = choose_device(settings.device)
         specs = [_specs(state["specs"][name]) for name in ("observation", "action")]
@@ -102,6 +105,21 @@ def replay(run: RunDirectory, folder: Path | None = None, trust: bool = False) -
             f"{reason}); replay it with the agent and network that made it."
         ) from error
     return found
+
+
+def _refuse_other(settings: Settings[Any], checkpoint: checkpoints.Checkpoint) -> None:
+    """Refuse a black box of another network than the settings ask for, before anything of it is read or built."""
+    try:
+        saved = {name: tuple(x.shape) for name, x in checkpoint.outline["parameters"].items()}
+        both = checkpoint.read("specs")["specs"] if checkpoint.bytes("specs") < LARGE_SPECS else {}
+        agent = outline_agent(settings, *(_specs(both[name]) for name in ("observation", "action")))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError):
+        return  # told when it is put together
+    if agent is not None and saved != {name: tuple(p.shape) for name, p in agent.named_parameters()}:
+        raise UserError(
+            f'The black box "{checkpoint.folder}" is of another network than the settings of its run ask for; undo '
+            "what was changed in its config.toml."
+        )
 
 
 class _Scene:

@@ -13,7 +13,7 @@ from ludus.containers.settings import Flat, Resolved, Settings, from_flat
 from ludus.containers.trust import read_run_settings
 from ludus.core.errors import UserError
 from ludus.core.types import State
-from ludus.track.checkpoint import load_newest, read_version
+from ludus.track.checkpoint import Checkpoint, opened_newest, read_version
 from ludus.track.config_file import read_origins
 from ludus.track.rundir import RunDirectory
 
@@ -23,10 +23,16 @@ class SavedRun(NamedTuple):
 
     run: RunDirectory
     resolved: Resolved
-    state: State | None  # None: it was killed before its first checkpoint, and begins anew
+    checkpoint: Checkpoint | None  # None: it was killed before its first checkpoint, and begins anew
     warnings: list[str]  # checkpoints that were passed over, and another version of Ludus
     signs: bool  # whether its settings may be written with this user's signature
+    own: bool  # whether its settings name code of a user's own
     complete: str = ""  # why nothing is left to do
+
+    @property
+    def state(self) -> State | None:
+        """What the checkpoint holds, its tensors without content."""
+        return None if self.checkpoint is None else self.checkpoint.outline
 
 
 @contextmanager
@@ -65,19 +71,20 @@ def open_run(
             evaluation = replace(settings.evaluation, stop_at=stop_at)
             settings, origins["evaluation.stop_at"] = replace(settings, evaluation=evaluation), "flag of resume"
         settings.validate()
-        warnings: list[str] = []
+        warnings, own = list[str](), trusted.own or bool(given)
         resolved = Resolved(settings, origins)
         if run.latest_checkpoint() is None:
             _refuse_removed(run, settings)
-            yield SavedRun(run, resolved, None, warnings, trusted.signs)
+            yield SavedRun(run, resolved, None, warnings, trusted.signs, own)
             return
-        state, _, folder = load_newest(run, warnings.append)
-        if (version := read_version(folder)) != ludus.__version__:
-            warnings.append(
-                f"The checkpoint was written by Ludus {version}, and this is Ludus {ludus.__version__}: numbers may "
-                "differ from those of a run that was never stopped."
-            )
-        yield SavedRun(run, resolved, state, warnings, trusted.signs, _why_complete(run, settings, state))
+        with opened_newest(run, warnings.append) as checkpoint:
+            if (version := read_version(checkpoint.folder)) != ludus.__version__:
+                warnings.append(
+                    f"The checkpoint was written by Ludus {version}, and this is Ludus {ludus.__version__}: numbers "
+                    "may differ from those of a run that was never stopped."
+                )
+            complete = _why_complete(run, settings, checkpoint.outline)
+            yield SavedRun(run, resolved, checkpoint, warnings, trusted.signs, own, complete)
 
 
 def _refuse_removed(run: RunDirectory, settings: Settings[Any]) -> None:
@@ -90,15 +97,33 @@ def _refuse_removed(run: RunDirectory, settings: Settings[Any]) -> None:
     raise UserError(f'The checkpoints of the run "{run.path}" were removed, so it cannot be resumed; {fix}.')
 
 
+def _are_counters(counters: State) -> bool:
+    """Whether the counters of a run can be what a training wrote."""
+    numbers = [*(counters["evaluation"] or [[], []])]
+    return (
+        all(type(counters[name]) is int and 0 <= counters[name] < 2**62 for name in ("step", "updates"))
+        and type(counters["evaluated_at"]) is int
+        and (counters["best"] is None or isinstance(counters["best"], int | float))
+        and len(numbers) == 2
+        and len(numbers[0]) == len(numbers[1])
+        and all(type(x) in (int, float) for x in (*numbers[0], *numbers[1]))
+    )
+
+
 def _why_complete(run: RunDirectory, settings: Settings[Any], state: State) -> str:
     """Why nothing is left to do of a run, and what would go on with it; empty where something is."""
     try:
         counters = state["counters"]
-        step, last = int(counters["step"]), counters["evaluation"]
+        step, last = counters["step"], counters["evaluation"]
         evaluated = bool(counters["evaluated_at"] == step)  # else it was killed before its last evaluation
         mean = None if last is None else sum(last[0]) / len(last[0])
-    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
-        raise UserError(f'The newest checkpoint of "{run.path}" does not hold the state of a run.') from error
+        if not _are_counters(counters) or not isinstance(state["metrics"], dict):
+            raise ValueError("wrong kinds of numbers")
+    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError, OverflowError) as error:
+        raise UserError(
+            f'The newest checkpoint of "{run.path}" does not hold the state of a run: take another checkpoint, or copy '
+            "the run again from its source."
+        ) from error
     target = settings.evaluation.stop_at
     if not evaluated:
         return ""

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from ludus.containers.blackbox import generators
+from ludus.containers.build import bytes_of
 from ludus.containers.evaluate import Evaluation
 from ludus.core.errors import UserError
 from ludus.core.types import HiddenState, State
+from ludus.managers.history import LARGEST, LONGEST
 
 if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker
+    from ludus.track.checkpoint import Checkpoint
+
+STEP = 256  # bytes that a step of a rollout may take beside its observation and action
+SNAPSHOT = 1 << 20  # bytes that the snapshot of an environment may take
+ROOM = 1 << 26  # bytes for all that does not grow with anything
 
 
 def worker_state(worker: LocalWorker) -> State:
@@ -58,6 +66,25 @@ def restore_worker(worker: LocalWorker, state: State) -> str:
             f"The checkpoint does not fit this run's settings and code ({type(error).__name__}: {reason}); bring back "
             "the agent, network and environment that it was made with."
         ) from error
+
+
+def refuse_too_much(checkpoint: Checkpoint, worker: LocalWorker) -> None:
+    """Refuse a checkpoint that would take more memory than a worker of these settings can have saved.
+
+    For environments that come with packages: what one of the user's own saves is not known.
+    """
+    rows, manager, config = worker.manager.batch, worker.manager, worker.settings.agent
+    learned = bytes_of(worker.agent)
+    action = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.action.values())
+    step = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.observation.values()) + action + STEP
+    kept = rows * step * (getattr(config, "rollout", 0) + 2) + int(getattr(worker.cache, "bytes", 0))
+    actions = min(LARGEST, LONGEST * rows * action)
+    most = 8 * learned + 2 * (kept + actions) + rows * SNAPSHOT + ROOM
+    if (size := checkpoint.bytes()) > most:
+        raise UserError(
+            f'The checkpoint "{checkpoint.folder}" holds {size / 1e6:,.0f} MB, where the settings of its run can need '
+            f"{most / 1e6:,.0f} MB at most: take another checkpoint, or copy it again from its source."
+        )
 
 
 def _take_learning(worker: LocalWorker, state: State) -> None:

@@ -20,15 +20,17 @@ from ludus.containers.build import (
     build_updater,
     choose_engines,
     linear_networks,
+    outline_agent,
     refuse_sequences,
 )
 from ludus.containers.evaluate import Evaluation
 from ludus.containers.local import LocalWorker, OnUpdate
-from ludus.containers.player import Player, initialise_from, load
+from ludus.containers.player import Player, agent_of_checkpoint, initialise_from, load, refuse_other
 from ludus.containers.report import Reporter
 from ludus.containers.saved import SavedRun, new_run, open_run
 from ludus.containers.settings import Resolved, given_names, resolve_settings
 from ludus.containers.signals import EnvironmentHangs, StopOnSignals, apart_from_signals
+from ludus.containers.state import refuse_too_much
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.unused import refuse_unused
 from ludus.core.errors import UserError
@@ -178,6 +180,9 @@ def _build(
     stack.callback(manager.close)
     if saved is None:
         refuse_unused(resolved, manager.observation, manager.action)
+    if saved is not None and saved.checkpoint is not None:
+        outline = outline_agent(settings, manager.observation, manager.action)
+        refuse_other(outline, agent_of_checkpoint(saved.checkpoint))
     agent = build_agent(settings, manager.observation, manager.action, settings.device)
     refuse_sequences(settings, agent)
     manager.use(agent.treatment)
@@ -197,7 +202,11 @@ def _build(
     manager.on_report = early.append
     worker.started = started
     with started:
-        restored = worker.load_state_dict(saved.state) if saved is not None and saved.state is not None else ""
+        restored = ""
+        if saved is not None and saved.checkpoint is not None:
+            if not saved.own and environment is None:
+                refuse_too_much(saved.checkpoint, worker)
+            restored = worker.load_state_dict(saved.checkpoint.read())
     run = stack.enter_context(new_run(settings)) if saved is None else saved.run
     signs = saved is None or saved.signs
     reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count, signs, manager.backend)

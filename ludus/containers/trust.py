@@ -28,6 +28,7 @@ class TrustedSettings(NamedTuple):
 
     flat: dict[str, Any]
     signs: bool  # whether they may be written again with this user's signature
+    own: bool  # whether they name code that neither Ludus nor an installed environment brings along
 
 
 def read_run_settings(
@@ -50,9 +51,9 @@ def _read(
     path: Path, what: str, trust: bool, unused: tuple[str, ...], writes: bool, follows: bool = False
 ) -> TrustedSettings:
     flat, reason = read_signed(path, follows)
-    if trust or not reason:
-        return TrustedSettings(flat, True)
     named = dict(imports_of(flat))
+    if trust or not reason:
+        return TrustedSettings(flat, True, bool(named))
     folder = flat.get("agent.replay_folder") if writes else None
     wanted = {key: names for key, names in named.items() if not key.startswith(unused)}
     said = [f"import {', '.join(names)} ({key})" for key, names in wanted.items()]
@@ -62,7 +63,7 @@ def _read(
             f"{what} is not trusted, because {reason}, and it would {' and '.join(said)}, which can do anything on "
             "this machine; if you trust its source, add --trust (in Python: trust=True)."
         )
-    return TrustedSettings(flat, not named)
+    return TrustedSettings(flat, not named, bool(named))
 
 
 def imports_of(flat: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:

@@ -60,6 +60,14 @@ def _shortens(short: list[str], long: list[str], whole: bool) -> bool:
     return begins or (initials and _shortens(short[1:], long[size:], whole))
 
 
+def too_many_files() -> str:
+    """The sentence for a process that may open no more files."""
+    return (
+        "This process may open no more files: raise the limit with `ulimit -n 4096`, or lower env.num, env.workers or "
+        "evaluation.episodes."
+    )
+
+
 def refuse_outside(config: Any, **limits: tuple[str, ...]) -> None:
     """Refuse settings of an agent outside of what they can be, by kind of limit: ``share``, ``positive``, ``natural``.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from ludus.core.errors import UserError
+from ludus.core.errors import UserError, too_many_files
 from ludus.core.names import found_by_others, import_path, importable
 from ludus.environments.config import EnvConfig, parse_options, parse_wrappers, validate
 from ludus.environments.failure import failed
@@ -49,7 +50,12 @@ def make_manager(
 
         _refuse_nameless_wrappers(config)
         chosen = replace(config, alternate=False) if branch else config  # evaluation steps all rows at once
-        return SubProcEnvManager(chosen, num, _path(config, environment), branch)
+        try:
+            return SubProcEnvManager(chosen, num, _path(config, environment), branch)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise UserError(too_many_files()) from error
+            raise
     if backend == "envpool":
         from ludus.managers.envpool import EnvPoolManager
 

@@ -17,13 +17,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import safetensors
-import safetensors.torch
-
 import ludus
 from ludus.core.errors import UserError
 from ludus.core.types import State, Tensors
-from ludus.track.encoding import decode, encode, serialize
+from ludus.parallel.devices import free_memory
+from ludus.track.encoding import HEADER, TensorFile, decode, encode, names_of, serialize
 from ludus.track.files import (
     TEMPORARY,
     delete,
@@ -43,11 +41,9 @@ T = TypeVar("T")
 SCHEMA = 1
 MANIFEST, TENSORS, STATE = "manifest.json", "tensors.safetensors", "state.json"
 _MANIFEST_LIMIT = 1 << 24
+_STATE_LIMIT = 1 << 26
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_MALFORMED = (
-    *(ValueError, TypeError, KeyError, AttributeError, AssertionError, RuntimeError, OverflowError),
-    safetensors.SafetensorError,
-)
+_MALFORMED = (*(ValueError, TypeError, KeyError, AttributeError, AssertionError, RuntimeError, OverflowError),)
 _TRIES = 100  # how often a reader begins again because a running training replaced what it reads
 
 Entry = dict[str, Any]  # "bytes" and "sha256" of a file
@@ -81,9 +77,61 @@ def save(folder: Path, state: State, meta: Mapping[str, Any]) -> None:
         raise unwritable(folder, error) from error
 
 
+class Checkpoint:
+    """A checkpoint whose files are open and whole; its tensors are in no memory until they are read."""
+
+    def __init__(self, folder: Path, meta: dict[str, Any], state: bytes, tensors: FileIO) -> None:
+        self.folder, self.meta = folder, meta
+        try:
+            self._tree, self._tensors = _parse(state), TensorFile(tensors)
+            outline = decode(self._tree, self._tensors.outline)
+            if not isinstance(outline, dict):
+                raise TypeError("not a dict")
+        except _MALFORMED as error:
+            raise _damaged(folder / STATE, "does not hold a state") from error
+        self.outline: State = outline  # the state, whose tensors have shapes but no content
+
+    def bytes(self, *parts: str) -> int:
+        """The memory that the tensors of these parts of the state take, or those of all."""
+        return sum(self._tensors.outline[name].nbytes for name in self._names(parts))
+
+    def read(self, *parts: str) -> State:
+        """The state, on the CPU; of these parts alone, where some are named."""
+        needed, free = self.bytes(*parts), free_memory()
+        if needed > free:
+            raise UserError(
+                f'The checkpoint "{self.folder}" needs {needed / 1e9:,.2f} GB of memory, of which {free / 1e9:,.2f} GB '
+                "are free: end other programs, or take a machine with more."
+            )
+        tree = {name: node for name, node in self._tree.items() if not parts or name in parts}
+        try:
+            state: State = decode(tree, self._tensors.read(self._names(parts)))
+        except (*_MALFORMED, OSError) as error:
+            raise _damaged(self.folder / TENSORS, "cannot be read") from error
+        return state
+
+    def _names(self, parts: tuple[str, ...]) -> set[str]:
+        return {name for part, node in self._tree.items() if not parts or part in parts for name in names_of(node)}
+
+
+@contextmanager
+def opened(folder: Path, limit: int | None = None) -> Iterator[Checkpoint]:
+    """Open a checkpoint and check every byte of it; one of more than ``limit`` bytes of tensors is refused unread."""
+    with ExitStack() as stack:
+        yield _settle(folder, lambda place: _enter(place, stack, limit))
+
+
+@contextmanager
+def opened_newest(run: RunDirectory, warn: Callable[[str], object]) -> Iterator[Checkpoint]:
+    """Open the newest whole checkpoint of a run; ``warn`` gets a sentence on each damaged one."""
+    with ExitStack() as stack:
+        yield _newest(run, warn, stack)
+
+
 def load(folder: Path) -> tuple[State, dict[str, Any]]:
     """Return state and meta of a checkpoint, on the CPU; whatever is wrong with it is a UserError."""
-    return _settle(folder, _load)
+    with opened(folder) as checkpoint:
+        return checkpoint.read(), checkpoint.meta
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -108,19 +156,24 @@ def read_version(folder: Path) -> str:
 
 def load_newest(run: RunDirectory, warn: Callable[[str], object]) -> tuple[State, dict[str, Any], Path]:
     """Load the newest whole checkpoint of a run and say where it is; ``warn`` gets a sentence on each damaged one."""
+    with opened_newest(run, warn) as checkpoint:
+        return checkpoint.read(), checkpoint.meta, checkpoint.folder
+
+
+def _newest(run: RunDirectory, warn: Callable[[str], object], stack: ExitStack) -> Checkpoint:
     for _ in range(_TRIES):
         damaged: dict[str, UserError] = {}
         folders = step_folders(run.checkpoints)
         for folder in reversed(folders):
             try:
-                state, meta = load(folder)
+                checkpoint = _settle(folder, lambda place: _enter(place, stack))
             except UserError as error:
                 if settled(folder) is not None or folder.is_symlink():  # else a running training removed it, as too old
                     damaged[folder.name] = error
                 continue
             for name, found in damaged.items():
                 warn(f"Checkpoint {name} is damaged, and {folder.name} is taken in its place: {found}")
-            return state, meta, folder
+            return checkpoint
         if step_folders(run.checkpoints) == folders:
             break
     if not damaged:
@@ -183,23 +236,20 @@ def _settle(folder: Path, read: Callable[[Path], T]) -> T:
     raise UserError(f'The checkpoint "{folder}" is being replaced faster than it can be read: save less often.')
 
 
-def _load(folder: Path) -> tuple[State, dict[str, Any]]:
-    with _opened(folder) as here, ExitStack() as stack:
+def _enter(folder: Path, stack: ExitStack, limit: int | None = None) -> Checkpoint:
+    """Open and check the files of a checkpoint; ``stack`` holds them open, so that no one can remove them."""
+    with _opened(folder) as here, ExitStack() as own:
         entries, meta = _read_manifest(folder, here)
-        files = {
-            name: stack.enter_context(_open(folder / name, here)) for name in entries
-        }  # now no one can remove them
+        files = {name: own.enter_context(_open(folder / name, here)) for name in entries}
+        most = HEADER + (_memory() if limit is None else limit)
+        small = max(_STATE_LIMIT, free_memory() // 32)  # JSON takes many times its size
         for name, entry in entries.items():
-            _check(files[name], folder / name, entry)
-        data = {name: _read(files[name], folder / name, entries[name]["bytes"]) for name in (TENSORS, STATE)}
-    try:
-        tensors = safetensors.torch.load(data[TENSORS])
-        state = decode(_parse(data[STATE]), tensors)
-        if not isinstance(state, dict):
-            raise TypeError("not a dict")
-    except _MALFORMED as error:
-        raise _damaged(folder / STATE, "does not hold a state") from error
-    return state, meta
+            _check(files[name], folder / name, entry, small if name == STATE else most)
+        checkpoint = Checkpoint(folder, meta, _read(files[STATE], folder / STATE, small), files[TENSORS])
+        if limit is not None and checkpoint.bytes() > limit:
+            raise _too_large(folder / TENSORS, checkpoint.bytes(), limit)
+        stack.push(own.pop_all())
+    return checkpoint
 
 
 @contextmanager
@@ -261,15 +311,21 @@ def _open(path: Path, here: int) -> FileIO:
         raise _damaged(path, f"cannot be read ({why(error)})") from error
 
 
-def _check(file: FileIO, path: Path, entry: Entry) -> None:
-    """Refuse a file of another size or hash than the manifest says, holding none of it in memory."""
-    size, memory = os.fstat(file.fileno()).st_size, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _check(file: FileIO, path: Path, entry: Entry, limit: int | None = None) -> None:
+    """Refuse a file of another size or hash than the manifest says, or too large, holding none of it in memory."""
+    size, memory = os.fstat(file.fileno()).st_size, _memory()
     if size < entry["bytes"]:
         raise _damaged(path, f"is cut short: it has {size} bytes of {entry['bytes']!r:.20}")
     if size > entry["bytes"]:
         raise _damaged(path, f"has {size} bytes where {entry['bytes']!r:.20} are expected")
     if size > memory:  # a hole of a terabyte takes no place on a disk, and hours to hash
         raise _damaged(path, f"has {size} bytes, more than this machine has memory")
+    if limit is not None and size > limit:
+        raise _too_large(path, size, limit)
     try:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
@@ -293,6 +349,13 @@ def _damaged(path: Path, what: str) -> UserError:
     return UserError(
         f'The file "{path}" {what}, so this checkpoint cannot be used: '
         f'delete "{path.parent.name}" and take another checkpoint, or copy it again from its source.'
+    )
+
+
+def _too_large(path: Path, size: int, limit: int) -> UserError:
+    return UserError(
+        f'The file "{path}" has {size:,} bytes, where the settings of its run can need {limit:,} at most, so it is not '
+        "read: undo what was changed in its config.toml, or copy the run again from its source."
     )
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from io import FileIO
 from typing import Any
 from urllib.parse import quote
 
@@ -26,6 +28,8 @@ _DTYPES = {
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.bool: "BOOL",
     torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
 }  # fmt: skip
+_BY_NAME = {name: dtype for dtype, name in _DTYPES.items()}
+HEADER = 1 << 26  # bytes of a header, at most
 
 
 def encode(value: Any, tensors: Tensors, place: str = "") -> Any:
@@ -48,7 +52,7 @@ def encode(value: Any, tensors: Tensors, place: str = "") -> Any:
 
 
 def decode(node: Any, tensors: Tensors) -> Any:
-    """Turn what ``encode`` returned back into the value."""
+    """Turn what ``encode`` returned back into the value; an array without content stays a tensor of the device meta."""
     if isinstance(node, list):
         return [decode(item, tensors) for item in node]
     if not isinstance(node, dict):
@@ -60,7 +64,7 @@ def decode(node: Any, tensors: Tensors) -> Any:
         if mark == _TENSOR:
             return tensors[content]
         if mark == _ARRAY:
-            return tensors[content].numpy()
+            return tensors[content] if tensors[content].is_meta else tensors[content].numpy()
     return {_unkey(key): decode(item, tensors) for key, item in node.items()}
 
 
@@ -78,6 +82,61 @@ def serialize(tensors: Tensors) -> Iterator[memoryview]:
     for _, x in ordered:
         flat = x.contiguous().as_strided((x.numel(),), (1,))  # a lone element may have the stride 0
         yield flat.view(torch.uint8).numpy().data
+
+
+def names_of(node: Any) -> Iterator[str]:
+    """The names of the tensors that what ``encode`` returned refers to."""
+    if isinstance(node, list):
+        for item in node:
+            yield from names_of(item)
+    elif isinstance(node, dict):
+        for key, item in node.items():
+            if len(node) == 1 and key in (_TENSOR, _ARRAY):
+                yield str(item)
+            else:
+                yield from names_of(item)
+
+
+class TensorFile:
+    """A ``.safetensors`` file that is open: what it holds is known before any of it is read."""
+
+    def __init__(self, file: FileIO) -> None:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(size - 8, HEADER):
+            raise ValueError("the length of the header is wrong")
+        header = json.loads(file.read(length).decode())
+        header.pop(_RESERVED, None)
+        self._file, self._start, end = file, 8 + length, 0
+        self._places: dict[str, int] = {}
+        self.outline: Tensors = {}  # with shapes and types, but without content
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            shape, (start, stop), dtype = entry["shape"], entry["data_offsets"], _BY_NAME[entry["dtype"]]
+            if not all(type(n) is int and 0 <= n < 2**62 for n in (*shape, start, stop)):
+                raise ValueError("a shape or place is no number")
+            if start != end or stop - start != math.prod(shape) * dtype.itemsize:
+                raise ValueError("a tensor has another size than its shape")
+            self._places[name], end = start, stop
+            self.outline[name] = torch.empty(shape, dtype=dtype, device="meta")
+        if end != size - 8 - length:
+            raise ValueError("the tensors do not fill the file")
+
+    def read(self, names: Iterable[str]) -> Tensors:
+        """The tensors of these names, each in memory once."""
+        found: Tensors = {}
+        for name in names:
+            found[name] = x = torch.empty(self.outline[name].shape, dtype=self.outline[name].dtype)
+            if not x.numel():
+                continue
+            rest = x.reshape(-1).view(torch.uint8).numpy().data
+            self._file.seek(self._start + self._places[name])
+            while rest:
+                count = self._file.readinto(rest)
+                if not count:
+                    raise ValueError("the file is cut short")
+                rest = rest[count:]
+        return found
 
 
 def _put(value: Tensor | np.ndarray[Any, Any], tensors: Tensors, name: str) -> dict[str, str]:

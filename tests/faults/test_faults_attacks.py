@@ -1,6 +1,7 @@
 """Run folders made by an enemy: no command runs, nothing is imported, nothing outside is written or deleted."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from faults_setup import TINY, digest, flags
 import ludus
 from ludus.cli.main import main
 from ludus.core.errors import UserError
+from ludus.track.checkpoint import load, save
 from ludus.track.signature import key_path, sign
 
 TRAIN = ["--preset", "none", *flags(TINY | {"agent.minibatches": 2})]
@@ -405,6 +407,133 @@ def test_a_live_terminal_obeys_only_what_ludus_draws(capsys):
     assert stream.getvalue().count("owned") == 3
     assert "\x1b]0" not in stream.getvalue()
     assert "\u202e" not in stream.getvalue()
+
+
+def rewrite(folder, change):
+    """Change the state of a checkpoint, with a manifest that fits."""
+    state, meta = load(folder)
+    change(state)
+    shutil.rmtree(folder)
+    save(folder, state, meta)
+
+
+def hollow(folder, size):
+    """Add a tensor of ``size`` bytes that takes no place on the disk, with a manifest that fits."""
+    path = folder / "tensors.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    header["hollow"] = {"dtype": "U8", "shape": [size], "data_offsets": [len(body), len(body) + size]}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + body)
+        file.truncate(8 + len(text) + len(body) + size)
+    state = folder / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"more": {"$tensor": "hollow"}}))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest.pop("sha256")
+    for changed in (path, state):
+        with changed.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        manifest["files"][changed.name] = {"bytes": changed.stat().st_size, "sha256": digest}
+    body = json.dumps(manifest, indent=1).encode()
+    whole = manifest | {"sha256": hashlib.sha256(body).hexdigest()}
+    (folder / "manifest.json").write_bytes(json.dumps(whole, indent=1).encode())
+
+
+PEAK = """
+import resource, sys
+from ludus.cli.main import main
+import ludus.containers.train, ludus.containers.player, ludus.managers.vector, ludus.agents.ppo, ludus.networks.build
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(main(sys.argv[1:]), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_a_checkpoint_takes_no_more_memory_than_its_networks_need(run, here):
+    edit(run, ("# signature", "# was"))  # a run of others
+    hollow(run / "best", 300 << 20)
+    (step,) = (run / "checkpoints").iterdir()
+    hollow(step, 300 << 20)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for words, code, said in (
+        (["evaluate", str(run)], 2, "at most, so it is not read"),
+        (["evaluate", str(run), "--checkpoint", "latest", "--episodes", "1"], 0, ""),  # reads the agent alone
+        (["resume", str(run), "--nb-step", "128"], 2, "where the settings of its run can need"),
+    ):
+        done = subprocess.run([sys.executable, "-c", PEAK, *words], env=environment, capture_output=True, text=True)
+        found, megabytes = done.stdout.splitlines()[-1].split()
+        assert int(found) == code, done.stderr
+        assert said in done.stderr
+        assert int(megabytes) < 150
+
+
+@pytest.mark.parametrize("change", ["hidden = [12000, 12000]", "hidden = [2000000, 2000000]", "hidden = [64]"])
+def test_networks_of_another_size_than_the_checkpoints_are_not_built(run, capsys, monkeypatch, change):
+    built = []
+    monkeypatch.setattr("torch.nn.init.orthogonal_", lambda x, gain=1.0: built.append(x.device.type))
+    edit(run, ("hidden = [64, 64]", change))
+    box(run)
+    for words in (["evaluate", str(run)], ["play", str(run)], ["resume", str(run), "--nb-step", "200"]):
+        assert main(words) == 2
+        assert "another network" in capsys.readouterr().err
+    assert main(["replay", str(run)]) == 2
+    assert set(built) <= {"meta"}
+
+
+def test_networks_that_do_not_fit_into_memory_are_refused_before_they_are_built(run, capsys, monkeypatch):
+    monkeypatch.setattr("ludus.containers.build.free_memory", lambda: 10_000)
+    assert main(["evaluate", str(run)]) == 2
+    assert "The networks need 0.00 GB of memory" in capsys.readouterr().err
+
+
+COUNTERS = {
+    "step": [-5, "many", 2**80, None, 1.5, True],
+    "updates": [-1, None],
+    "evaluated_at": ["x"],
+    "evaluation": [[], [[1.0], []], [["a"], ["b"]], "ab", [[1.0], [2], [3]]],
+    "best": ["x"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in COUNTERS.items() for value in values])
+def test_counters_that_no_run_has_are_a_sentence(run, refused, name, value):
+    (step,) = (run / "checkpoints").iterdir()
+    rewrite(step, lambda state: state["counters"].update({name: value}))
+    refused(["resume", str(run), "--nb-step", "200"], "does not hold the state of a run", adds=True)
+
+
+@pytest.mark.parametrize("part", ["counters", "metrics", "agent", "evaluator", "manager", "updater", "cache"])
+def test_a_checkpoint_without_a_part_is_a_sentence(run, refused, part):
+    (step,) = (run / "checkpoints").iterdir()
+    rewrite(step, lambda state: state.pop(part))
+    refused(["resume", str(run), "--nb-step", "200"], "checkpoint", adds=True)
+
+
+def test_a_best_checkpoint_without_an_agent_is_a_sentence(run, refused):
+    for change in (lambda state: state.pop("agent"), lambda state: state.update(agent=[1, 2])):
+        rewrite(run / "best", change)
+        refused(["evaluate", str(run)], "holds no agent")
+        refused(["play", str(run), "--out", "film.gif"], "holds no agent")
+        refused(["train", "CartPole-v1", *TRAIN, "--init-from", str(run)], "holds no agent")
+
+
+def test_a_run_that_takes_no_video_is_a_sentence(run, refused):
+    (run / "videos").write_text("in the way")
+    refused(["play", str(run)], "cannot be written (File exists): give another place with --out FILE")
+
+
+def test_too_few_file_descriptors_are_a_sentence(here):
+    words = ["train", "CartPole-v1", "--env.backend", "subproc", "--env.workers", "2", *TRAIN]
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24)); from ludus.cli.main import main; "
+    )
+    code += "sys.exit(main(sys.argv[1:]))"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("ludus: This process may open no more files")
+    assert done.stderr.count("\n") == 1
 
 
 def test_without_a_key_training_goes_on_unsigned(here, monkeypatch, tmp_path):
