@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ludus.agents.by_hand import q_loss_by_hand
-from ludus.agents.off_policy import OffPolicy, one_choice, with_experience
-from ludus.agents.replayed import seeded
+from ludus.agents.off_policy import OffPolicy, one_choice, states_passed, with_experience
+from ludus.agents.replayed import collected, seeded
 from ludus.core.agent import Updater
 from ludus.core.errors import UserError, refuse_outside
 from ludus.core.network import Need, Network
@@ -32,6 +32,9 @@ from ludus.ops.q_learning import (
     munchausen_reward,
     munchausen_value,
     n_step_targets,
+    policy_entropy,
+    soft_log_policy,
+    soft_n_step_targets,
     td_target,
     unrescale,
 )
@@ -125,6 +128,11 @@ class DQN(OffPolicy):
         inputs = ObsPreprocessor(network_inputs(observation)).shapes
         head = cls.make_head(action, config)
         return {"q": Need(inputs, head.outputs, streams=head.streams, noisy=config.noisy)}
+
+    @property
+    def soft(self) -> bool:
+        """Values include the policy's entropy with Munchausen."""
+        return bool(self.config.munchausen)
 
     def use_numpy(self) -> bool:
         """Act in numpy where the network is a plain MLP that gives the values themselves."""
@@ -249,15 +257,31 @@ class DQN(OffPolicy):
         config, reward, q_t = self.config, batch.reward, self._of_target[0].q(target_next)
         if config.munchausen:
             now = None if self.mask is None else batch.observation[self.mask][:-1]
-            bonus = (config.temperature, config.munchausen, LOG_POLICY_FLOOR, now)
-            reward = reward + munchausen_reward(self._of_target[0].q(target_now), batch.action[self.name], *bonus)
+            settings = (config.temperature, config.munchausen, LOG_POLICY_FLOOR, now)
+            reward = reward + munchausen_reward(self._of_target[0].q(target_now), batch.action[self.name], *settings)
             value_t = munchausen_value(q_t, config.temperature, mask)
+            if config.n_step > 1 and config.sequence:
+                bonus = config.temperature * policy_entropy(soft_log_policy(q_t, config.temperature, mask))
+                return soft_n_step_targets(reward, batch.discount, batch.continues, value_t, bonus, config.n_step)
+            if config.n_step > 1:
+                reward = reward + collected(batch, self._bonus_passed(batch))
         else:
             value_t = double_q_value(q_t, self.head.q(chosen_by), mask) if config.double else max_q_value(q_t, mask)
         if config.sequence or config.rescaled:
             n, eps = (config.n_step if config.sequence else 1), (RESCALING if config.rescaled else None)
             return n_step_targets(reward, batch.discount, batch.continues, value_t, n, eps)
         return td_target(reward, batch.discount, value_t)
+
+    def _bonus_passed(self, batch: Batch) -> Tensor:
+        """What Munchausen adds at the states that n-step returns pass, ``[n − 1, B]``: its reward, and the entropy."""
+        config, (observation, first) = self.config, states_passed(batch)
+        outputs, _ = self.run("q", self.preprocess(observation), batch.state, first, target=True)
+        q: Tensor = self._of_target[0].q(outputs)
+        mask = None if self.mask is None else observation[self.mask]
+        settings = (config.temperature, config.munchausen, LOG_POLICY_FLOOR, mask)
+        entropy = policy_entropy(soft_log_policy(q, config.temperature, mask))
+        bonus: Tensor = config.temperature * entropy
+        return bonus + munchausen_reward(q, batch.window[f"action/{self.name}"], *settings)
 
     def notice(self, episodes: list[Episode]) -> str:
         return self.head.notice(episodes, self.config.gamma)

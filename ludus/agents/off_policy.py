@@ -63,6 +63,11 @@ class OffPolicy(Agent):
         """Actions are the environment's own, unless a subclass says otherwise."""
         return {}
 
+    @property
+    def soft(self) -> bool:
+        """Whether values include an entropy bonus, which n-step returns then collect at every state that they pass."""
+        return False
+
     def initial_state(self, batch: int) -> HiddenState:
         """Zeros for the networks that act, named network/place/name."""
         return self.zeros(self.acting, batch)
@@ -77,7 +82,7 @@ class OffPolicy(Agent):
     def make_cache(self, batch: int) -> ExperienceReplay:
         """The replay that the settings describe."""
         reward = None if self.goal_reward is None else _of_tensors(self.goal_reward)
-        kept = (self.action, self.initial_state(1))
+        kept = (self.action, self.initial_state(1), self.soft)
         return ExperienceReplay(self.config, batch, self.config.gamma, self.observation, self.device, reward, *kept)
 
     def draw(self, *shape: int, uniform: bool = False) -> Tensor:
@@ -161,6 +166,13 @@ def _of_tensors(goal_reward: GoalReward) -> RewardFunction:
         return torch.from_numpy(reward).to(device), None if ends is None else torch.from_numpy(ends).to(device)
 
     return judge
+
+
+def states_passed(batch: Batch) -> tuple[Tensors, Tensor]:
+    """The observations ``[n − 1, B, …]`` of the states that n-step returns pass, and ``first`` of them: none is."""
+    start = "observation/"
+    observation = {name.removeprefix(start): x for name, x in batch.window.items() if name.startswith(start)}
+    return observation, torch.zeros_like(batch.window["discount"], dtype=torch.bool)
 
 
 def with_experience(batch: Batch, **more: Tensor) -> Batch:

@@ -20,7 +20,7 @@ from ludus.experience.config import ReplayConfig
 from ludus.exploration.parameter_noise import ParameterNoise, rms_distance
 from ludus.networks.joined import TAKEN
 from ludus.networks.numpy_actor import NumpyMlp, plain_input, plain_network
-from ludus.ops.q_learning import mixed_priority, n_step_targets, td_target
+from ludus.ops.q_learning import mixed_priority, n_step_targets, soft_n_step_targets, td_target
 from ludus.preprocess.observation import ObsPreprocessor
 
 ACTION = TAKEN  # the name under which a critic gets it
@@ -145,14 +145,25 @@ def ends(seen: Tensors, first: Tensor, start: bool) -> tuple[Tensors, Tensor]:
     return {name: x[part] for name, x in seen.items()}, first[part]
 
 
-def targets(batch: Batch, value: Tensor, config: ReplayConfig) -> Tensor:
+def collected(batch: Batch, bonus: Tensor) -> Tensor:
+    """The discounted sum ``[1, B]`` of what is added at the states ``[n − 1, B]`` that n-step returns pass."""
+    discount = batch.window["discount"]
+    return (discount * bonus.masked_fill(discount == 0, 0)).sum(0, keepdim=True)
+
+
+def targets(batch: Batch, value: Tensor, config: ReplayConfig, bonus: Tensor | None = None) -> Tensor:
     """What the values of a batch should be, ``[T, B]``, given those of the states that its transitions lead to.
 
-    Rewards and discounts of transitions are n-step sums already; those of sequences are summed here.
+    Rewards and discounts of transitions are n-step sums already; those of sequences are summed here. ``bonus`` is
+    what soft values add at states that an n-step return passes: those of ``batch.window`` ``[n − 1, B]``, or in a
+    sequence all that its transitions lead to ``[T, B]``.
     """
     if not config.sequence:
-        return td_target(batch.reward, batch.discount, value)
+        reward = batch.reward if bonus is None else batch.reward + collected(batch, bonus)
+        return td_target(reward, batch.discount, value)
     real = replace(batch, weight=(batch.weight > 0).to(batch.weight.dtype))  # without importance weights
+    if bonus is not None:
+        return soft_n_step_targets(batch.reward, batch.discount, real.continues, value, bonus, config.n_step)
     return n_step_targets(batch.reward, batch.discount, real.continues, value, config.n_step)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.agents import soft
-from ludus.agents.off_policy import OffPolicy, with_experience
+from ludus.agents.off_policy import OffPolicy, states_passed, with_experience
 from ludus.agents.replayed import (
     ACTION,
     BELOW_ONE,
@@ -24,7 +24,6 @@ from ludus.agents.replayed import (
     numpy_actor,
     random_actions,
     surprise,
-    targets,
 )
 from ludus.core.agent import Updater
 from ludus.core.errors import refuse_outside
@@ -96,6 +95,11 @@ class SAC(OffPolicy):
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, Need]:
         """An actor, and critics of observation and action together; they share nothing."""
         return actor_and_critics(observation, action, config, outputs=2)
+
+    @property
+    def soft(self) -> bool:
+        """Values include the policy's entropy."""
+        return True
 
     @property
     def treatment(self) -> Mapping[str, str]:
@@ -181,26 +185,42 @@ class SAC(OffPolicy):
         return value if self.config.critics == 1 else value.squeeze(-1)
 
     def prepare(self, batch: Batch) -> Batch:
-        """Draw what the policy samples with, now and next; burn in what remembers."""
+        """Draw what the policy samples with, now, next and at states that n-step returns pass; burn in a memory."""
         batch = burned_in(self, batch, self.seen_action)
         time, columns = batch.reward.shape
         now = self.draw(time, columns, self.flat.size)
-        return with_experience(batch, now=now, next=self.draw(time + self.recurrent, columns, self.flat.size))
+        batch = with_experience(batch, now=now, next=self.draw(time + self.recurrent, columns, self.flat.size))
+        if not batch.window:
+            return batch
+        return with_experience(batch, passed=self.draw(*batch.window["discount"].shape, self.flat.size))
 
     @torch.no_grad()
-    def target_value(self, batch: Batch, seen: Tensors) -> Tensor:
-        """The least value that target critics give the policy's next actions, and their entropy's, ``[T, B]``."""
+    def target_value(self, batch: Batch, seen: Tensors) -> tuple[Tensor, Tensor]:
+        """The target critics' least value of the policy's next actions with −α log π, and that alone, ``[T, B]``."""
         first = batch.first
         if not self.recurrent:  # a memory sees all steps, to be ready for those that count
             seen, first = ends(seen, first, start=False)
         action, log_prob = self.sample(seen, batch.state, first, batch.experience["next"])
         q = self.q(seen, action, batch.state.within("target"), first, target=True)
-        return sac_value(q, log_prob, self.log_alpha.exp())[-len(batch.reward) :]
+        alpha, time = self.log_alpha.exp(), len(batch.reward)
+        return sac_value(q, log_prob, alpha)[-time:], -alpha * log_prob[-time:]
+
+    @torch.no_grad()
+    def bonus_passed(self, batch: Batch) -> Tensor:
+        """−α log π of an action that the policy takes at each state that n-step returns pass, ``[n − 1, B]``.
+
+        Not of the action that was stored: a policy that has moved on since may call it all but impossible, which would
+        be an endless bonus.
+        """
+        observation, first = states_passed(batch)
+        log_prob = self.sample(self.preprocess(observation), batch.state, first, batch.experience["passed"])[1]
+        return -self.log_alpha.exp() * log_prob
 
     def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Half the squared TD errors of all critics."""
         seen = self.preprocess(batch.observation)
-        target = targets(batch, self.target_value(batch, seen), self.config)
+        value, bonus = self.target_value(batch, seen)
+        target = soft.targets(self, batch, value, bonus)
         now, first = ends(seen, batch.first, start=True)
         q = self.q(now, self.seen_action(batch), batch.state, first)
         loss = (counted(batch.weight) * sac_critic_loss(q, target)).sum()

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ludus.agents import soft
-from ludus.agents.off_policy import OffPolicy, one_choice
-from ludus.agents.replayed import burned_in, chunk, ends, observation_shapes, surprise, targets
+from ludus.agents.off_policy import OffPolicy, one_choice, states_passed
+from ludus.agents.replayed import burned_in, chunk, ends, observation_shapes, surprise
 from ludus.core.agent import Updater
 from ludus.core.errors import refuse_outside
 from ludus.core.network import Need, Network
@@ -21,7 +21,7 @@ from ludus.core.spec import Specs, is_mask, mask_name
 from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, Tensors
 from ludus.experience.config import ReplayConfig
 from ludus.ops.distributions import categorical_sample, gumbel, mask_logits
-from ludus.ops.q_learning import sac_critic_loss, sac_discrete_actor_loss, soft_value, taken
+from ludus.ops.q_learning import policy_entropy, sac_critic_loss, sac_discrete_actor_loss, soft_value, taken
 from ludus.ops.replay import counted
 
 
@@ -79,6 +79,11 @@ class DiscreteSAC(OffPolicy):
             "critic": Need(inputs, {"value": (choices,)}, members=config.critics),
         }
 
+    @property
+    def soft(self) -> bool:
+        """Values include the policy's entropy."""
+        return True
+
     def parameter_groups(self) -> Mapping[str, list[nn.Parameter]]:
         """Critics, actor and temperature step apart."""
         groups = {name: list(self.networks[name].parameters()) for name in ("critic", "actor")}
@@ -135,20 +140,33 @@ class DiscreteSAC(OffPolicy):
         return burned_in(self, batch, None)
 
     @torch.no_grad()
-    def target_value(self, batch: Batch, seen: Tensors) -> Tensor:
-        """The policy's expectation of the target critics' least values and its entropy, next, ``[T, B]``."""
+    def target_value(self, batch: Batch, seen: Tensors) -> tuple[Tensor, Tensor]:
+        """The policy's expectation of the target critics' least values, its entropy's worth added, and that alone.
+
+        Both ``[T, B]``, of the states that transitions lead to.
+        """
         first, mask = batch.first, None if self.mask is None else batch.observation[self.mask]
         if not self.recurrent:  # a memory sees all steps, to be ready for those that count
             seen, first = ends(seen, first, start=False)
             mask = None if mask is None else mask[1:]
         log_p = self.log_policy(seen, batch.state, first, mask)
         q = self.q(seen, batch.state.within("target"), first, target=True)
-        return soft_value(q, log_p, self.log_alpha.exp())[-len(batch.reward) :]
+        alpha, time = self.log_alpha.exp(), len(batch.reward)
+        return soft_value(q, log_p, alpha)[-time:], alpha * policy_entropy(log_p[-time:])
+
+    @torch.no_grad()
+    def bonus_passed(self, batch: Batch) -> Tensor:
+        """The worth of the policy's entropy at the states that n-step returns pass, ``[n − 1, B]``."""
+        observation, first = states_passed(batch)
+        mask = None if self.mask is None else observation[self.mask]
+        log_p = self.log_policy(self.preprocess(observation), batch.state, first, mask)
+        return self.log_alpha.exp() * policy_entropy(log_p)
 
     def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Half the squared TD errors of all critics."""
         seen = self.preprocess(batch.observation)
-        target = targets(batch, self.target_value(batch, seen), self.config)
+        value, bonus = self.target_value(batch, seen)
+        target = soft.targets(self, batch, value, bonus)
         now, first = ends(seen, batch.first, start=True)
         q = taken(self.q(now, batch.state, first), batch.action[self.name])
         loss = (counted(batch.weight) * sac_critic_loss(q, target)).sum()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from ludus.agents import replayed
 from ludus.agents.off_policy import with_experience
 from ludus.core.agent import Updater
 from ludus.core.types import Batch, Learned, Tensors
@@ -14,6 +17,17 @@ if TYPE_CHECKING:
     from ludus.agents.sac_discrete import DiscreteSAC
 
 EXCESS = "excess_entropy"  # what an actor's loss tells: the policy's entropy, less what it should keep
+
+
+def targets(agent: SAC | DiscreteSAC, batch: Batch, value: Tensor, bonus: Tensor) -> Tensor:
+    """What the critics should say: n-step returns collect the entropy bonus at every state that they pass.
+
+    ``value`` and ``bonus`` are those of the states that transitions lead to, ``[T, B]``.
+    """
+    if agent.config.n_step == 1:
+        return replayed.targets(batch, value, agent.config)
+    passed = bonus if agent.config.sequence else agent.bonus_passed(batch)
+    return replayed.targets(batch, value, agent.config, passed)
 
 
 def alpha_loss(agent: SAC | DiscreteSAC, batch: Batch) -> tuple[Tensors, Tensors]:

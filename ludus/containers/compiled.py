@@ -107,7 +107,7 @@ def _flatten(batch: Batch) -> Tensors:
 
 
 def _unflatten(tensors: Tensors) -> Batch:
-    made: dict[str, Any] = {"observation": {}, "action": {}, "experience": {}, "state": HiddenState()}
+    made: dict[str, Any] = {"observation": {}, "action": {}, "experience": {}, "window": {}, "state": HiddenState()}
     for name, x in tensors.items():
         place, slash, inner = name.partition("/")
         if slash:

@@ -123,6 +123,9 @@ class Batch:
     state: HiddenState = field(default_factory=HiddenState)  # [B, …] at t=0
     last_state: HiddenState = field(default_factory=HiddenState)  # [B, …] at t=T
     index: Tensor | None = None  # from a replay: a monotone write number
+    # n-step returns from a replay, for agents that ask: the states s_{t+1} to s_{t+n−1} that a return passes, as
+    # observation/… and action/… [n−1, B, …], and discount [n−1, B]: γ^k, or 0 where the return had stopped by then
+    window: Tensors = field(default_factory=dict)
 
     @property
     def continues(self) -> Tensor:

@@ -38,7 +38,7 @@ class Frames:
         self._written = np.zeros(batch, np.int64)  # frames of each stream
         self._entered = np.ones(batch, np.int64)  # those of the last write
         self._older = torch.arange(spec.stack - 1, -1, -1, device=device)
-        self._out = torch.empty(0)
+        self._out: dict[str, Tensor] = {}
 
     def write(self, rows: Integers, time: int, x: Tensor, fresh: NDArray[np.bool_]) -> None:
         """Take the stacks ``[b, stack * channels, …]`` of a time; those that are ``fresh`` begin an episode."""
@@ -111,16 +111,18 @@ class Frames:
             low += 1
         return low
 
-    def read(self, slots: Tensor) -> Tensor:
-        """The stacks ``[steps, M, stack * channels, …]`` at slots ``[steps, M]``, in memory that is used again."""
+    def read(self, slots: Tensor, purpose: str = "") -> Tensor:
+        """The stacks ``[steps, M, stack * channels, …]`` at slots ``[steps, M]``, in memory of that purpose."""
         source = self._stream.flat["frame"]
         newest = self._places.flat["place"].index_select(0, slots.flatten()).view(slots.shape)
         behind = (newest.unsqueeze(-1) - self._older).remainder_(self.count)  # [steps, M, stack]
         index = behind.add_((slots // self._length * self.count).unsqueeze(-1)).flatten()
-        if len(self._out) != len(index):
-            self._out = torch.empty((len(index), *source.shape[1:]), dtype=source.dtype, device=source.device)
-        torch.index_select(source, 0, index, out=self._out)
-        return self._out.view(*slots.shape, self.stack * source.shape[1], *source.shape[2:])
+        out = self._out.get(purpose)
+        if out is None or len(out) != len(index):
+            out = torch.empty((len(index), *source.shape[1:]), dtype=source.dtype, device=source.device)
+            self._out[purpose] = out
+        torch.index_select(source, 0, index, out=out)
+        return out.view(*slots.shape, self.stack * source.shape[1], *source.shape[2:])
 
     def save(self, rows: slice, low: int, high: int) -> State:
         """What the steps from time ``low`` to ``high`` need."""

@@ -78,11 +78,13 @@ class Reader:
         hidden: Ring,
         frames: dict[str, Frames],
         hindsight: Hindsight | None,
+        window: bool,
     ) -> None:
         self._names, self._places, self._ring, self._hidden = names, places, ring, hidden
         self._frames, self._hindsight, self._device = frames, hindsight, ring.device
         self._sequence, self._stride = config.sequence > 0, config.sequence - config.overlap
         self._span = config.burn_in + config.sequence if config.sequence else config.n_step
+        self._window = window and self._span > 1 and not self._sequence
         states, drawn = self._span + 1, config.batch_size
         self._slots = torch.zeros((states, drawn), dtype=torch.int64)  # [W, M]: where each of an item's states is
         self._where = self._on_device() if self._device.type == "cpu" else None
@@ -94,7 +96,12 @@ class Reader:
         self._discounts = torch.tensor([0.0, gamma], device=self._device).unbind()
         powers = gamma ** torch.arange(states, dtype=torch.float64)
         self._powers = powers.to(self._device, torch.float32)
-        self._at_once, self._later = Outputs([]), Outputs([])  # all columns, known when an agent has spoken
+        self._at_once, self._later, self._inside = (
+            Outputs([]),
+            Outputs([]),
+            Outputs([]),
+        )  # known when an agent has spoken
+        self._passed: Tensors = {}
         self._seen: Tensors = {}
         self._acted: Tensors = {}
         self._learned: Tensors = {}
@@ -136,6 +143,11 @@ class Reader:
         others = [*seen, *acted, *learned]
         windows = self._span > 1 and not self._sequence
         self._at_once, self._later = Outputs([self._arrived, *([] if windows else others)]), Outputs(others)
+        if self._window:
+            names += [name for name in self._ring.columns if name.startswith("action/")]
+            drawn = self._slots.shape[1]
+            inside = [Output(name, self._ring.flat[name], self._span - 1, drawn) for name in names]
+            self._inside, self._passed = Outputs(inside), {x.name: x.view for x in inside}
 
     def _output(self, name: str, steps: int) -> Output:
         return Output(name.partition("/")[2], self._ring.flat[name], steps, self._slots.shape[1])
@@ -155,7 +167,18 @@ class Reader:
             terminated=window.terminated[None],
             truncated=window.truncated[None],
             discount=window.discount[None],
+            window=self._states_passed(where.slots[1 : self._span], window.steps) if self._window else {},
         )
+
+    def _states_passed(self, slots: Tensor, steps: Tensor) -> Tensors:
+        """What is at the slots ``[n − 1, M]`` inside of windows that reached so many ``steps`` ``[M]``."""
+        self._inside.take(slots.flatten())
+        passed = dict(self._passed)
+        for name, frames in self._frames.items():
+            passed[f"observation/{name}"] = frames.read(slots, "window")
+        reached = torch.arange(1, self._span, device=self._device)[:, None] < steps
+        passed["discount"] = self._powers[1 : self._span, None] * reached
+        return passed
 
     def _relabelled(self, where: Where, weight: Tensor, row: Integers, chosen: Integers, times: Integers) -> Batch:
         """Transitions; the ``chosen`` ones want what was reached at ``times``, with the rewards and endings of that."""
@@ -176,6 +199,8 @@ class Reader:
                 self._hindsight.keep(self._terminated[:, which])
         read = self._transitions(where, weight)
         read.observation[WANTED][:, which] = goal
+        if self._window:
+            read.window[f"observation/{WANTED}"][:, which] = goal
         return read
 
     def _reached(self, slots: Tensor) -> Tensor:

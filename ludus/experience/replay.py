@@ -28,7 +28,7 @@ class ExperienceReplay(ExperienceCache):
 
     Reward and endings lie with the observation that they came with, as in EnvStep. Only what is real and complete can
     be drawn: each group of rows has a queue of it (see Track), so that no draw is ever rejected. ``read`` gives memory
-    that the next ``read`` uses again.
+    that the next ``read`` uses again. With ``window``, n-step transitions come with the states that they pass.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class ExperienceReplay(ExperienceCache):
         reward_fn: RewardFunction | None = None,
         action: Specs | None = None,
         state: HiddenState | None = None,
+        window: bool = False,
     ) -> None:
         refuse_too_short(config, batch, device)
         refuse_hindsight(config, observation, reward_fn)
@@ -75,7 +76,7 @@ class ExperienceReplay(ExperienceCache):
             self._hindsight = Hindsight(config.hindsight, self.length, batch, reward_fn)
         self._real, self._earning, self._reads, self._credit = 0, 0, 0, 0.0
         kept = self._ring, self._hidden, self._frames, self._hindsight
-        self._reader = Reader(config, gamma, list(observation), self._places, *kept)
+        self._reader = Reader(config, gamma, list(observation), self._places, *kept, window)
 
     @property
     def size(self) -> int:

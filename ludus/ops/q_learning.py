@@ -98,6 +98,25 @@ def n_step_targets(
     return rescale(n_step_returns(reward, discount, continues, unrescale(value_t, eps), n), eps)
 
 
+@torch.no_grad()
+def soft_n_step_targets(
+    reward: Tensor, discount: Tensor, continues: Tensor, value_t: Tensor, bonus_t: Tensor, n: int
+) -> Tensor:
+    """Return n-step targets of sequences ``[T, B]`` for soft values V(s) = E[Q(s, a)] + b(s).
+
+    The bonus b(s_{t+1}), such as −α log π, is collected at every state that a return passes, as part of the reward of
+    the step that leads there; what is bootstrapped from has its own in V(s_{t+1}).
+    """
+    passed = (discount * bonus_t).masked_fill_(discount == 0, 0)
+    return n_step_returns(reward + passed, discount, continues, value_t - bonus_t, n)
+
+
+@torch.no_grad()
+def policy_entropy(log_p: Tensor) -> Tensor:
+    """Return −Σ_a π(a|s) log π(a|s) ``[...]`` of log π ``[..., A]``, finite where π is 0."""
+    return -(log_p.exp() * log_p).sum(-1)
+
+
 def soft_log_policy(q: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
     """Return log π(·|s) ``[..., A]`` of π = softmax(Q / τ) over what is allowed."""
     return _scaled(q, temperature, mask).log_softmax(-1)

@@ -174,6 +174,11 @@ def transitions_of(batch: Batch, n: int) -> Batch:
             found.append((t, k, row, total, discount))
     t, k, row, total, discount = zip(*found, strict=True)
     seen = batch.observation["observation"]
+    window = {}
+    if n > 1:
+        passed = torch.stack([seen[[min(x + i, time) for x in t], list(row)] for i in range(1, n)])
+        powers = [[0.99**i * (x + i < y) for x, y in zip(t, k, strict=True)] for i in range(1, n)]
+        window = {"observation/observation": passed, "discount": torch.tensor(powers)}
     flat = {"action": batch.action["action"].flatten(0, 1)[None]}
     return replace(
         batch,
@@ -183,6 +188,7 @@ def transitions_of(batch: Batch, n: int) -> Batch:
         reward=torch.tensor([total]),
         discount=torch.tensor([discount]),
         weight=torch.ones(1, time * rows),
+        window=window,
     )
 
 

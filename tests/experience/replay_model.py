@@ -73,14 +73,14 @@ class World:
     """Rows in lanes, each lane with a time of its own; writes to a replay what it remembers."""
 
     def __init__(self, lanes: list[int], seed: int, longest: int = 6, specs: Specs = PLAIN, torn: float = 0.0) -> None:
-        self.rng, self.specs = np.random.default_rng(seed), specs
+        self.rng, self.specs, self.window = np.random.default_rng(seed), specs, False
         self.rows = [Row(i, np.random.default_rng([seed, i]), longest, torn) for i in range(sum(lanes))]
         edges = np.cumsum([0, *lanes]).tolist()
         self.lanes = [slice(low, high) for low, high in pairwise(edges)]
 
     def replay(self, **settings: Any) -> ExperienceReplay:
         config = ReplayConfig(**({"batch_size": 32, "warmup": 0} | settings))
-        replay = ExperienceReplay(config, len(self.rows), GAMMA, self.specs, CPU)
+        replay = ExperienceReplay(config, len(self.rows), GAMMA, self.specs, CPU, window=self.window)
         replay.generator.manual_seed(1)
         return replay
 

@@ -109,6 +109,40 @@ def test_stacks_that_are_no_shift_are_drawn_as_they_were(
     assert replay._frames["frames"].whole or longest == 3 or not held
 
 
+@pytest.mark.parametrize("specs", [PLAIN, STACKED], ids=["plain", "stacked"])
+@pytest.mark.parametrize("lanes", [[1], [2, 1]], ids=str)
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_a_window_has_the_states_that_an_n_step_return_passes(n: int, lanes: list[int], specs: Specs) -> None:
+    world = World(lanes, 5, longest=7, specs=specs)
+    world.window = True
+    replay = world.replay(replay=40 * len(world.rows), n_step=n)
+    reached = set()
+    for _ in range(12):
+        play(world, 10, replay)
+        drawable = world.drawable(40, n)
+        if not drawable:
+            continue
+        batch = replay.read()
+        check(world, batch, n, drawable)  # the window leaves the rest as it is
+        assert batch.index is not None
+        for i, number in enumerate(batch.index.tolist()):
+            t, row = divmod(number, len(world.rows))
+            steps, k = world.rows[row].steps, 1
+            ended = steps[t + 1].terminated or steps[t + 1].truncated
+            while k < n and not ended and not steps[t + k + 1].first:
+                assert batch.window["discount"][k - 1, i] == GAMMA**k
+                assert batch.window["observation/x"][k - 1, i].tolist() == steps[t + k].x
+                assert batch.window["action/a"][k - 1, i] == steps[t + k].action
+                if "frames" in specs:
+                    assert batch.window["observation/frames"][k - 1, i].tolist() == steps[t + k].frames
+                k += 1
+                ended = steps[t + k].terminated or steps[t + k].truncated
+            assert (batch.window["discount"][k - 1 :, i] == 0).all()
+            reached.add(k)
+    assert reached == set(range(1, n + 1))
+    assert not World(lanes, 5).replay(replay=200, n_step=n)._reader._window
+
+
 def test_torn_stacks_are_told_once_with_the_memory_that_they_take() -> None:
     world, told = World([2], 0, longest=50, specs=STACKED), []
     replay = world.replay(replay=2 * 800)

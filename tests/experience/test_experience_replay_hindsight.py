@@ -92,9 +92,9 @@ class Goals:
         return steps, value, 0.0 if over else GAMMA**steps, over
 
 
-def make(function: Any = judge, **settings: Any) -> ExperienceReplay:
+def make(function: Any = judge, window: bool = False, **settings: Any) -> ExperienceReplay:
     config = ReplayConfig(**({"replay": 60 * ROWS, "batch_size": 64, "warmup": 0, "hindsight": 0.8} | settings))
-    replay = ExperienceReplay(config, ROWS, GAMMA, GOALS, CPU, function)
+    replay = ExperienceReplay(config, ROWS, GAMMA, GOALS, CPU, function, window=window)
     replay.generator.manual_seed(0)
     return replay
 
@@ -157,6 +157,20 @@ def test_each_later_moment_has_an_equal_chance() -> None:
         assert drawn[t, : t + 1].sum() == 0
         expected = counts.sum() / len(counts)
         assert ((counts - expected) ** 2 / expected).sum() < len(counts) + 5 * np.sqrt(2 * len(counts))
+
+
+def test_the_states_that_a_return_passes_have_its_new_goal() -> None:
+    goals, replay = Goals(), make(window=True, n_step=3)
+    for _ in range(60):
+        goals.write(replay)
+    batch = replay.read()
+    assert batch.index is not None
+    passed = batch.window["discount"] > 0
+    wanted = batch.observation["desired_goal"][0].expand(2, -1, -1)
+    assert torch.equal(batch.window["observation/desired_goal"][passed], wanted[passed])
+    times = (batch.index // ROWS + torch.arange(1, 3)[:, None]).float()
+    assert torch.equal(batch.window["observation/achieved_goal"][..., 1][passed], times[passed])
+    assert 0 < int(passed.sum()) < passed.numel()
 
 
 def test_a_resumed_replay_draws_the_same_goals() -> None:

@@ -315,3 +315,31 @@ def test_no_gradient_reaches_targets_and_temperatures() -> None:
     assert x["b"].grad is None
     assert x["c"].grad is None
     assert alpha.grad is None
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 9])
+def test_soft_n_step_targets_are_those_of_the_definition(n: int) -> None:
+    """r_t + Σ γ^k (r_{t+k} + b(s_{t+k})) + γ^m V(s_{t+m}), in float64, with endings of both kinds."""
+    rng = np.random.default_rng(0)
+    reward, value, bonus = rng.normal(size=(3, 6, 50))
+    terminated, truncated = rng.random((2, 6, 50)) < 0.15
+    value[terminated] = bonus[terminated] = np.nan  # never looked at
+    expected = np.zeros((6, 50))
+    for t, row in np.ndindex(6, 50):
+        k = 0
+        while True:
+            expected[t, row] += 0.9**k * reward[t + k, row]
+            k += 1
+            at = t + k - 1
+            if k == n or at == 5 or terminated[at, row] or truncated[at, row]:
+                break
+            expected[t, row] += 0.9**k * bonus[at, row]
+        expected[t, row] += 0.0 if terminated[at, row] else 0.9**k * value[at, row]
+    inputs = reward, 0.9 * ~terminated, (~(terminated | truncated)).astype(float), value, bonus
+    found = ops.soft_n_step_targets(*(torch.from_numpy(x) for x in inputs), n)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+
+
+def test_the_entropy_of_a_policy() -> None:
+    log_p = torch.tensor([[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]], dtype=torch.float64).clamp(min=1e-300).log()
+    np.testing.assert_allclose(ops.policy_entropy(log_p).numpy(), [np.log(4), 0], atol=1e-12)
