@@ -168,7 +168,6 @@ BAD_VALUES = {
     ("network.hidden", (64, -1), "1 or more"),
     ("agent.lerning_rate", 1, 'Did you mean "agent.learning_rate"'),
     ("nbstep", 1, 'Did you mean "nb_step"'),
-    ("agent", "ppo", 'Did you mean "agent.'),
 }
 
 

@@ -55,7 +55,7 @@ class TextReward(Sound):
 
 class WrongType(Sound):
     def observe(self):
-        return np.zeros(2, np.float64)
+        return np.zeros(2, np.int64)
 
 
 class Text(Sound):
@@ -240,13 +240,6 @@ class Images(Sound):
 
     def observe(self):
         return {name: np.zeros(space.shape, np.uint8) for name, space in self.observation_space.items()}
-
-
-class SmallImage(Sound):
-    observation_space = spaces.Box(0, 255, (3, 8, 8), np.uint8)
-
-    def observe(self):
-        return np.zeros((3, 8, 8), np.uint8)
 
 
 class Endless(Sound):

@@ -106,14 +106,18 @@ def test_masks_of_several_actions_go_by_name():
     masks = {
         "action_mask/a": torch.tensor([False, False, False, True]),
         "action_mask/m": torch.tensor([True, False, True, False, True, True, True]),
-        "action_mask/b": torch.tensor([False, False, False]),  # bits have no mask
+        "action_mask/b": torch.tensor(
+            [True, True, True, False, False, True]
+        ),  # two entries per bit: may be 0, may be 1
     }
     actions, _ = draws(policy, {k: torch.randn(*s) for k, s in policy.outputs.items()}, masks)
     assert (actions["a"] == 3).all()
     assert (actions["m"][:, 0] == 0).all()
     assert (actions["m"][:, 1] != 1).all()
     assert set(actions["m"][:, 2].tolist()) == {0, 1}
-    assert actions["b"].float().mean() > 0.05
+    assert set(actions["b"][:, 0].tolist()) == {0, 1}
+    assert (actions["b"][:, 1] == 0).all()
+    assert (actions["b"][:, 2] == 1).all()
 
 
 @settings(deadline=None, max_examples=30)
