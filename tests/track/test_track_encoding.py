@@ -3,11 +3,12 @@ import math
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ludus.track.encoding import decode, encode
+from ludus.track.encoding import TensorFile, decode, encode, serialize
 
 plain = st.none() | st.booleans() | st.integers() | st.integers(2**60, 2**130) | st.floats() | st.text(max_size=6)
 keys = (
@@ -89,3 +90,13 @@ def test_an_optimizer_comes_back_as_torch_wrote_it():
     other = torch.optim.Adam([weight])
     other.load_state_dict(back)
     assert torch.equal(other.state[weight]["exp_avg"], optimizer.state[weight]["exp_avg"])
+
+
+def test_files_are_those_of_the_safetensors_library(tmp_path):
+    tensors = {"a": torch.randn(3, 4), "b/c": torch.arange(5), "empty": torch.zeros(0, 2), "flag": torch.tensor(True)}
+    ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    ours.write_bytes(b"".join(serialize(tensors)))
+    safetensors.torch.save_file(tensors, theirs)
+    torch.testing.assert_close(safetensors.torch.load_file(ours), tensors, rtol=0, atol=0)
+    with theirs.open("rb", buffering=0) as file:
+        torch.testing.assert_close(TensorFile(file).read(tensors), tensors, rtol=0, atol=0)
