@@ -6,17 +6,17 @@ import importlib.util
 import os
 import shlex
 from dataclasses import dataclass, field
-from typing import Annotated, get_type_hints
+from typing import Annotated
 
 import tyro
 from rich.padding import Padding
 from rich.text import Text
 
 from ludus.cli import BAD_INPUT
-from ludus.cli.arguments import known_flags, needs_word, only_word, read_words, wants_help
+from ludus.cli.arguments import wants_help
 from ludus.cli.help import show_help
-from ludus.containers.coerce import coerce
-from ludus.containers.settings import DEFAULT_AGENT, NO_PRESET, find_preset, load_preset
+from ludus.cli.train import parse
+from ludus.containers.settings import Resolved
 from ludus.core.errors import UserError, nearest
 from ludus.environments.config import EnvConfig
 from ludus.environments.findings import Problem, from_error
@@ -27,7 +27,7 @@ from ludus.track.terminal import Console
 class Arguments:
     """Try an environment at random and show every problem, each with its fix.
 
-    Settings are those of `ludus train`, the preset of ENV included.
+    Takes all flags of `ludus train`, whose agent, network and memory are checked too.
     """
 
     # A Gymnasium id, or your own as package.module:Class.
@@ -40,9 +40,12 @@ def run(argv: list[str]) -> int:
     """Print the problems; the exit code is 2 if any of them is an error."""
     if wants_help(argv):
         show_help(Arguments, "check")
-    config = parse(argv)
+    resolved = parse(argv, "check")
+    config = resolved.settings.env
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # environments that draw with pygame look for a screen else
     problems = find_problems(config)
+    if all(problem.severity == "warning" for problem in problems):
+        problems += find_refusals(resolved, "--trust" in argv)
     errors = [problem for problem in problems if problem.severity == "error"]
     console = Console()
     for problem in problems:
@@ -59,20 +62,6 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def parse(argv: list[str]) -> EnvConfig:
-    """The environment that `ludus train` would make of the same words."""
-    types = {f"env.{name}": annotation for name, annotation in get_type_hints(EnvConfig).items()}
-    words, values = read_words(argv, known_flags(types))
-    if word := only_word(words, "check"):
-        values["env.id"] = word
-    if "env.id" not in values:
-        raise needs_word(values, "check", "environment")
-    preset = find_preset(values["env.id"], DEFAULT_AGENT)
-    tuned = load_preset(preset) if preset != NO_PRESET else {}
-    chosen = {key: value for key, value in tuned.items() if key in types} | values
-    return EnvConfig(**{k.removeprefix("env."): coerce(k, x, types[k], "flag") for k, x in chosen.items()})
-
-
 def find_problems(config: EnvConfig) -> list[Problem]:
     """Inspect an environment; those of EnvPool are sound, so there only its name, options and spaces can be wrong."""
     if config.backend == "envpool":
@@ -85,6 +74,17 @@ def find_problems(config: EnvConfig) -> list[Problem]:
         fix = f"Add --env.backend envpool.{nearest(config.id, gymnasium.registry)}"
         return [Problem(f'Gymnasium has no environment "{config.id}", but EnvPool has.', fix)]
     return check(config)
+
+
+def find_refusals(resolved: Resolved, trust: bool = False) -> list[Problem]:
+    """What training would refuse of a sound environment: no network for it, or too little memory."""
+    from ludus.containers.train import check_settings
+
+    try:
+        check_settings(resolved, trust)
+    except UserError as error:
+        return [from_error(error)]
+    return []
 
 
 def _of_pool(config: EnvConfig) -> list[Problem]:

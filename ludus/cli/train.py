@@ -76,7 +76,7 @@ def run(argv: list[str]) -> int:
     return INTERRUPTED if stopped else 0
 
 
-def parse(argv: list[str]) -> Resolved:
+def parse(argv: list[str], command: str = "train") -> Resolved:
     """Read the command line into settings and their origins; show the help and leave where it is asked for."""
     helps = wants_help(argv)
     words = [word for word in argv if word not in ("--help", "-h")]
@@ -88,9 +88,9 @@ def parse(argv: list[str]) -> Resolved:
     types.pop("agent.name")  # --agent is the one way: it decides which flags there are
     alone, values = _read(words, known_flags(types | LAYERS | short), chosen)
     overrides = {SHORT.get(key, key): value for key, value in values.items() if key not in LAYERS}
-    environment = only_word(alone, "train")
+    environment = only_word(alone, command)
     if environment is None and "env.id" not in overrides and file is None and not helps:
-        refuse_swallowed(values, "train")
+        refuse_swallowed(values, command)
     if environment and overrides.get("env.id", environment) != environment:
         raise UserError(f'Two environments were given, "{environment}" and "{overrides["env.id"]}"; leave one out.')
     if helps and environment is None and file is None:

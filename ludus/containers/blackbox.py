@@ -24,7 +24,8 @@ from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.spec import is_mask
 from ludus.core.types import Batch, State, Tensors
-from ludus.experience.validate import NotFinite, check_batch
+from ludus.environments.findings import outside
+from ludus.experience.validate import Bounds, NotFinite, check_batch
 from ludus.track import checkpoint as checkpoints
 
 FOLDER = "blackbox"
@@ -53,6 +54,9 @@ class BlackBox:
         self._since: list[tuple[Batch, float]] = []  # what was learned since, and the step sizes
         self._memory: list[list[Tensor]] = [[] for _ in range(every)]  # for these batches
         self._masked = any(map(is_mask, manager.observation))
+        replaced = "desired_goal" if getattr(agent.config, "hindsight", 0) else ""  # by goals that were reached
+        seen = {name: spec for name, spec in manager.observation.items() if name != replaced}
+        self._bounds = Bounds(seen, self._device)
         self.run = run  # the folder to save in; without one, nothing is saved
         self.step = 0  # decisions up to now, for the report; the container counts them
         self.saved = False
@@ -63,6 +67,8 @@ class BlackBox:
         if len(self._since) in (0, self._every):
             self._keep()
             self._since.clear()
+            for name, value in self._bounds.find(batch.observation).items():
+                self._manager.on_report(f"{getattr(self._manager, 'name', 'The environment')}: {outside(name, value)}")
         self._note(batch)
         if self._every == 1 or self._masked:  # else a number that is none shows in the loss, and is looked for then
             self._check(batch)

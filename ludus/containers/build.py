@@ -13,15 +13,17 @@ from torch import nn
 
 from ludus.agents import AGENTS
 from ludus.containers.evaluate import Evaluator
-from ludus.containers.settings import Settings
+from ludus.containers.settings import Resolved, Settings
 from ludus.containers.threads import requested_threads
+from ludus.containers.unused import refuse_unused
 from ludus.containers.updater import LocalUpdater
-from ludus.core.agent import Agent
+from ludus.core.agent import Agent, ExperienceCache
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.names import resolve
 from ludus.core.network import Need
 from ludus.core.spec import Specs, network_inputs
+from ludus.experience.space import free_room, rollout_bytes
 from ludus.managers.make import make_manager
 from ludus.networks.build import build_network
 from ludus.parallel.devices import Device, assign, cores, free_memory
@@ -83,6 +85,62 @@ def refuse_too_large(agent: Agent) -> None:
             f"The networks need {needed / 1e9:,.2f} GB of memory, of which {free / 1e9:,.2f} GB are free; lower "
             "network.hidden, network.lstm_size or env.num."
         )
+
+
+def build_learner(resolved: Resolved, observation: Specs, action: Specs, new: bool = True) -> Agent:
+    """The agent that a run trains; what cannot be learned here is refused before anything large is made."""
+    settings = resolved.settings
+    if new:
+        refuse_unused(resolved, observation, action)
+    _refuse_large_rollout(settings, observation)
+    _refuse_large_networks(settings, observation, action)
+    agent = build_agent(settings, observation, action, settings.device)
+    refuse_sequences(settings, agent)
+    return agent
+
+
+def build_cache(agent: Agent, manager: EnvironmentManager, batch: int) -> ExperienceCache:
+    """The cache of an agent for ``batch`` environments."""
+    if getattr(agent.config, "hindsight", 0):  # no sooner: an environment that is wrong here may serve others
+        agent.goal_reward = manager.goal_reward()
+    return agent.make_cache(batch)
+
+
+def _refuse_large_rollout(settings: Settings[Any], observation: Specs) -> None:
+    """Refuse a rollout that does not fit in memory; how often it is held at once was measured."""
+    config = settings.agent
+    if not (length := getattr(config, "rollout", 0)):
+        return
+    copies = 3 if getattr(config, "minibatches", 1) > 1 else 1
+    normalized = 5 if getattr(config, "normalize_observation", False) else 0
+    needed = rollout_bytes(length, settings.env.num, observation, copies, normalized)
+    free = _free(settings.device)
+    if needed > free:
+        raise UserError(
+            f"agent.rollout is {length}, and learning from {length} steps of {settings.env.num} environments needs "
+            f"{needed / 1e9:,.2f} GB of memory, of which {free / 1e9:,.2f} GB are free; lower agent.rollout or env.num."
+        )
+
+
+def _refuse_large_networks(settings: Settings[Any], observation: Specs, action: Specs) -> None:
+    """Refuse networks that do not fit in memory seven times: gradients, two moments, and the black box's copies."""
+    outline = outline_agent(settings, observation, action)
+    if outline is None:
+        return
+    needed, free = 7 * sum(p.nbytes for p in outline.parameters()), _free(settings.device)
+    if needed > free:
+        raise UserError(
+            f"Learning with networks of {sum(p.numel() for p in outline.parameters()) / 1e6:,.0f} million parameters "
+            f"needs {needed / 1e9:,.2f} GB of memory, of which {free / 1e9:,.2f} GB are free; lower network.hidden, or "
+            "make the observations smaller."
+        )
+
+
+def _free(device: str) -> int:
+    """Bytes that are free on a device by its setting; ``auto``: on the one that has most."""
+    if device == "auto":
+        return max(found.free for found in _devices())
+    return free_room(choose_device(device), "")
 
 
 def _shares(settings: Settings[Any], observation: Specs) -> bool:

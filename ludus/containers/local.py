@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from ludus.containers.blackbox import BlackBox
+from ludus.containers.build import build_cache
 from ludus.containers.episodes import RecentEpisodes
 from ludus.containers.evaluate import Evaluation, Evaluator, evaluate_worker
 from ludus.containers.loop import begin, collect, improve
 from ludus.containers.report import Reporter
 from ludus.containers.settings import Settings
 from ludus.containers.state import restore_worker, worker_state
-from ludus.core.agent import Agent, Container, ExperienceCache, Updater
+from ludus.core.agent import Agent, Container, Updater
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import Stop
 from ludus.core.types import EnvStep, HiddenState, State, Tensors
@@ -87,9 +88,7 @@ class LocalWorker(Container):
         env_seed, noise_seed, *own_seeds = torch.randint(2**31 - 1, (4,), generator=seeds).tolist()
         self.env_seed = env_seed
         self.noise = agent.make_noise(manager.batch, torch.Generator(self.device).manual_seed(noise_seed))
-        if getattr(agent.config, "hindsight", 0):  # no sooner: an environment that is wrong here may serve others
-            agent.goal_reward = manager.goal_reward()
-        self.cache: ExperienceCache = agent.make_cache(manager.batch)
+        self.cache = build_cache(agent, manager, manager.batch)
         for part, own_seed in zip((agent, self.cache), own_seeds, strict=True):
             if (generator := getattr(part, "generator", None)) is not None:
                 generator.manual_seed(own_seed)

@@ -14,14 +14,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ludus.containers.build import (
-    build_agent,
+    build_cache,
     build_evaluator,
+    build_learner,
     build_manager,
     build_updater,
     choose_engines,
     linear_networks,
     outline_agent,
-    refuse_sequences,
 )
 from ludus.containers.evaluate import Evaluation
 from ludus.containers.local import LocalWorker, OnUpdate
@@ -32,11 +32,11 @@ from ludus.containers.settings import Resolved, given_names, resolve_settings
 from ludus.containers.signals import EnvironmentHangs, StopOnSignals, apart_from_signals
 from ludus.containers.state import refuse_too_much
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
-from ludus.containers.unused import refuse_unused
 from ludus.core.errors import UserError
 from ludus.core.names import import_path, refuse_while_importing
 from ludus.core.text import printable
 from ludus.environments.failure import own_stack
+from ludus.managers.make import make_manager
 from ludus.parallel.children import StartedProcesses
 from ludus.track.logfile import LogFile
 
@@ -178,13 +178,10 @@ def _build(
     with started:
         manager = build_manager(settings, environment)
     stack.callback(manager.close)
-    if saved is None:
-        refuse_unused(resolved, manager.observation, manager.action)
     if saved is not None and saved.checkpoint is not None:
         outline = outline_agent(settings, manager.observation, manager.action)
         refuse_other(outline, agent_of_checkpoint(saved.checkpoint))
-    agent = build_agent(settings, manager.observation, manager.action, settings.device)
-    refuse_sequences(settings, agent)
+    agent = build_learner(resolved, manager.observation, manager.action, new=saved is None)
     manager.use(agent.treatment)
     if settings.init_from and (saved is None or saved.state is None):
         initialise_from(agent, settings, trust)
@@ -243,6 +240,20 @@ def _compile(worker: LocalWorker, reporter: Reporter, build: Callable[[], Any]) 
     finally:
         worker.compiling = False
         reporter.log_file.note(f"compiling took {time.monotonic() - began:.1f} s")
+
+
+def check_settings(resolved: Resolved, trust: bool = False) -> None:
+    """Raise what a training with these settings would refuse before its first step, with a single environment."""
+    settings = resolved.settings
+    with ExitStack() as stack:
+        manager = make_manager(settings.env, 1)
+        stack.callback(manager.close)
+        agent = build_learner(resolved, manager.observation, manager.action)
+        if settings.init_from:
+            initialise_from(agent, settings, trust)
+        build_updater(settings, agent)
+        choose_engines(settings, agent)
+        build_cache(agent, manager, settings.env.num)
 
 
 def _run(worker: LocalWorker, new: bool) -> None:

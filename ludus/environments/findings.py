@@ -22,6 +22,9 @@ class Problem:
     fix: str
     severity: Severity = "error"
 
+    def __str__(self) -> str:
+        return f"{self.what.rstrip('.')}; {self.fix[:1].lower()}{self.fix[1:]}"
+
 
 def from_error(error: Exception) -> Problem:
     """What cannot be made at all: the sentence of a user's mistake, taken apart into problem and fix."""
@@ -63,7 +66,8 @@ def in_step(result: Any) -> Iterator[Problem]:
         yield Problem("The reward is NaN or infinite.", "Find the division by zero or the overflow that made it so.")
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(value, bool | np.bool_):
-            yield Problem(f"{name} is of type {_type(value)}, not bool.", f"Return bool({name}).")
+            severity: Severity = "warning" if _is_true_or_false(value) else "error"  # which training takes too
+            yield Problem(f"{name} is of type {_type(value)}, not bool.", f"Return bool({name}).", severity)
     if not isinstance(info, dict):
         yield Problem(f"step returned an info of type {_type(info)}.", "Return a dict as info; it may be empty.")
 
@@ -152,11 +156,16 @@ def _in_box(space: spaces.Box, value: Any, name: str) -> Iterator[Problem]:
             "Find the division by zero or the overflow that made it so.",
         )
     elif (array < space.low).any() or (array > space.high).any():
-        worst = array[(array < space.low) | (array > space.high)].flat[0]
-        yield Problem(
-            f'Observation "{name}" lies outside the bounds of its Box (for example {worst:g}).',
-            "Widen low and high of the space, or clip the values.",
-        )
+        yield outside(name, array[(array < space.low) | (array > space.high)].flat[0])
+
+
+def outside(name: str, value: float) -> Problem:
+    """An observation with a value outside the bounds of its Box; training takes it as it is, and warns too."""
+    return Problem(
+        f'Observation "{name}" lies outside the bounds of its Box (for example {value:g}).',
+        "Widen low and high of the space, or clip the values.",
+        "warning",
+    )
 
 
 def in_action_space(space: spaces.Space[Any], name: str = "action", prefix: str = "") -> Iterator[Problem]:
@@ -173,9 +182,11 @@ def in_action_space(space: spaces.Space[Any], name: str = "action", prefix: str 
             "Give it finite bounds (−1 to 1 is usual), so that actions can be scaled to it.",
             "warning",
         )
-    if (space.low >= space.high).any():
+    if (space.low == space.high).any():
         yield Problem(
-            f'The Box of action "{name}" has a low that is not below its high.', "Make low < high everywhere."
+            f'The Box of action "{name}" has a low that is not below its high: nothing can be chosen there.',
+            "Make low < high everywhere, or leave that number out.",
+            "warning",
         )
 
 
@@ -200,6 +211,14 @@ def _mismatch(name: str, array: Any, wanted: str) -> Problem:
         f'Observation "{name}" is {found}, but its space says {wanted}.',
         "Return what the space says (.astype or .reshape), or change the space.",
     )
+
+
+def _is_true_or_false(value: Any) -> bool:
+    try:
+        bool(value)
+    except (TypeError, ValueError):  # an array of several
+        return False
+    return True
 
 
 def _type(value: Any) -> str:

@@ -119,6 +119,8 @@ def _to_start(array: Array, leaf: Leaf) -> Any:
 
 def _leaf(space: spaces.Space[Any], path: tuple[str | int, ...], place: str) -> Leaf:
     if isinstance(space, spaces.Box):
+        if (space.low > space.high).any():
+            raise UserError(f"{place} has a low above its high; make low < high everywhere.")
         return Leaf(path, _box(space), np.dtype(space.dtype), None)
     if isinstance(space, spaces.Discrete):
         spec = Spec((), "int64", "categorical", sizes=(int(space.n),))

@@ -65,6 +65,16 @@ def refuse_if_too_large(needed: int, free: int, folder: str, device: str = "cpu"
     )
 
 
+def rollout_bytes(length: int, batch: int, observation: Specs, copies: int, normalized: int) -> int:
+    """Bytes that learning from a rollout takes for its observations, at least.
+
+    ``copies`` of it are held at once, and ``normalized`` more in floats of those that a normalizer takes in.
+    """
+    rows = (length + 1) * batch
+    floats = sum(spec.size * 4 for spec in observation.values() if spec.dtype.startswith("float"))
+    return rows * (copies * sum(_bytes(spec) for spec in observation.values()) + normalized * floats)
+
+
 def refuse_too_short(config: ReplayConfig, batch: int, device: torch.device) -> None:
     """Refuse a replay that would never hold what one update needs, and files for a device that is not the CPU."""
     length = config.replay // batch

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ludus.core.errors import UserError
-from ludus.core.spec import Specs, mask_name
-from ludus.core.types import Batch
+from ludus.core.spec import Specs, is_mask, mask_name
+from ludus.core.types import Batch, Tensors
 
 
 class Fault(NamedTuple):
@@ -31,6 +31,35 @@ class NotFinite(UserError):
     def __init__(self, message: str, fault: Fault) -> None:
         super().__init__(message)
         self.fault = fault
+
+
+class Bounds:
+    """Finds observations outside the bounds that their specs name; each name is found once."""
+
+    def __init__(self, observation: Specs, device: torch.device) -> None:
+        self._limits: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, spec in observation.items():
+            if spec.kind != "continuous" or spec.dtype == "uint8" or is_mask(name):
+                continue
+            low, high = (torch.tensor(x, dtype=torch.float64) for x in (spec.low, spec.high))
+            if not bool(torch.isfinite(torch.cat([low.flatten(), high.flatten()])).any()):
+                continue
+            shape = spec.shape if low.dim() or high.dim() else ()
+            self._limits[name] = tuple(x.expand(spec.size).reshape(shape) if shape else x for x in (low, high))  # type: ignore[assignment]
+        self._limits = {n: (a.to(device), b.to(device)) for n, (a, b) in self._limits.items()}
+
+    def find(self, observation: Tensors) -> dict[str, float]:
+        """An example of what lies outside, by name."""
+        found = {}
+        for name, (low, high) in list(self._limits.items()):
+            x = observation[name]
+            if not low.dim() and bool(x.amin() >= low) and bool(x.amax() <= high):  # the usual case, in two passes
+                continue
+            wrong = (x < low) | (x > high)
+            if bool(wrong.any()):
+                found[name] = float(x[wrong][0])
+                del self._limits[name]
+        return found
 
 
 def check_batch(batch: Batch, action: Specs, environment: str) -> None:

@@ -35,7 +35,7 @@ def in_own_process(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "argv", [[], ["--help"], ["list"], ["list", "environments"], ["check", "CartPole-v1"], ["play", "--help"]]
+    "argv", [[], ["--help"], ["list"], ["list", "environments"], ["check", "--help"], ["play", "--help"]]
 )
 def test_light_commands_never_import_torch(argv: list[str]) -> None:
     said = in_own_process(f"import sys\nfrom ludus.cli.main import main\nprint(main({argv!r}), 'torch' in sys.modules)")
@@ -116,7 +116,7 @@ def test_help_shows_the_defaults_of_preset_and_flags(capsys: pytest.CaptureFixtu
         (["play", "."], "not a run folder"),
         (["play", "latest", "--out", "film.avi"], "film.avi"),
         (["list", "agent"], 'Did you mean "agents"?'),
-        (["check"], "needs a"),
+        (["check"], "No environment was given"),
         (["check", "CartPole-v1", "--num", "3"], "--num"),
     ],
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import ludus
+from ludus.core.errors import UserError
 from ludus.environments.check import check
 from ludus.environments.config import EnvConfig
 
@@ -55,12 +58,6 @@ def raising(env):
     raise ValueError("broken inside")
 
 
-def crossed():
-    box = spaces.Box(0, 1, (2,))
-    box.high[0] = 0
-    return box
-
-
 CASES = {
     "old step": ({"step": lambda env: (env.observe(), 0.0, False, {})}, "step returned 4 values", "five values"),
     "old reset": ({"reset": lambda env: env.observe()}, "reset returned one ndarray", "observation, info"),
@@ -75,7 +72,7 @@ CASES = {
     "reward array": ({"reward": np.zeros(1)}, "reward is of type ndarray", "float"),
     "reward of no numbers": ({"reward": np.array(None)}, "reward is of type ndarray", "float"),
     "reward nan": ({"reward": float("nan")}, "reward is NaN", "division"),
-    "terminated": ({"terminated": 0}, "terminated is of type int", r"bool\(terminated\)"),
+    "terminated": ({"terminated": lambda env: int(env.count > 9)}, "terminated is of type int", r"bool\(terminated\)"),
     "truncated": ({"truncated": None}, "truncated is of type NoneType", r"bool\(truncated\)"),
     "info": ({"step": lambda env: (env.observe(), 0.0, False, False, [])}, "info of type list", "dict"),
     "discrete range": ({"observation_space": spaces.Discrete(3), "observation": 3}, "outside its space", "Widen"),
@@ -89,8 +86,11 @@ CASES = {
     "no space": ({"action_space": 4}, "action_space is of type int", "Gymnasium space"),
     "mask empty": ({"info": {"action_mask": np.zeros(3)}}, "allows nothing", "at least one"),
     "mask length": ({"info": {"action_mask": np.ones(4)}}, "4 entries", "one entry per choice"),
-    "low and high": ({"action_space": crossed()}, "low that is not below", "low < high"),
+    "no choice": ({"action_space": spaces.Box(0, np.float32([0, 1]))}, "low that is not below", "low < high"),
 }  # fmt: skip
+
+
+TAKEN = ("bounds", "terminated", "truncated", "no choice")  # warnings, which training takes as they are
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -99,9 +99,31 @@ def test_each_error_is_found_with_its_fix(name):
     parts, what, fix = CASES[name]
     problems = found(**parts)
     assert len(problems) == 1, problems
-    assert problems[0].severity == "error"
+    assert problems[0].severity == ("warning" if name in TAKEN else "error")
     assert re.search(what, problems[0].what)
     assert re.search(fix, problems[0].fix)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore")
+def test_training_refuses_what_is_an_error_and_takes_what_is_a_warning(name, tmp_path):
+    settings = {"env.num": 2, "agent.rollout": 16, "evaluation.episodes": 1, "threads": 1, "compile": "off"}
+    settings |= {"quiet": True, "runs": str(tmp_path), "agent.minibatches": 2, "env.max_episode_steps": 20}
+    train = partial(ludus.train, lambda: Good(**CASES[name][0]), preset="none", nb_step=64, settings=settings)
+    if name not in TAKEN:
+        with pytest.raises(UserError):
+            train()
+        return
+    log = (train().run / "log.txt").read_text()
+    assert ("outside the bounds of its Box (for example 5); widen low and high" in log) == (name == "bounds")
+
+
+def test_a_box_whose_low_is_above_its_high_is_an_error(tmp_path):
+    box = spaces.Box(0, 1, (2,))
+    box.high[0] = -1  # Gymnasium makes no such Box
+    assert any("low above its high" in problem.what for problem in found(action_space=box))
+    with pytest.raises(UserError, match="low above its high; make low < high everywhere"):
+        ludus.train(lambda: Good(action_space=box), preset="none", settings={"runs": str(tmp_path)})
 
 
 def test_all_problems_at_once():
@@ -109,7 +131,7 @@ def test_all_problems_at_once():
         observation=np.zeros(3, np.float32), reward="1", terminated=0, action_space=spaces.Box(-np.inf, np.inf, (2,))
     )
     assert len(problems) == 4
-    assert sum(p.severity == "warning" for p in problems) == 1
+    assert sum(p.severity == "warning" for p in problems) == 2
 
 
 @pytest.mark.parametrize(
@@ -130,7 +152,7 @@ def test_what_training_casts_is_a_warning(parts, what, fix):
 
 def test_a_wide_observation_is_looked_at_further():
     cast, bounds = found(observation=np.full(2, 5.0))
-    assert (cast.severity, bounds.severity) == ("warning", "error")
+    assert (cast.severity, bounds.severity) == ("warning", "warning")
     assert "outside the bounds" in bounds.what
     problems = found(observation=np.zeros(2), info={"action_mask": np.zeros(3)})
     assert any("allows nothing" in problem.what for problem in problems)
@@ -200,7 +222,7 @@ def test_a_reset_of_nonsense_hides_nothing_else():
     rest = {"reward": "1", "terminated": 0, "action_space": spaces.Box(-np.inf, np.inf, (2,))}
     others = {
         "The reward is of type str, which is not a number.": "error",
-        "terminated is of type int, not bool.": "error",
+        "terminated is of type int, not bool.": "warning",
         'The Box of action "action" has infinite bounds.': "warning",
     }
     for nonsense, said in {
@@ -220,7 +242,7 @@ def test_an_old_reset_and_an_old_step_are_looked_at_as_they_are():
     said = everything(reset=lambda env: wide, step=lambda env: (np.zeros(3, np.float32), None, env.count > 9, {}))
     assert said == {
         "reset returned one ndarray, not the two values observation and info.": "error",
-        'Observation "observation" lies outside the bounds of its Box': "error",
+        'Observation "observation" lies outside the bounds of its Box': "warning",
         "step returned 4 values, not five values.": "error",
         "The reward is of type NoneType, which is not a number.": "error",
         'Observation "observation" is float32 of shape (3,), but its space says float32 of shape (2,).': "error",
