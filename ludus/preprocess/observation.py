@@ -77,7 +77,7 @@ class OneHot(nn.Module):
         self.choice: Tensor
         self.owner: Tensor
         self.register_buffer("choice", torch.cat([torch.arange(n) for n in sizes]), persistent=False)
-        owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes), output_size=sum(sizes))
         self.register_buffer("owner", owner, persistent=False)
 
     def shape(self, shape: Shape) -> Shape:

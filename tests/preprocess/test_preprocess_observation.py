@@ -85,3 +85,10 @@ def test_masks_are_left_out_and_names_may_be_anything():
 def test_more_than_four_dimensions_are_refused():
     with pytest.raises(UserError, match=r'"x".*ranks 0 to 4'):
         ObsPreprocessor({"x": Spec((1,) * 5, "float32", low=-np.inf)})
+
+
+def test_choices_are_outlined_without_memory():
+    """As networks are, to know their size before they are made."""
+    with torch.device("meta"):
+        outline = ObsPreprocessor({"observation": Spec((2,), "int64", "categorical", sizes=(2, 3))})
+    assert {tuple(x.shape) for x in outline.buffers()} == {(5,)}
