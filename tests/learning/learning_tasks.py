@@ -79,6 +79,7 @@ def evaluations(run: Path) -> list[tuple[int, float]]:
 
 
 TOY = "ludus.environments.toy:"
+IMAGE_TOY = "ludus.environments.image_toy:"
 UNWATCHED: dict[str, Any] = {  # a run of which only the last evaluation counts
     "quiet": True,
     "threads": 1,
@@ -112,6 +113,7 @@ CLASSIC = (
     Task("pendulum/gaussian", "Pendulum-v1", "ppo", -200, 100_000, 5, every=10_000),
     Task("pendulum/beta", "Pendulum-v1", "ppo", -200, 100_000, 5, {"agent.distribution": "beta"}, every=10_000),
     Task("acrobot/ppo", "Acrobot-v1", "ppo", -100, 200_000, 5, every=20_000),
+    Task("catch/ppo", f"{IMAGE_TOY}CatchEnv", "ppo", 4.5, 40_000, 5),  # of 5; untrained: −2
     Task("lunarlander/ppo", "LunarLander-v3", "ppo", 200, 1_000_000, 5, every=50_000, whole=True),
 )
 
