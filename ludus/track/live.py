@@ -121,13 +121,14 @@ def _shares(text: Text, shares: Mapping[str, float], width: int) -> None:
         column = round(size * spent)
     column = width  # so that the names begin on a line of their own
     for (block, colour), (phase, share) in zip(_PHASES, shares.items(), strict=False):
-        name = f"{block} {phase} {percent(share)}  "
-        if column + len(name) > width + 2:
+        name = f"{block} {phase} {percent(share)}"
+        if column and column + 2 + len(name) <= width:
+            name = f"  {name}"
+        elif column:
             text.append(f"\n  {'':<{_LABEL}}")
             column = 0
         text.append(name, colour)
         column += len(name)
-    text.rstrip()
 
 
 def _fold(cells: list[str], width: int) -> list[str]:

@@ -189,7 +189,7 @@ def test_an_observation_of_another_environment(run):
         ("play latest --out no_folder/film.gif --episodes 0", "--episodes is 0"),
         ("lits", 'Did you mean "list"?'),
         ("list agent", 'Did you mean "agents"?'),
-        ("check", "needs a"),
+        ("check", "No environment was given"),
     ],
 )
 def test_other_commands(refused, words, said):
