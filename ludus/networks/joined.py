@@ -41,7 +41,8 @@ def joined(config: NetworkConfig) -> NetworkConfig:
 
 def remembers(config: NetworkConfig, need: Need) -> bool:
     """Whether a piece that such a network would have is recurrent."""
-    sources = {getattr(config, f"net{len(shape)}d") for shape in need.inputs.values() if len(shape) in (1, 2, 3, 4)}
+    shapes = [shape for shape in need.inputs.values() if len(shape) in (1, 2, 3, 4)]
+    sources = {config.net3d_for(shape) if len(shape) == 3 else getattr(config, f"net{len(shape)}d") for shape in shapes}
     names = {*sources, config.settled(len(need.inputs)).body, config.head}
     return any(resolve(name, SUBMODULES, "piece of a network").recurrent for name in names)
 
