@@ -161,6 +161,10 @@ class ObservationReader:
             arrays.update(self.masks.read(tree, batch))
         return arrays
 
+    def lacking_mask(self, info: Mapping[str, Any]) -> str:
+        """The key of the mask that should be in ``info`` and is not; empty where nothing is missing."""
+        return self._key if self.masks is not None and self._in_info and info.get(self._key) is None else ""
+
     def tell_stack(self, frames: int) -> None:
         """Say in the specs where the leading dimension is a stack of so many frames, of which a replay stores one."""
         for name, spec in self.specs.items():

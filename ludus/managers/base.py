@@ -137,6 +137,10 @@ class BatchManager(EnvironmentManager):
                 f"{self.name}: the observation is a {type(observation).__name__} that lacks a part of {parts}; give it "
                 "as the environment does."
             ) from error
+        if key := self._reader.lacking_mask(info):
+            raise UserError(
+                f'{self.name} gives the action mask "{key}" in info: give it too, as in policy.act(observation, info).'
+            )
         batched = array.ndim == len(self.observation[name].shape) + 1
         arrays = self._reader.read(observation, info, (len(array),) if batched else ())
         for name, x in arrays.items():
@@ -145,9 +149,24 @@ class BatchManager(EnvironmentManager):
                 raise UserError(
                     f'{self.name}: the observation "{name}" has shape {x.shape}; give {expected}, or a batch of such.'
                 )
+            self._refuse_lossy(name, x)
             typed = x.astype(self.observation[name].dtype, copy=False)
             arrays[name] = np.ascontiguousarray(typed if batched else typed[None])
         return arrays, batched
+
+    def _refuse_lossy(self, name: str, x: NDArray[Any]) -> None:
+        """Refuse numbers that the integers of an observation's space cannot hold, such as an image divided by 255."""
+        wanted = np.dtype(self.observation[name].dtype)
+        if x.dtype == wanted or not np.issubdtype(wanted, np.integer) or not np.issubdtype(x.dtype, np.number):
+            return
+        limits = np.iinfo(wanted)
+        wrong = (x < limits.min) | (x > limits.max) | (x != np.trunc(x))  # NaN is no whole number either
+        if wrong.any():
+            value = np.asarray(x)[wrong].flat[0]
+            raise UserError(
+                f'{self.name}: the observation "{name}" is {x.dtype} and has {value:g}, but its space is {wanted}: '
+                f"give whole numbers from {limits.min} to {limits.max}, as the environment does."
+            )
 
     def write(self, actions: Tensors, batched: bool) -> Any:
         """Policy-space actions ``[B, …]`` as the environment takes them: a batch, or the only row."""

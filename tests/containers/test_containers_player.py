@@ -23,6 +23,7 @@ from ludus.containers.train import TrainResult
 from ludus.core.agent import Agent
 from ludus.core.errors import UserError
 from ludus.core.types import EnvStep, HiddenState
+from ludus.environments.image_toy import CatchEnv
 from ludus.environments.toy import CountingEnv, MaskedEnv, MixedActionEnv, TargetEnv
 from ludus.track.metrics import read_metrics
 from ludus.track.rundir import RunDirectory
@@ -207,7 +208,7 @@ def test_an_observation_that_is_not_finite_is_refused_by_name(runs: dict[str, Tr
 
 
 def test_a_missing_mask_and_a_wrong_shape_are_said_in_one_sentence(runs: dict[str, TrainResult]) -> None:
-    with pytest.raises(UserError, match=r"^[^\n]*lacks[^\n]*action_mask|action_mask[^\n]*lacks"):
+    with pytest.raises(UserError, match=r'"action_mask" in info: .* policy.act\(observation, info\)\.$'):
         ludus.load(runs["masked by info"].run).act(np.zeros(10, np.float32))
     with pytest.raises(UserError, match=r"has shape \(5,\); give \(4,\), or a batch"):
         ludus.load(runs["plain"].run).act(np.zeros(5, np.float32))
@@ -219,6 +220,20 @@ def test_lists_and_other_dtypes_are_taken(runs: dict[str, TrainResult]) -> None:
     assert (
         player.act(x) == player.act(x.tolist()) == player.act(x.astype(np.float64)) == player.act(torch.from_numpy(x))
     )
+
+
+def test_numbers_that_the_integers_of_a_space_cannot_hold_are_refused(tmp_path: Path) -> None:
+    image = CatchEnv(size=12).reset(seed=0)[0]
+    player = train(tmp_path, partial(CatchEnv, size=12), nb_step=32).load("latest")
+    expected = player.act(image)
+    for same in (image.astype(np.float32), image.astype(np.int64), image.tolist()):
+        assert player.act(same) == expected
+    for look in (player.act, player.value, player.distribution):
+        for wrong in (image / 255.0 * 0.5, image.astype(np.int64) + 1, image.astype(np.int32) - 1, image * np.nan):
+            with pytest.raises(UserError, match=rf'"observation" is {wrong.dtype} and has .* its space is uint8: give'):
+                look(wrong)
+        with pytest.raises(UserError, match="from 0 to 255"):
+            look(np.stack([image, image]).astype(np.int64) * 2)  # a batch
 
 
 def test_greedy_by_default_and_chance_where_asked(runs: dict[str, TrainResult]) -> None:
