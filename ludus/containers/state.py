@@ -77,7 +77,7 @@ def refuse_too_much(checkpoint: Checkpoint, worker: LocalWorker) -> None:
     learned = bytes_of(worker.agent)
     action = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.action.values())
     step = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.observation.values()) + action + STEP
-    kept = rows * step * (getattr(config, "rollout", 0) + 2) + int(getattr(worker.cache, "bytes", 0))
+    kept = rows * step * (getattr(config, "rollout", 0) + 2) + int(getattr(worker.cache, "most_bytes", 0))
     actions = min(LARGEST, LONGEST * rows * action)
     most = 8 * learned + 2 * (kept + actions) + rows * SNAPSHOT + ROOM
     if (size := checkpoint.bytes()) > most:

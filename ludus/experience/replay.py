@@ -79,6 +79,11 @@ class ExperienceReplay(ExperienceCache):
         self._reader = Reader(config, gamma, list(observation), self._places, *kept, window)
 
     @property
+    def most_bytes(self) -> int:
+        """What the replay takes at most: with whole stacks of every observation that is stacked."""
+        return self.bytes + sum(frames.bytes_to_keep_whole() - frames.bytes() for frames in self._frames.values())
+
+    @property
     def size(self) -> int:
         """How many transitions, or sequences, can be drawn."""
         return sum([track.size for track in self._tracks.values()])

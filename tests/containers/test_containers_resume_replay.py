@@ -14,6 +14,7 @@ from containers_setup import TOY, train
 from test_containers_resume import MANAGERS, all_but_offset, assert_same_run
 
 import ludus
+from ludus.containers import state, trust
 
 SMALL: dict[str, Any] = {
     "nb_step": 360,
@@ -129,3 +130,20 @@ def test_a_replay_that_keeps_whole_stacks_comes_back_and_says_so_once(tmp_path: 
     assert_same_run(straight, resumed)
     for run in (straight, resumed):
         assert (run / "log.txt").read_text().count("The replay keeps whole stacks") == 1
+
+
+def test_a_replay_that_keeps_whole_stacks_is_within_what_a_checkpoint_may_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing to spare: what the replay may hold has to be counted right."""
+    monkeypatch.setattr(state, "ROOM", 0)
+    monkeypatch.setattr(state, "SNAPSHOT", 0)
+    monkeypatch.setattr(trust, "OWN", ("ludus.environments.image_toy",))  # as if no code of a user were in it
+    stack, repeat = "FrameStackObservation(stack_size=8)", "RepeatAction(num_repeats=2)"
+    wrappers = tuple(f"gymnasium.wrappers:{wrapper}" for wrapper in (stack, repeat))
+    settings = SMALL | {"evaluation__every": 0, "checkpoint_every": 0, "network__hidden": (8,)}
+    settings |= {"env__wrappers": wrappers, "nb_step": 1500, "agent__replay": 1000, "agent__updates_per_step": 0.01}
+    catch = "ludus.environments.image_toy:CatchEnv"
+    stopped = train(tmp_path, catch, "dqn", stop_after("step", 1300), **settings)
+    assert "The replay keeps whole stacks" in (stopped.run / "log.txt").read_text()
+    assert ludus.resume(stopped.run).steps >= 1500
