@@ -8,7 +8,6 @@ gives ``--trust`` or ``trust=True``.
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +16,9 @@ from ludus.core.errors import UserError
 from ludus.environments.config import parse_options
 from ludus.track.config_file import read_signed
 
-OWN = ("ludus.environments.toy", "ludus.environments.goal_toy")  # environments that Ludus brings along
+OWN = tuple(f"ludus.environments.{name}" for name in ("toy", "goal_toy", "image_toy"))  # environments of Ludus
 WRAPPERS = "gymnasium.wrappers"  # these need no trust either, save for those that write files
 WRITES = ("RecordVideo",)
-_OPTION = re.compile(r"\s*[A-Za-z_][\w.]*:[\w./-]+\s*")  # what some environments import: those of shimmy take an id
 
 
 class TrustedSettings(NamedTuple):
@@ -98,7 +96,13 @@ def _option_imports(value: Any) -> Iterator[str]:
             values = parse_options([option])
         except UserError:  # told when the settings are checked
             continue
-        yield from (text for text in _texts(values) if _OPTION.fullmatch(text))
+        yield from (text for text in _texts(values) if _is_import(text))
+
+
+def _is_import(text: str) -> bool:
+    """Whether an option may name a module: ``gymnasium.make`` imports what stands before a colon, whatever follows."""
+    module, colon, _ = text.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in module.strip().split("."))
 
 
 def _path(text: str) -> str:

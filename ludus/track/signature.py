@@ -12,10 +12,12 @@ import os
 import re
 import secrets
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
 _SIZE = 32  # bytes of a key
+_WAITS = 100  # of a hundredth of a second, for a key that is just being written
 _PURPOSE = b"ludus config.toml\n"
 _LINE = re.compile(rb"(?<=\n)# signature: ([0-9a-f]{64})\n\Z")
 
@@ -69,6 +71,11 @@ def _read_key() -> bytes | None:
         raise NoKey(f'the key "{path}" cannot be read ({error.strerror})') from error
     try:
         status = os.fstat(file)
+        for _ in range(_WAITS):
+            if status.st_size:
+                break
+            time.sleep(0.01)  # another process has made the file and will write the key
+            status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_size != _SIZE:
             raise NoKey(f'"{path}" is not a key (delete it)')
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
@@ -94,10 +101,24 @@ def _make_key() -> bytes:
         except FileExistsError:
             return _read_key() or key
         except OSError:  # a file system without hard links
-            os.replace(temporary, path)
+            return _make_in_place(path, key)
     except OSError as error:
         raise NoKey(f'the key "{path}" cannot be made ({error.strerror})') from error
     finally:
         with suppress(OSError):
             os.unlink(temporary)
+    return key
+
+
+def _make_in_place(path: Path, key: bytes) -> bytes:
+    """Write the key under its final name, or return the one that another process made meanwhile."""
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        return _read_key() or key
+    try:
+        os.write(file, key)
+        os.fsync(file)
+    finally:
+        os.close(file)
     return key

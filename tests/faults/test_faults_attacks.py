@@ -1,19 +1,25 @@
 """Run folders made by an enemy: no command runs, nothing is imported, nothing outside is written or deleted."""
 
 import hashlib
+import importlib
 import json
 import os
+import pkgutil
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
 from faults_setup import TINY, digest, flags
 
 import ludus
+import ludus.environments
 from ludus.cli.main import main
+from ludus.containers.trust import imports_of
 from ludus.core.errors import UserError
+from ludus.environments.gym import Adapted
 from ludus.track.checkpoint import load, save
 from ludus.track.signature import key_path, sign
 
@@ -38,6 +44,11 @@ HOSTILE = {  # what is replaced in config.toml, and what the sentence has to nam
         ('"CartPole-v1"', '"GymV26Environment-v0"'),
         ("options = []", r'options = ["env_id=\"evil:Evil-v0\""]'),
         ("import evil:Evil-v0 (env.options)",),
+    ],
+    "an option with nothing behind the colon": [
+        ('"CartPole-v1"', '"GymV26Environment-v0"'),
+        ("options = []", r'options = ["env_id=\"evil:\""]'),
+        ("import evil: (env.options)",),
     ],
     "a wrapper": [("wrappers = []", 'wrappers = ["evil:Wrapper"]'), ("import evil:Wrapper (env.wrappers)",)],
     "a function as wrapper": [("wrappers = []", 'wrappers = ["os:remove"]'), ("import os:remove (env.wrappers)",)],
@@ -215,6 +226,23 @@ def test_environments_of_ludus_need_no_trust(here, alone):
     edit(run, (path, "ludus.cli.main:main"))
     with pytest.raises(UserError, match=r"ludus\.cli\.main:main"):
         ludus.load(run)
+
+
+def test_every_environment_of_ludus_is_known():
+    for info in pkgutil.iter_modules(ludus.environments.__path__, "ludus.environments."):
+        for name, kind in vars(importlib.import_module(info.name)).items():
+            if isinstance(kind, type) and issubclass(kind, gymnasium.Env) and kind.__module__ == info.name:
+                known = not dict(imports_of({"env.id": f"{info.name}:{name}"}))
+                assert known or kind is Adapted, kind  # which is no environment by itself
+
+
+@pytest.mark.parametrize("text", ["evil:X Y", "evil:", "evil:@", "evil.sub:é", "évil:X", " evil:X", "evil:X:Y"])
+def test_an_option_may_name_a_module_whatever_follows_the_colon(text):
+    assert dict(imports_of({"env.options": (f"env_id={json.dumps(text)}",)})) == {"env.options": [text]}
+
+
+def test_an_option_without_a_module_is_no_import():
+    assert not dict(imports_of({"env.options": ('size="3:4"', 'path="/a:b"', 'name="plain"', 'text=":x"')}))
 
 
 def test_a_run_of_ones_own_is_trusted_wherever_it_is_moved(here, alone, monkeypatch):
