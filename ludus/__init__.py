@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # for editors and type checkers; _HOMES has the same names
     from ludus.core.errors import Stop, UserError
     from ludus.core.network import Network
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Agent",
     "Evaluation",

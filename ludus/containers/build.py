@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from ludus.agents import AGENTS
 from ludus.containers.evaluate import Evaluator
 from ludus.containers.settings import Resolved, Settings
 from ludus.containers.threads import requested_threads
-from ludus.containers.unused import refuse_unused
+from ludus.containers.unused import refuse_unused, unused
 from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent, ExperienceCache
 from ludus.core.environment import EnvironmentManager
@@ -153,6 +154,14 @@ def _shares(settings: Settings[Any], observation: Specs) -> bool:
         return settings.network.shared == "yes"
     shapes = ObsPreprocessor(network_inputs(observation)).shapes.values()
     return any(len(shape) > 2 and min(shape[-2:]) >= LARGE_IMAGE for shape in shapes)
+
+
+def decide_sharing(settings: Settings[Any], observation: Specs, action: Specs) -> Settings[Any]:
+    """Put what ``network.shared = "auto"`` means here into the settings, where the agent has something to share."""
+    if settings.network.shared != "auto" or "network.shared" in dict(unused(settings, observation, action)):
+        return settings
+    shared: Literal["yes", "no"] = "yes" if _shares(settings, observation) else "no"
+    return replace(settings, network=replace(settings.network, shared=shared))
 
 
 def build_evaluator(

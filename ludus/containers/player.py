@@ -345,6 +345,8 @@ def _load(agent: Agent, saved: Mapping[str, Any]) -> None:
 def _difference(theirs: Settings[Any], ours: Settings[Any]) -> str:
     """Which setting makes the networks of two runs differ, and how to mend it."""
     there, here = to_flat(theirs), to_flat(ours)
+    if theirs.network.shared == "auto":  # a run from before Ludus 0.2.0 does not say what was chosen
+        here["network.shared"] = "auto"
     for key in SHAPING:
         if there.get(key) != here.get(key):
             others, own = typed(there.get(key)), typed(here.get(key))

@@ -20,6 +20,7 @@ from ludus.containers.build import (
     build_manager,
     build_updater,
     choose_engines,
+    decide_sharing,
     linear_networks,
     outline_agent,
 )
@@ -183,15 +184,18 @@ def _build(
         refuse_other(outline, agent_of_checkpoint(saved.checkpoint))
     agent = build_learner(resolved, manager.observation, manager.action, new=saved is None)
     manager.use(agent.treatment)
+    sharing = decide_sharing(settings, manager.observation, manager.action)
     if settings.init_from and (saved is None or saved.state is None):
-        initialise_from(agent, settings, trust)
+        initialise_from(agent, sharing, trust)
     updater, engines = build_updater(settings, agent), choose_engines(settings, agent)
     stack.enter_context(use_threads(engines.threads))
     evaluator = build_evaluator(settings, agent, environment)
     compiled: Literal["on", "off"] = "on" if engines.update == "compiled" else "off"
-    decided = replace(settings, threads=engines.threads, compile=compiled, device=str(engines.device))
+    decided = replace(sharing, threads=engines.threads, compile=compiled, device=str(engines.device))
     chosen = [key for key in ("threads", "compile", "device") if getattr(decided, key) != getattr(settings, key)]
     origins = resolved.origins | dict.fromkeys(chosen, "chosen")
+    if sharing.network.shared != settings.network.shared:
+        origins["network.shared"] = "chosen"
     if "threads" in chosen and requested_threads():
         origins["threads"] = VARIABLE
     worker = LocalWorker(settings, agent, manager, updater, evaluator, on_update)
@@ -250,7 +254,7 @@ def check_settings(resolved: Resolved, trust: bool = False) -> None:
         stack.callback(manager.close)
         agent = build_learner(resolved, manager.observation, manager.action)
         if settings.init_from:
-            initialise_from(agent, settings, trust)
+            initialise_from(agent, decide_sharing(settings, manager.observation, manager.action), trust)
         build_updater(settings, agent)
         choose_engines(settings, agent)
         build_cache(agent, manager, settings.env.num)

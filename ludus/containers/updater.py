@@ -212,12 +212,23 @@ class LocalUpdater(Updater):
         return {f"loss/{name}": x.detach() for name, x in losses.items()} | metrics | {"gradient_norm": norm}
 
     def state_dict(self) -> State:
-        """The optimizer's moments, its step counts and the learning rate."""
+        """The optimizer's name, its moments, its step counts and the learning rate."""
         steps = torch.stack([part.steps for part in self.parts.values()])
-        return {"moments": dict(self._moments), "steps": steps, "learning_rate": self._rate}
+        moments = dict(self._moments)
+        return {"optimizer": self.optimizer, "moments": moments, "steps": steps, "learning_rate": self._rate}
 
     def load_state_dict(self, state: State) -> None:
-        """Take them over, in place."""
+        """Take them over, in place; refuse those of another optimizer."""
+        saved = state.get("optimizer")
+        if saved is None and self.optimizer == "rmsprop":
+            raise UserError(
+                "agent.optimizer is rmsprop, and was TensorFlow's before 0.2.0, when the checkpoint was saved; "
+                'write optimizer = "rmsprop_tf" into the config.toml of its run.'
+            )
+        if saved not in (None, self.optimizer):
+            raise UserError(
+                f"agent.optimizer is {self.optimizer}, but the checkpoint was saved with {saved!r:.40}; set it back."
+            )
         with torch.no_grad():
             for name, x in self._moments.items():
                 x.copy_(state["moments"][name])

@@ -20,7 +20,7 @@ from ludus.containers.loop import begin, collect, improve
 from ludus.core.errors import UserError
 from ludus.environments.toy import CountingEnv
 from ludus.track import checkpoint as checkpoints
-from ludus.track.config_file import read_origins
+from ludus.track.config_file import read_config, read_origins
 from ludus.track.metrics import read_metrics
 from ludus.track.rundir import RunDirectory, step_folders
 
@@ -283,6 +283,20 @@ def test_checkpoints_and_the_best_policy_are_kept(tmp_path: Path) -> None:
     assert saved(result.run)["counters"]["best"] == 15
 
 
+def test_what_was_chosen_for_network_shared_is_written_where_the_agent_has_something_to_share(tmp_path: Path) -> None:
+    catch = "ludus.environments.image_toy:CatchEnv"
+    run = train(tmp_path, catch, nb_step=32).run
+    assert read_config(run / "config.toml")["network.shared"] == "no"
+    assert read_origins(run / "config.toml")["network.shared"] == "chosen"
+    given = train(tmp_path, catch, nb_step=32, network__shared="yes").run
+    assert read_config(given / "config.toml")["network.shared"] == "yes"
+    assert read_origins(given / "config.toml")["network.shared"] == "argument"
+    settings = {"runs": str(tmp_path), "quiet": True, "agent.warmup": 8, "agent.replay": 100, "agent.batch_size": 4}
+    run = ludus.train(COUNTING, "dqn", nb_step=32, preset="none", settings=settings).run
+    assert read_config(run / "config.toml")["network.shared"] == "auto"  # a file with yes or no would be refused
+    ludus.train(COUNTING, config=run / "config.toml")
+
+
 def test_the_log_and_the_settings_tell_what_was_run(tmp_path: Path) -> None:
     result = train(tmp_path, COUNTING, threads=0, evaluation__every=50)
     log = (result.run / "log.txt").read_text()
@@ -294,7 +308,8 @@ def test_the_log_and_the_settings_tell_what_was_run(tmp_path: Path) -> None:
     )
     origins = read_origins(result.run / "config.toml")
     assert (origins["agent.rollout"], origins["env.id"], origins["agent.clip"]) == ("argument", "argument", "default")
-    assert origins["threads"] == "chosen"
+    assert origins["threads"] == origins["network.shared"] == "chosen"
+    assert read_config(result.run / "config.toml")["network.shared"] == "no"
     presets = ludus.train("CartPole-v1", nb_step=32, settings={"runs": str(tmp_path), "quiet": True})
     origins = read_origins(presets.run / "config.toml")
     assert (origins["agent.gae_lambda"], origins["nb_step"]) == ("preset cartpole/ppo", "argument")

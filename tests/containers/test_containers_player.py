@@ -369,7 +369,7 @@ NETWORKS: dict[str, tuple[dict[str, Any], str]] = {
     "one layer": ({"network__hidden": (9,)}, "network.hidden is 8 in that run and 9 here"),
     "layers": ({"network__hidden": (8, 8)}, "network.hidden is 8 in that run and 8 8 here"),
     "memory": (LSTM, "network.body is auto in that run and lstm here"),
-    "trunk": ({"network__shared": "yes"}, "network.shared is auto in that run and yes here"),
+    "trunk": ({"network__shared": "yes"}, "network.shared is no in that run and yes here"),
     "normalizer": ({"agent__normalize_observation": True}, "agent.normalize_observation is False in that run and True"),
     "environment": ({"environment": "Acrobot-v1"}, "env.id is CartPole-v1 in that run and Acrobot-v1 here"),
 }

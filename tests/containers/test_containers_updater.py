@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ludus.containers.loop import begin, collect
 from ludus.containers.updater import ALIGN, FlatParameters, LocalUpdater
 from ludus.core.agent import Agent
+from ludus.core.errors import UserError
 from ludus.core.types import Batch
 from ludus.networks.config import NetworkConfig
 from ludus.networks.net3d.nature_cnn import NatureCNN
@@ -206,6 +207,17 @@ def test_the_state_goes_through_a_checkpoint(optimizer: str) -> None:
         resumed.step(other.compute_loss, parts[1])
     assert torch.equal(updater.flat.value, resumed.flat.value)
     assert not torch.equal(state["moments"]["square"], updater.state_dict()["moments"]["square"])
+
+
+def test_the_state_of_another_optimizer_is_refused() -> None:
+    agent, _ = make_agent()
+    state = updater_of(agent, "rmsprop_tf").state_dict()
+    with pytest.raises(UserError, match="optimizer is rmsprop, but the checkpoint was saved with 'rmsprop_tf'"):
+        updater_of(agent, "rmsprop").load_state_dict(state)
+    del state["optimizer"]  # saved before Ludus 0.2.0, when rmsprop was TensorFlow's
+    with pytest.raises(UserError, match='write optimizer = "rmsprop_tf" into'):
+        updater_of(agent, "rmsprop").load_state_dict(state)
+    updater_of(agent, "rmsprop_tf").load_state_dict(state)
 
 
 def test_frozen_parameters_stay() -> None:
