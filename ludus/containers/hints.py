@@ -30,7 +30,11 @@ def hints(worker: LocalWorker, explained: float, begun: int = 0) -> list[str]:
     if is_solved(worker) or worker.updates <= FEW:
         return []
     found = []
-    if explained < POOR and not getattr(worker.settings.agent, "normalize_reward", True):
+    last = worker.last_evaluation
+    varies = (
+        last is None or len(last.returns) == 1 or last.std > 1e-6 * abs(last.mean)
+    )  # else there is no variance to explain
+    if explained < POOR and varies and not getattr(worker.settings.agent, "normalize_reward", True):
         found.append(
             f"The value function explains {max(explained, 0.0):.0%} of the returns. If the policy is stuck, "
             "--agent.normalize-reward or a higher --agent.learning-rate often helps."

@@ -12,6 +12,7 @@ from containers_setup import COUNTING, make_worker, train
 
 import ludus
 from ludus.cli.main import main
+from ludus.containers.evaluate import Evaluation
 from ludus.containers.hints import hints, no_update
 from ludus.containers.report import where_from
 from ludus.containers.settings import resolve_settings
@@ -206,6 +207,14 @@ def test_a_hint_comes_only_where_it_helps(
     found = hints(worker, explained)
     assert len(found) == len(hinted)
     assert all(word in text for word, text in zip(hinted, found, strict=True))
+
+
+@pytest.mark.parametrize(("returns", "hinted"), [([10.0, 10.0], 0), ([0.0, 0.0], 0), ([9.0, 10.0], 1), ([10.0], 1)])
+def test_the_value_function_is_not_blamed_where_all_returns_are_equal(returns: list[float], hinted: int) -> None:
+    worker = make_worker("CartPole-v1", env__backend="simple", **RAW)
+    worker.run(400)
+    worker.last_evaluation, worker.best = Evaluation(returns, [5] * len(returns)), max(returns)
+    assert sum("The value function explains" in text for text in hints(worker, 0.0)) == hinted
 
 
 class Stumbles(CountingEnv):
