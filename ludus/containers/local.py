@@ -52,7 +52,9 @@ class UpdateNumbers(Mapping[str, float]):
     def __getitem__(self, name: str) -> float:
         if name not in self._numbers and name in self._metrics:
             self._numbers[name] = float(self._metrics[name])
-        return self._numbers[name] if name in self._numbers else self.compute()[name]
+        if name not in self._numbers and name not in self.compute():
+            raise KeyError(f'there is no number "{name}" after this update; there are {", ".join(sorted(self))}')
+        return self._numbers[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.compute())
