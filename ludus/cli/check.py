@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
     resolved = parse(argv, "check")
     config = resolved.settings.env
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # environments that draw with pygame look for a screen else
-    problems = find_problems(config)
+    problems, tried = find_problems(config)
     if all(problem.severity == "warning" for problem in problems):
         problems += find_refusals(resolved, "--trust" in argv)
     errors = [problem for problem in problems if problem.severity == "error"]
@@ -58,22 +58,27 @@ def run(argv: list[str]) -> int:
             Text(f"{config.id}: {len(errors)} to fix; then type `{again.format('check')}` again."), soft_wrap=True
         )
         return BAD_INPUT
-    console.print(Text(f"{config.id} is ready; type `{again.format('train')}`."), soft_wrap=True)
+    console.print(Text(f"{config.id} is ready{tried}; type `{again.format('train')}`."), soft_wrap=True)
     return 0
 
 
-def find_problems(config: EnvConfig) -> list[Problem]:
-    """Inspect an environment; those of EnvPool are sound, so there only its name, options and spaces can be wrong."""
+def find_problems(config: EnvConfig) -> tuple[list[Problem], str]:
+    """Inspect an environment; return its problems, and in words how much was tried.
+
+    Those of EnvPool are sound, so there only the name, options and spaces can be wrong.
+    """
     if config.backend == "envpool":
-        return _of_pool(config)
-    from ludus.environments.check import check
+        return _of_pool(config), " (no step was tried)"
+    from ludus.environments.check import inspect
 
     if config.backend == "auto" and _is_in_pool_alone(config.id):
         import gymnasium
 
         fix = f"Add --env.backend envpool.{nearest(config.id, gymnasium.registry)}"
-        return [Problem(f'Gymnasium has no environment "{config.id}", but EnvPool has.', fix)]
-    return check(config)
+        return [Problem(f'Gymnasium has no environment "{config.id}", but EnvPool has.', fix)], ""
+    found = inspect(config)
+    episodes = f"{found.episodes} episode{'s' * (found.episodes != 1)}"
+    return found.problems, f" ({found.tried} random steps in {episodes} tried)"
 
 
 def find_refusals(resolved: Resolved, trust: bool = False) -> list[Problem]:

@@ -53,8 +53,11 @@ def resolve(name: str, known: Mapping[str, str], kind: str) -> Any:
     except AttributeError as error:
         if module_name == MAIN:
             raise _nameless(name, kind) from error
+        own = [key for key, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__]
+        has = f"name what it has: {', '.join(own)}" if own else "define it there, or name another module"
+        hint = nearest(attribute, vars(module))
         raise UserError(
-            f'{kind} "{name}": module {module_name} has no {attribute}.{nearest(attribute, vars(module))}'
+            f'{kind} "{name}": module {module_name} has no {attribute}{f".{hint}" if hint else f"; {has}."}'
         ) from error
 
 

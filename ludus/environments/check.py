@@ -42,6 +42,17 @@ def check(
     deadline: float = 30.0,
 ) -> list[Problem]:
     """Try the environment for ``steps`` random steps or ``seconds``; one call may take ``deadline`` seconds."""
+    return inspect(config, environment, steps, seconds, deadline).problems
+
+
+def inspect(
+    config: EnvConfig,
+    environment: Callable[..., Any] | None = None,
+    steps: int = 300,
+    seconds: float = 20.0,
+    deadline: float = 30.0,
+) -> Inspection:
+    """As ``check``; return the problems with what was tried."""
     inspection = Inspection(config, environment, steps, seconds)
     # in a thread, as nothing else can give up on a call that never returns; it dies with the process
     thread = threading.Thread(target=inspection.run, daemon=True)
@@ -51,18 +62,21 @@ def check(
         if thread.is_alive() and inspection.overdue(deadline):
             inspection.stopped = True
             what = f"{inspection.call} did not return within {deadline:g} seconds."
-            return [
-                *inspection.problems,
-                Problem(what, "Look for an endless loop or a wait without a time limit in it."),
-            ]
-    return inspection.problems
+            fix = "Look for an endless loop or a wait without a time limit in it."
+            inspection.problems = [*inspection.problems, Problem(what, fix)]  # the thread may add to the old list
+            return inspection
+    return inspection
 
 
 class Inspection:
-    """One environment under inspection; ``problems`` grows as it goes on."""
+    """One environment under inspection; ``problems`` grows as it goes on.
+
+    ``tried`` is the number of random steps, ``episodes`` that of the episodes which they began.
+    """
 
     def __init__(self, config: EnvConfig, environment: Callable[..., Any] | None, steps: int, seconds: float) -> None:
         self.problems: list[Problem] = []
+        self.tried, self.episodes = 0, 0
         self.call, self.stopped = "the constructor", False
         self._config, self._environment = config, environment
         self._steps, self._until = steps, time.monotonic() + seconds
@@ -90,6 +104,8 @@ class Inspection:
             return
         self._look_at_spaces(env)
         trace = self._play(env, self._steps)
+        self.episodes = sum(len(given) == 1 for given in trace)  # a reset gives the observation alone
+        self.tried = len(trace) - self.episodes
         self._look_for_ends(env, trace)
         self._call("close", env.close)
         if trace and self._seeded:

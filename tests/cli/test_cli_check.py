@@ -46,5 +46,17 @@ def test_check_takes_the_flags_of_train_and_names_them_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["check", "Pendulum-v1", "--agent", "sac", "--agent.replay", "5000"]) == 0
-    assert "`ludus train Pendulum-v1 --agent sac --agent.replay 5000`" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "Pendulum-v1 is ready (298 random steps in 2 episodes tried); type " in out
+    assert "`ludus train Pendulum-v1 --agent sac --agent.replay 5000`" in out
     assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_a_module_lacks_is_answered_with_those_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
+    assert main(["check", "ludus.environments.image_toy:Nope"]) == 2
+    assert "fix: Name what it has: CatchEnv" in capsys.readouterr().out
+    assert main(["check", "ludus.environments.image_toy:CatchEn"]) == 2
+    assert 'fix: Did you mean "CatchEnv"?' in capsys.readouterr().out
