@@ -113,10 +113,17 @@ def needs_word(values: Mapping[str, Any], command: str, name: str) -> UserError:
     return UserError(f"`ludus {command}` needs a {name}: `ludus {command} --help` shows how to give one.")
 
 
-def only_word(words: list[str], command: str) -> str | None:
-    """The one word that a command takes without a flag, if it is there."""
+def only_word(words: list[str], command: str, values: Mapping[str, Any] | None = None) -> str | None:
+    """The one word that a command takes without a flag, if it is there; ``values`` are those that flags have set."""
     if len(words) > 1:
-        raise UserError(f'`ludus {command}` takes one word without a flag, but "{words[1]}" came after "{words[0]}".')
+        lists = "".join(
+            f" Several {key} are given as {spell(key)} a b, or as {spell(one)} a {spell(one)} b."
+            for key, one in SINGULAR.items()
+            if key in (values or {})
+        )
+        raise UserError(
+            f'`ludus {command}` takes one word without a flag, but "{words[1]}" came after "{words[0]}".{lists}'
+        )
     return words[0] if words else None
 
 

@@ -46,13 +46,15 @@ def run(argv: list[str]) -> int:
     from ludus.containers.player import load
 
     for index, folder in enumerate(folders):
-        player = load(folder, given.checkpoint, given.runs, trust=given.trust)
+        checkpoint = RunDirectory(folder).resolve_checkpoint(given.checkpoint)
+        player = load(folder, checkpoint, given.runs, trust=given.trust)
         player.use_threads()
         if not given.json:
-            say("\n" * (index > 0) + title(player, given.checkpoint, folder))
+            why = "" if checkpoint == given.checkpoint else " (no evaluation has chosen a best one yet)"
+            say("\n" * (index > 0) + title(player, checkpoint, folder) + why)
         evaluation = player.evaluate(given.episodes, given.seed, not given.stochastic)
         if given.json:
-            about = {"run": str(folder), "checkpoint": given.checkpoint, "seed": given.seed}
+            about = {"run": str(folder), "checkpoint": checkpoint, "seed": given.seed}
             print(json.dumps(about | describe(player, evaluation, not given.stochastic)), flush=True)
         else:
             say(report(evaluation))

@@ -34,9 +34,8 @@ class Arguments:
     # The folder of a run, a folder of runs (its latest is taken), or latest.
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     episodes: int = 1  # how many to play
-    out: Annotated[str, tyro.conf.arg(metavar="FILE")] = (
-        ""  # write a video (.mp4 or .gif) to this file instead of opening a window
-    )
+    # Write a video (.mp4 or .gif) to this file instead of opening a window.
+    out: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     # Pictures per second; more is faster. By default the environment's own (render_fps in its metadata), else 30.
     fps: float | None = None
     checkpoint: str = "best"  # which of the run's policies: best, latest, or one of its checkpoints such as step_50000
@@ -63,16 +62,15 @@ def run(argv: list[str]) -> int:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # environments that draw with pygame look for a screen else
     from ludus.containers.player import load
 
-    player = load(directory.path, given.checkpoint, given.runs, trust=given.trust)
+    checkpoint = directory.resolve_checkpoint(given.checkpoint)
+    player = load(directory.path, checkpoint, given.runs, trust=given.trust)
     player.use_threads()
     manager: Any = player.environment("rgb_array")
     pictures, fps = frames(player, manager, given), given.fps or manager.render_fps or FPS
     if windowed:
         show(pictures, fps, f"ludus play {given.run}")
         return 0
-    path = (
-        Path(given.out) if given.out else directory.videos / f"{time.strftime('%Y%m%d-%H%M%S')}-{given.checkpoint}.mp4"
-    )
+    path = Path(given.out) if given.out else directory.videos / f"{time.strftime('%Y%m%d-%H%M%S')}-{checkpoint}.mp4"
     say(f"Video: {write_video(pictures, path, fps, follows=bool(given.out))}")
     return 0
 

@@ -51,11 +51,12 @@ def run(argv: list[str]) -> int:
         trust=given.trust,
     )
     stopped = result.reason.startswith("SIG")
-    quiet = read_config(folder / "config.toml").get("quiet")
+    config = read_config(folder / "config.toml")
+    quiet = config.get("quiet")
     if quiet and not sys.stdout.isatty():
         print(result.run)  # for a script, as it is
     else:
-        say(result.run if quiet else closing(result.run, Path(given.runs), stopped))
+        say(result.run if quiet else closing(result.run, Path(given.runs), stopped, str(config.get("env.id"))))
     return INTERRUPTED if stopped else 0
 
 

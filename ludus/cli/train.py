@@ -72,7 +72,7 @@ def run(argv: list[str]) -> int:
     if quiet and not sys.stdout.isatty():
         print(result.run)  # for a script, as it is
     else:
-        say(result.run if quiet else closing(result.run, runs, stopped))
+        say(result.run if quiet else closing(result.run, runs, stopped, resolved.settings.env.id))
     return INTERRUPTED if stopped else 0
 
 
@@ -88,7 +88,7 @@ def parse(argv: list[str], command: str = "train") -> Resolved:
     types.pop("agent.name")  # --agent is the one way: it decides which flags there are
     alone, values = _read(words, known_flags(types | LAYERS | short), chosen)
     overrides = {SHORT.get(key, key): value for key, value in values.items() if key not in LAYERS}
-    environment = only_word(alone, command)
+    environment = only_word(alone, command, values)
     if environment is None and "env.id" not in overrides and file is None and not helps:
         refuse_swallowed(values, command)
     if environment and overrides.get("env.id", environment) != environment:
@@ -114,13 +114,15 @@ def _read(words: list[str], flags: Mapping[str, Flag], agent: str) -> tuple[list
         raise
 
 
-def closing(run: Path, runs: Path, stopped: bool) -> str:
+def closing(run: Path, runs: Path, stopped: bool, environment: str) -> str:
     """What to type next, with the path of the run as it can be typed here."""
+    from ludus.environments.gym import known_to_draw_nothing
+
     this, curves = shlex.quote(str(run)), runs if run.is_relative_to(runs) else run
     return "\n".join(
         [
             *([f"Go on with it:  {_typed('ludus')} resume {this}"] if stopped else []),
-            f"Watch it:       {_typed('ludus')} play {this}",
+            *([] if known_to_draw_nothing(environment) else [f"Watch it:       {_typed('ludus')} play {this}"]),
             f"Measure it:     {_typed('ludus')} evaluate {this}",
             f"Its curves:     {_typed('tensorboard')} --logdir {shlex.quote(str(curves))}",
         ]

@@ -10,6 +10,8 @@ from typing import Any
 
 from ludus.core.text import printable
 
+NEAR = 0.65  # likeness of two names (0 to 1) from which one may be a slip for the other
+
 
 class UserError(Exception):
     """A mistake of the user's: one sentence that names the thing, the value and the fix.
@@ -34,10 +36,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if len(name.strip("-:. ")) < 2:  # anything would be near
         return ""
     short = [k for k in names if _abbreviates(name, k, True)] or [k for k in names if _abbreviates(name, k, False)]
-    found = difflib.get_close_matches(name, short or names, n=1, cutoff=0 if short else 0.5)
+    if short:
+        found = difflib.get_close_matches(name, short, n=1, cutoff=0)
+    else:
+        found = difflib.get_close_matches(name, [k for k in names if _is_near(name, k)], n=1, cutoff=0)
     if not found:  # wrong case, or a piece of a longer name
-        found = [k for k in names if name.lower() in k.lower() or k.lower() in name.lower()][:1]
+        found = [k for k in names if _is_piece(name.lower(), k.lower()) or _is_piece(k.lower(), name.lower())][:1]
     return f' Did you mean "{found[0]}"?' if found else ""
+
+
+def _is_near(name: str, known: str) -> bool:
+    """Whether two names are alike, their last parts too: dashes in front and a common group alone do not count."""
+    pairs = [(name.lstrip("-"), known.lstrip("-")), (name.rpartition(".")[2], known.rpartition(".")[2])]
+    return all(difflib.SequenceMatcher(None, a, b).ratio() >= NEAR for a, b in pairs)
+
+
+def _is_piece(piece: str, whole: str) -> bool:
+    """Whether one name lies in another, and is not just its group."""
+    return len(piece) > 1 and piece in whole and not whole.startswith(f"{piece}.")
 
 
 def _abbreviates(name: str, known: str, whole: bool) -> bool:

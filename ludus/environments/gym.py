@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -234,6 +235,17 @@ def frame_stack(env: Any) -> int:
             return 1
         env = env.env
     return 1
+
+
+def known_to_draw_nothing(id: str) -> bool:
+    """Whether an environment's class, if it is loaded already, names no render mode rgb_array; nothing is imported."""
+    path = id
+    if not is_path(id):
+        spec = gymnasium.registry.get(id.rpartition(":")[2])
+        path = spec.entry_point if spec is not None and isinstance(spec.entry_point, str) else ""
+    module, _, name = path.partition(":")
+    found = getattr(getattr(sys.modules.get(module), name, None), "metadata", None)
+    return isinstance(found, dict) and "rgb_array" not in (found.get("render_modes") or ())
 
 
 def metadata(env: Environment) -> dict[str, Any]:

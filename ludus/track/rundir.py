@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import itertools
 import os
@@ -74,7 +75,7 @@ class RunDirectory:
                 return cls(candidate.resolve() if candidate.is_symlink() else candidate)
             if within := find_runs(candidate, "*/config.toml") or find_runs(candidate):
                 return cls(within[-1])
-        hint = nearest(str(Path(path).absolute()), [str(run.absolute()) for run in reversed(runs)])
+        hint = _nearest_run(Path(path), list(reversed(runs)))
         fix = 'give "latest" or a folder made by `ludus train`' if runs else "make one with `ludus train CartPole-v1`"
         what = "has no config.toml, so it is not a run folder" if Path(path).exists() else "does not exist"
         raise UserError(f'The run "{path}" {what}: {fix}.{hint}')
@@ -120,6 +121,10 @@ class RunDirectory:
         """The checkpoint with the best evaluation so far."""
         return self.best if settled(self.best) else None
 
+    def resolve_checkpoint(self, name: str) -> str:
+        """The name of the checkpoint that ``name`` means: latest for best, where no evaluation has chosen one yet."""
+        return "latest" if name == "best" and self.best_checkpoint() is None else name
+
     def step_checkpoint(self, name: str) -> Path:
         """The checkpoint called ``step_<n>``; a mistake of the user's where there is none."""
         kept = [path.name for path in step_folders(self.checkpoints)]
@@ -134,6 +139,14 @@ class RunDirectory:
         if found is None:
             raise UserError(f'The run "{self.path}" has no checkpoint yet: let it train until its first save.')
         return found
+
+
+def _nearest_run(path: Path, runs: list[Path]) -> str:
+    """As ``nearest``, among the runs and folders of runs whose own name is like that of ``path``."""
+    known = [*runs, *dict.fromkeys(run.parent for run in runs)]
+    near = [str(run.absolute()) for run in known if nearest(path.name, [run.name])]
+    found = difflib.get_close_matches(str(path.absolute()), near, n=1, cutoff=0)
+    return f' Did you mean "{found[0]}"?' if found else ""
 
 
 def check_checkpoint_name(name: str) -> None:

@@ -83,3 +83,12 @@ def test_a_flag_given_twice_counts_as_the_last_one_says() -> None:
     line = "CartPole-v1 --agent ppo --preset none --agent a2c --preset cartpole/a2c --agent.n-step 2"
     settings = parse(line.split()).settings
     assert (settings.agent_name, settings.agent.rollout) == ("a2c", 5)
+
+
+def test_two_words_after_tag_are_told_how_to_give_both() -> None:
+    with pytest.raises(
+        UserError, match=r'"b" came after "CartPole-v1"\. Several tags are given as --tags a b, or as --tag'
+    ):
+        parse(["CartPole-v1", "--tag", "a", "b"])
+    with pytest.raises(UserError, match=r'came after "CartPole-v1"\.$'):
+        parse(["CartPole-v1", "b"])

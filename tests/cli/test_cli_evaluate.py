@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,20 @@ def test_a_missing_run_among_several_is_told_before_any_is_played(
     out, err = capsys.readouterr()
     assert out == ""
     assert "nowhere" in err
+
+
+def test_without_an_evaluation_the_latest_policy_is_called_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(numbers: Mapping[str, float]) -> bool:
+        return False  # ends the run before its first evaluation
+
+    settings = SETTINGS | {"runs": str(tmp_path), "threads": 1}
+    run = ludus.train("CartPole-v1", nb_step=100, preset="none", settings=settings, on_update=stop).run
+    assert not (run / "best").exists()
+    assert main(["evaluate", str(run), "--episodes", "1", "--checkpoint", "best"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the latest policy of" in said
+    assert "(no evaluation has chosen a best one yet)" in said
+    assert main(["evaluate", str(run), "--episodes", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"] == "latest"

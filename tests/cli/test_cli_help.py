@@ -47,6 +47,19 @@ def test_every_setting_is_described(
     assert len(texts) == len(set(texts))  # none has another's words
 
 
+@pytest.mark.parametrize("command", ["play", "evaluate", "resume", "check"])
+def test_every_flag_of_a_command_is_described(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    main([command, "--help"])
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    for i, line in enumerate(lines):
+        if line.startswith("--"):
+            text = re.sub(r"  +", "\t", line).partition("\t")[2] or lines[i + 1]
+            assert not text.startswith("(default"), line
+
+
 def test_the_environment_has_no_default_until_one_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "--help"])
     assert "(required)" in capsys.readouterr().out

@@ -223,6 +223,19 @@ def test_closing_hints_name_the_run_as_it_can_be_typed(tmp_path: Path, capsys: p
         assert main([*shlex.split(hint)[3:], "--episodes", "1"]) == 0
 
 
+@pytest.mark.parametrize("backend", ["simple", "subproc"])
+def test_play_is_not_suggested_for_an_environment_that_cannot_draw(
+    backend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loud = [word for word in SHORT_RUN if word != "--quiet"] + ["--env.backend", backend, "--nb-step", "64"]
+    assert main(["train", "ludus.environments.toy:CountingEnv", *loud]) == 0
+    out = capsys.readouterr().out
+    assert "Measure it:" in out
+    assert "Watch it:" not in out
+    assert main(["resume", "latest", "--nb-step", "96"]) == 0
+    assert "Watch it:" not in capsys.readouterr().out
+
+
 def test_a_video_has_the_speed_that_the_environment_names(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     for name, fps in (("Slow", 8), ("Odd", 0)):

@@ -29,6 +29,12 @@ def test_of_several_versions_the_newest_is_meant() -> None:
     assert nearest("cartpole", ["Acrobot-v1", "CartPole-v0", "CartPole-v1"]) == ' Did you mean "CartPole-v1"?'
 
 
+@pytest.mark.parametrize("typed", ["--video", "--plot", "--agent.foo", "--evaluation.zzz", "--render"])
+def test_a_flag_that_is_like_no_other_gets_no_guess(typed: str) -> None:
+    flags = [*FLAGS, "--episodes", "--preset", "--evaluation.every", "--checkpoint", "--trust", "--seed", "--out"]
+    assert nearest(typed, flags) == ""
+
+
 @pytest.mark.parametrize("typed", ["", "-", "x", "--", "zzzzzz", "..", "--agent.zq"[8:]])
 def test_nothing_near_is_nothing(typed: str) -> None:
     assert nearest(typed, ["alpha", "beta"]) == ""

@@ -157,7 +157,9 @@ def test_folders_that_are_no_runs(refused, here, run):
     refused(["evaluate", "empty"], "has no config.toml, so it is not a run folder")
     refused(["play", "nowhere"], 'The run "nowhere" does not exist')
     refused(["evaluate", str(run / "config.toml")], "not a run folder")
-    refused(["evaluate", str(run)[:-1]], "Did you mean")
+    refused(["evaluate", str(run)[:-1]], f'Did you mean "{run}"?')
+    refused(["evaluate", run.name[:-1]], f'Did you mean "{run}"?')
+    refused(["evaluate", f"runs/{run.parent.name[:-1]}"], f'Did you mean "{run.parent}"?')
     refused(["evaluate", "latest", "--runs", "empty"], 'There is no run in "empty" yet')
     refused(["evaluate"], "needs a run")
     with pytest.raises(UserError, match="does not exist"):
