@@ -107,7 +107,8 @@ class Evaluator:
 
     def busy(self) -> tuple[int, ...] | None:
         """As the manager's."""
-        return None if self._manager is None else self._manager.busy()
+        manager = self._manager  # another thread asks, and it may be closed meanwhile
+        return None if manager is None else manager.busy()
 
     def close(self) -> None:
         """Close the environments; may be called twice."""

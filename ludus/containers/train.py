@@ -25,6 +25,7 @@ from ludus.containers.build import (
     outline_agent,
 )
 from ludus.containers.evaluate import Evaluation
+from ludus.containers.hang import tell_of_hangs
 from ludus.containers.local import LocalWorker, OnUpdate
 from ludus.containers.player import Player, agent_of_checkpoint, initialise_from, load, refuse_other
 from ludus.containers.report import Reporter
@@ -264,7 +265,7 @@ def _run(worker: LocalWorker, new: bool) -> None:
     reporter = worker.reporter
     assert reporter is not None
     signals = StopOnSignals(worker, partial(reporter.rescue, worker, "The environment does not return", tells=True))
-    with signals.heed():
+    with signals.heed(), tell_of_hangs(worker):
         try:
             worker.run(worker.settings.nb_step, worker.local_step_count)
             if worker.evaluated_at < worker.local_step_count and not worker.interrupted:
