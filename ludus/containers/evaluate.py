@@ -12,6 +12,7 @@ from ludus.core.agent import Agent
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.types import State
+from ludus.parallel.children import StartedProcesses
 
 if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker
@@ -55,6 +56,8 @@ class Evaluator:
         self.round = 0  # evaluations done: each has seeds of its own
         self._make = make
         self._manager: EnvironmentManager | None = None
+        self._longest = 0.0  # of the managers before
+        self._started = StartedProcesses()  # what its environments start, to be ended with them
         self.on_report: Callable[[str], object] | None = None  # as the manager's
 
     @property
@@ -70,7 +73,8 @@ class Evaluator:
         modes = [(module, module.training) for module in agent.modules()]
         agent.eval()
         try:
-            return self._play(agent, device, stop)
+            with self._started:
+                return self._play(agent, device, stop)
         finally:
             for module, mode in modes:
                 module.training = mode
@@ -110,11 +114,20 @@ class Evaluator:
         manager = self._manager  # another thread asks, and it may be closed meanwhile
         return None if manager is None else manager.busy()
 
+    @property
+    def longest(self) -> float:
+        """Seconds of the longest step or reset so far."""
+        return self._longest if self._manager is None else max(self._longest, self._manager.longest)
+
     def close(self) -> None:
-        """Close the environments; may be called twice."""
-        if self._manager is not None:
-            self._manager.close()
-        self._manager = None
+        """Close the environments and end the processes that they started; may be called twice."""
+        manager, self._longest, self._manager = self._manager, self.longest, None
+        try:
+            if manager is not None:
+                manager.close()
+        finally:
+            self._started.end()
+            self._started = StartedProcesses()
 
     def state_dict(self) -> State:
         """How many evaluations were done."""

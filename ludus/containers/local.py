@@ -106,6 +106,7 @@ class LocalWorker(Container):
         self.evaluated_at = -1
         self.stopping = ""  # why the run ends before nb_step: set by a signal or a reached target
         self.began, self._target = False, settings.nb_step
+        self.in_call = False  # the run broke off inside a call of an environment, so the cache is as it should be
         self.between, self.owed = True, False  # between updates; an evaluation that a signal kept from its end
 
     def run(self, nb_step: int, initial_step: int = 0) -> Self:
@@ -122,7 +123,7 @@ class LocalWorker(Container):
             self.scheduled = self.agent.schedule(progress)
             self.cache.schedule(progress)
             self.updater.learning_rate = self.scheduled.get("learning_rate", self.updater.learning_rate)
-            before, self.between = self.local_step_count, False
+            before, self.between, self.in_call = self.local_step_count, False, False
             with self.started:
                 decisions = collect(self)
             self.black_box.step = before + decisions
@@ -196,6 +197,10 @@ class LocalWorker(Container):
     def busy(self) -> tuple[int, ...] | None:
         """What environments in this process are doing now: changes as they go on; None where none is being called."""
         return self.manager.busy() or self.evaluator.busy()
+
+    def longest_call(self) -> float:
+        """Seconds of the longest step or reset of environments in this process so far."""
+        return max(self.manager.longest, self.evaluator.longest)
 
     def state_dict(self) -> State:
         """All that a resume needs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,27 +15,25 @@ if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker
 
 T = TypeVar("T")
-PATIENCE = 5.0  # seconds after a signal that one call of an environment may take, at least
-SLOW = 10  # times its mean so far: a step that is always slow is no hang
+PATIENCE = 10.0  # seconds after a signal that one call of an environment may take, at least
+SLOW = 3  # times its longest so far: a reset that is always slow is no hang
 INTERRUPTED = 130  # exit code
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 exits = False  # whether this process is the command line's, so that it may be ended; set by ludus.cli.main
 
 
-class EnvironmentHangs(KeyboardInterrupt):
-    """A signal asked to stop, and an environment in this process did not return."""
-
-
 class StopOnSignals:
     """Lets a worker end at the next update when a signal comes, all saved; a second signal ends it at once.
 
-    Where an environment in this process does not return meanwhile, ``EnvironmentHangs`` is raised inside of it. If it
-    is in a call that Python cannot interrupt, ``rescue`` is called from another thread, and the command line exits.
+    Where an environment in this process does not return meanwhile, KeyboardInterrupt is raised inside of it, and
+    ``hung`` is true. If it is in a call that Python cannot interrupt, ``rescue`` is called from another thread, and the
+    command line exits.
     """
 
     def __init__(self, worker: LocalWorker, rescue: Callable[[], object]) -> None:
         self._worker, self._rescue = worker, rescue
-        self._hangs = False
+        self.hung = False  # whether an environment was interrupted because it did not return
+        self._hangs: tuple[int, ...] | None = None  # the call that does not return
         self._over = threading.Event()
         self._caught = threading.Event()  # the exception has come out of the environment
         self._saving = threading.Lock()
@@ -59,6 +58,7 @@ class StopOnSignals:
     def save(self) -> None:
         """Save once what an environment that hangs would lose."""
         self._caught.set()
+        self._worker.in_call = self._worker.in_call or self._worker.busy() is not None
         with self._saving:
             if not self._saved:
                 self._saved = True
@@ -66,9 +66,14 @@ class StopOnSignals:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         worker = self._worker
-        if self._hangs and not self._caught.is_set():
-            raise EnvironmentHangs
+        if self._hangs is not None and not self._caught.is_set():
+            if worker.busy() != self._hangs:  # it returned meanwhile
+                self._hangs = None
+                return
+            self.hung = worker.in_call = True
+            raise KeyboardInterrupt("the environment did not return")
         if worker.stopping.startswith("SIG"):
+            worker.in_call = worker.busy() is not None
             raise KeyboardInterrupt
         worker.stopping = f"{signal.Signals(number).name} asked for it"
         compiled = ", which is still being compiled" if worker.compiling else ""
@@ -78,31 +83,39 @@ class StopOnSignals:
 
     def _watch(self, number: int) -> None:
         """Interrupt an environment that does not return."""
-        seen = self._worker.busy()
-        while not self._over.wait(self._patience()):
-            now = self._worker.busy()
-            if now is not None and now == seen:
+        while True:
+            seen = self._worker.busy()
+            while not self._over.wait(self._patience()):
+                now = self._worker.busy()
+                if now is not None and now == seen:
+                    break
+                seen = now
+            else:
+                return
+            self._hangs = seen
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+            if self._caught.wait(PATIENCE):
                 break
-            seen = now
-        else:
-            return
-        self._hangs = True
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
-        if not self._caught.wait(PATIENCE):
-            self.save()
+            if self._hangs is not None:
+                self.save()
+                break
         with self._saving:  # as long as saving takes
             pass
         if self._over.wait(PATIENCE):
             return
         if exits:
-            self._say("The environment cannot be interrupted, so this process ends now.\n")
+            self._say(f"The environment cannot be interrupted, so this process ends now.\n{self.hint()}\n")
             self._worker.started.end()
             os._exit(INTERRUPTED)
         self._say(f"The environment cannot be interrupted; end it with: kill -9 {os.getpid()}\n")
 
     def _patience(self) -> float:
-        calls = max(1, self._worker.manager.calls)
-        return max(PATIENCE, SLOW * self._worker.clock.nanoseconds["environment"] / 1e9 / calls)
+        return max(PATIENCE, SLOW * self._worker.longest_call())
+
+    def hint(self) -> str:
+        """How to go on with the run."""
+        reporter = self._worker.reporter
+        return "" if reporter is None else f"Go on with it:  ludus resume {shlex.quote(str(reporter.run.path))}"
 
     def _say(self, text: str) -> None:
         if not self._worker.settings.quiet:

@@ -10,8 +10,10 @@ import torch
 from ludus.containers.blackbox import generators
 from ludus.containers.build import bytes_of
 from ludus.containers.evaluate import Evaluation
+from ludus.core.agent import ExperienceCache
 from ludus.core.errors import UserError
 from ludus.core.types import HiddenState, State
+from ludus.experience.replay import ExperienceReplay
 from ludus.managers.history import LARGEST, LONGEST
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ ROOM = 1 << 26  # bytes for all that does not grow with anything
 def worker_state(worker: LocalWorker) -> State:
     """All that a resume needs, by part; in the midst of an update, without the rollout that it breaks off."""
     whole, device = worker.began and worker.between, worker.device
+    replay = worker.began and worker.in_call and isinstance(worker.cache, ExperienceReplay)
+    replay = replay and worker.cache.config.save_replay  # type: ignore[attr-defined]
     return {
         "agent": dict(worker.agent.state_dict()),
         "updater": worker.updater.state_dict(),
@@ -34,7 +38,7 @@ def worker_state(worker: LocalWorker) -> State:
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         "generators": {name: generator.get_state() for name, generator in generators(worker.agent).items()},
         "manager": worker.manager.state_dict() if whole else None,
-        "cache": worker.cache.state_dict() if whole else None,
+        "cache": worker.cache.state_dict() if whole or replay else None,
         "groups": [[rows.start, rows.stop] for rows in worker.manager.groups],
         "hidden_state": dict(worker.hidden_state),
         "evaluator": worker.evaluator.state_dict(),
@@ -77,7 +81,7 @@ def refuse_too_much(checkpoint: Checkpoint, worker: LocalWorker) -> None:
     learned = bytes_of(worker.agent)
     action = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.action.values())
     step = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.observation.values()) + action + STEP
-    kept = rows * step * (getattr(config, "rollout", 0) + 2) + int(getattr(worker.cache, "most_bytes", 0))
+    kept = rows * step * (getattr(config, "rollout", 0) + 2) + _most_bytes(worker.cache)
     actions = min(LARGEST, LONGEST * rows * action)
     most = 8 * learned + 2 * (kept + actions) + rows * SNAPSHOT + ROOM
     if (size := checkpoint.bytes()) > most:
@@ -85,6 +89,11 @@ def refuse_too_much(checkpoint: Checkpoint, worker: LocalWorker) -> None:
             f'The checkpoint "{checkpoint.folder}" holds {size / 1e6:,.0f} MB, where the settings of its run can need '
             f"{most / 1e6:,.0f} MB at most: take another checkpoint, or copy it again from its source."
         )
+
+
+def _most_bytes(cache: ExperienceCache) -> int:
+    """What a cache of kept experience takes at most."""
+    return cache.most_bytes if isinstance(cache, ExperienceReplay) else int(getattr(cache, "bytes", 0))
 
 
 def _take_learning(worker: LocalWorker, state: State) -> None:
@@ -108,17 +117,18 @@ def _take_counters(worker: LocalWorker, counters: State) -> None:
 
 
 def _take_experience(worker: LocalWorker, state: State) -> str:
-    if state["manager"] is None:  # the run broke off in a rollout: go on with episodes that it has not seen
-        worker.env_seed = (worker.env_seed + 1 + worker.local_step_count) % (2**31 - 1)
-        _forget(worker, torch.ones(worker.manager.batch, dtype=torch.bool))
-        return "restarted at an episode boundary: the run broke off in the midst of an update"
-    if state["groups"] != [[rows.start, rows.stop] for rows in worker.manager.groups]:
+    if state["cache"] is not None and state["groups"] != [[rows.start, rows.stop] for rows in worker.manager.groups]:
         raise UserError(
             f"The checkpoint was made with {len(state['groups'])} groups of environments, and now there are "
             f"{len(worker.manager.groups)}; set env.alternate and env.num back to what they were."
         )
+    if state["cache"] is not None:
+        worker.cache.load_state_dict(state["cache"])
+    if state["manager"] is None:  # the run broke off in a rollout: go on with episodes that it has not seen
+        worker.env_seed = (worker.env_seed + 1 + worker.local_step_count) % (2**31 - 1)
+        _forget(worker, torch.ones(worker.manager.batch, dtype=torch.bool))
+        return "restarted at an episode boundary: the run broke off in the midst of an update"
     worker.manager.load_state_dict(state["manager"])
-    worker.cache.load_state_dict(state["cache"])
     worker.env_step = worker.manager.last().to(worker.device)
     worker.cache.amend(worker.env_step)
     worker.hidden_state = HiddenState(state["hidden_state"]).map(lambda x: x.to(worker.device))

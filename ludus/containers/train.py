@@ -31,7 +31,7 @@ from ludus.containers.player import Player, agent_of_checkpoint, initialise_from
 from ludus.containers.report import Reporter
 from ludus.containers.saved import SavedRun, new_run, open_run
 from ludus.containers.settings import Resolved, given_names, resolve_settings
-from ludus.containers.signals import EnvironmentHangs, StopOnSignals, apart_from_signals
+from ludus.containers.signals import StopOnSignals, apart_from_signals
 from ludus.containers.state import refuse_too_much
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.core.errors import UserError
@@ -271,8 +271,12 @@ def _run(worker: LocalWorker, new: bool) -> None:
             if worker.evaluated_at < worker.local_step_count and not worker.interrupted:
                 worker.evaluate()
             reporter.finish(worker)
-        except EnvironmentHangs as error:
+        except KeyboardInterrupt as error:
             reporter.failed(error)
+            if not signals.hung:
+                reporter.rescue(worker, "Stopped at once", tells=True)
+                reporter.note(signals.hint())
+                raise
             reporter.note(own_stack(error).rstrip())
             signals.save()
             worker.stopping += ", and the environment did not return"

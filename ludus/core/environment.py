@@ -30,6 +30,7 @@ class EnvironmentManager(ABC):
     backend: str = ""  # what steps the environments, as a run shows it
     forgets: bool = False  # whether a reset makes environments forget all, as native ones do
     calls: int = 0  # steps and resets so far, each of a whole group
+    longest: float = 0.0  # seconds of the longest of them
     restored: str = ""  # after load_state_dict: "exactly", or why rows began new episodes
 
     @abstractmethod

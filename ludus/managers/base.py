@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from itertools import pairwise
@@ -99,11 +100,12 @@ class BatchManager(EnvironmentManager):
             account.begin()
         self._memory.begin()
         self.calls += 1
-        self._calling = True
+        self._calling, began = True, time.monotonic()
         try:
             self._begin()
         finally:
             self._calling = False
+        self.longest = max(self.longest, time.monotonic() - began)
         return self._last
 
     def send(self, actions: Tensors, group: int = 0) -> None:
@@ -114,11 +116,12 @@ class BatchManager(EnvironmentManager):
 
     def recv(self, group: int = 0) -> EnvStep:
         self.calls += 1
-        self._calling = True
+        self._calling, began = True, time.monotonic()
         try:
             self._advance(group)
         finally:
             self._calling = False
+        self.longest = max(self.longest, time.monotonic() - began)
         return self._steps[group]
 
     def busy(self) -> tuple[int, ...] | None:

@@ -36,6 +36,7 @@ class Console:
         self._rate = Rate()
         self._begun = self._next = 0.0
         self._running = False
+        self._stale = True  # whether there are numbers that were not shown
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +70,7 @@ class Console:
     ) -> None:
         """Say how far the run is and what its numbers are; call it after every learning, it shows what is due."""
         status = self._status
-        status.step = step
+        status.step, self._stale = step, True
         status.mean_return, status.episode_length = mean_return, episode_length
         status.losses, status.shares = losses or {}, shares or {}
         now = time.monotonic()
@@ -80,7 +81,7 @@ class Console:
     def evaluated(self, step: int, mean: float, spread: float, episodes: int) -> None:
         """Show an evaluation: ``episodes`` fresh ones with this mean return and standard deviation."""
         result = Evaluation(step, mean, spread, episodes)
-        self._status.evaluation, self._status.step = result, step
+        self._status.evaluation, self._status.step, self._stale = result, step, True
         if self._status.best is None or mean > self._status.best.mean:
             self._status.best = result
         if self._live:
@@ -111,7 +112,7 @@ class Console:
 
     def finish(self, summary: Mapping[str, str] | None = None) -> None:
         """Show the last numbers, and under them what came out and what to type next."""
-        if self._running:
+        if self._running and (self._live or self._stale):
             self._show(time.monotonic())
         self._stop()
         if summary:
@@ -119,6 +120,7 @@ class Console:
             self._lines(summary)
 
     def _show(self, now: float) -> None:
+        self._stale = False
         self._status.rate, self._status.elapsed = self._rate.per_second(), now - self._begun
         if self._live:
             self._live.draw(self._status)

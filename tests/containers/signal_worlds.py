@@ -13,7 +13,10 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 
 class Hangs(CartPoleEnv):
-    """Hangs at the step ``at`` of its life if the file ``once`` is there, which it removes; ``how``: asleep or c."""
+    """Hangs at the step ``at`` of its life if the file ``once`` is there, which it removes.
+
+    ``how``: asleep, c (in a call that no signal interrupts) or again (with a second signal).
+    """
 
     def __init__(self, at: int = 40, once: str = "", how: str = "asleep", render_mode: str | None = None) -> None:
         super().__init__(render_mode)
@@ -32,4 +35,6 @@ class Hangs(CartPoleEnv):
             mutex, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
             library.pthread_mutex_lock(mutex)
             library.pthread_mutex_lock(mutex)
+        if self.how == "again":
+            os.kill(os.getpid(), signal.SIGINT)
         time.sleep(1000)

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from containers_setup import TOY, train
+from containers_setup import TOY, make_worker, train
 from test_containers_resume import MANAGERS, all_but_offset, assert_same_run
 
 import ludus
@@ -147,3 +147,10 @@ def test_a_replay_that_keeps_whole_stacks_is_within_what_a_checkpoint_may_hold(
     stopped = train(tmp_path, catch, "dqn", stop_after("step", 1300), **settings)
     assert "The replay keeps whole stacks" in (stopped.run / "log.txt").read_text()
     assert ludus.resume(stopped.run).steps >= 1500
+
+
+@pytest.mark.parametrize("agent", ["dqn", "acer"])
+def test_what_a_checkpoint_may_hold_counts_the_replay(agent: str) -> None:
+    worker = make_worker(CHOICE, agent, agent__replay=10_000)
+    assert state._most_bytes(worker.cache) >= 100_000
+    worker.close()

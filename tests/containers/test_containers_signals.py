@@ -86,8 +86,55 @@ def test_an_environment_that_goes_on_slowly_is_not_interrupted(monkeypatch: pyte
 
     monkeypatch.setattr(worker, "busy", busy)
     stop._watch(signal.SIGINT)
-    assert not stop._hangs
+    assert stop._hangs is None
     worker.close()
+
+
+def test_a_reset_that_is_always_slow_is_waited_for() -> None:
+    worker = make_worker("CartPole-v1")
+    stop = StopOnSignals(worker, pytest.fail)
+    worker.manager.reset(0)
+    worker.evaluator.manager.reset(0)
+    assert 0 < worker.longest_call() < signals.PATIENCE / signals.SLOW
+    assert stop._patience() == signals.PATIENCE
+    worker.manager.longest = 20.0
+    assert stop._patience() == 60
+    worker.manager.longest, worker.evaluator.manager.longest = 0.0, 30.0
+    worker.evaluator.close()
+    assert stop._patience() == 90
+    worker.close()
+
+
+def test_an_environment_that_returned_meanwhile_is_not_interrupted() -> None:
+    worker = make_worker("CartPole-v1")
+    stop = StopOnSignals(worker, pytest.fail)
+    worker.stopping, stop._hangs = "SIGINT asked for it", (7, 0)
+    stop._stop(signal.SIGINT, None)
+    assert stop._hangs is None
+    assert not stop.hung
+    worker.close()
+
+
+@pytest.mark.parametrize("how", ["asleep", "again"])
+@pytest.mark.parametrize("own", [{}, {"agent__n_step": 3, "agent__prioritized": True}, {"env__num": 1}])
+def test_a_hang_does_not_lose_the_replay(tmp_path: Path, once: Path, own: dict[str, Any], how: str) -> None:
+    settings = SETTINGS | {"agent__warmup": 20, "agent__batch_size": 8, "agent__replay": 100} | own
+    hangs = partial(Hangs, once=str(once), how=how)
+    if how == "again":
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path, hangs, "dqn", **settings, checkpoint_every=0)
+    else:
+        train(tmp_path, hangs, "dqn", **settings, checkpoint_every=0)
+    run = RunDirectory.open("latest", tmp_path).path
+    assert saved(run)["manager"] is None
+    (track,) = saved(run)["cache"]["tracks"]
+    resumed = ludus.resume(run, environment=Hangs)
+    assert resumed.steps >= 200
+    log = (run / "log.txt").read_text()
+    assert "restarted at an episode boundary" in log
+    assert "The replay was not saved" not in log
+    (later,) = saved(run)["cache"]["tracks"]
+    assert later["time"] > track["time"] >= 39
 
 
 CLI = """
@@ -100,19 +147,36 @@ sys.exit(main())
 """
 
 
-def test_a_call_that_nothing_interrupts_ends_with_the_command(tmp_path: Path) -> None:
+def hang_on_the_command_line(tmp_path: Path, how: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "once").touch()
     flags = ["--env.num", "2", "--env.backend", "simple", "--agent.rollout", "8", "--env.options"]
-    flags += ['how="c"', f"once='{tmp_path / 'once'}'", "--runs", str(tmp_path), "--compile", "off"]
+    flags += [f'how="{how}"', f"once='{tmp_path / 'once'}'", "--runs", str(tmp_path), "--compile", "off"]
     here = str(Path(__file__).parent)
     path = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", CLI, *flags], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
     )
     assert done.returncode == 130, done.stderr
-    assert "The environment cannot be interrupted, so this process ends now." in done.stderr
-    assert "is saved; a resume from there begins new episodes." in done.stdout
     assert RunDirectory.open("latest", tmp_path).latest_checkpoint() is not None
+    return done
+
+
+def test_a_call_that_nothing_interrupts_ends_with_the_command(tmp_path: Path) -> None:
+    done = hang_on_the_command_line(tmp_path, "c")
+    assert "The environment cannot be interrupted, so this process ends now.\nGo on with it:  ludus " in done.stderr
+    assert "is saved; a resume from there begins new episodes." in done.stdout
+
+
+@pytest.mark.parametrize("how", ["asleep", "again"])
+def test_the_command_says_how_to_go_on_after_a_hang(tmp_path: Path, how: str) -> None:
+    done = hang_on_the_command_line(tmp_path, how)
+    why = {"asleep": "The environment does not return", "again": "Stopped at once"}[how]
+    assert f"{why}; all up to step " in done.stdout
+    assert done.stdout.count("Go on with it:") == 1
+    assert ("KeyboardInterrupt: the environment did not return" in done.stdout) == (how == "asleep")
+    assert "ludus.containers" not in done.stdout + done.stderr
+    assert "An error" not in done.stdout
+    assert done.stdout.count(" steps (") == 1
 
 
 def test_what_is_started_apart_does_not_get_the_terminals_signals() -> None:

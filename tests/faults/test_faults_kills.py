@@ -192,3 +192,20 @@ def test_a_socket_that_others_could_reach_is_seen(tmp_path):
         found = set(open_sockets([own])) - set(before)
         assert {words.split()[0] for words in found} == {"tcp", "unix"}
         assert any("listening" in words for words in found)
+
+
+def test_what_environments_of_evaluation_start_ends_with_the_evaluation(tmp_path):
+    left, note = tmp_path / "left", tmp_path / "note"
+    left.mkdir()
+    note.mkdir()
+    settings = TINY | {"env.num": 2, "env.backend": "simple", "agent.minibatches": 2, "threads": 1}
+    settings |= {"env.options": (f"left='{left}'", f"note='{note}'"), "runs": str(tmp_path / "runs")}
+    settings |= {"evaluation.every": 16, "evaluation.episodes": 2, "nb_step": 64}
+    alive = []
+
+    def hook(values):
+        alive.append(len({int(file.name) for file in note.iterdir()} & stats().keys()))
+
+    ludus.train("kill_worlds:Serves", preset="none", settings=settings, on_update=hook)
+    assert len(list(note.iterdir())) >= 6
+    assert max(alive) == 2  # those of training

@@ -241,3 +241,18 @@ def test_a_rising_curve_rises():
     assert starts == sorted(starts, reverse=True)
     assert rows[-1].split() == ["0", "100k", "steps"]
     assert curve([], []) == "(nothing to plot yet)"
+
+
+def test_the_last_numbers_are_printed_once() -> None:
+    stream = io.StringIO()
+    console = Console(stream, live=False, every=0.0)
+    console.start({}, 100)
+    console.update(50)
+    console.finish()
+    assert stream.getvalue().count("50/100") == 1
+    console = Console(stream := io.StringIO(), live=False, every=1000.0)
+    console.start({}, 100)
+    console.update(50)
+    assert not stream.getvalue()
+    console.finish()
+    assert stream.getvalue().count("\n") == 1
