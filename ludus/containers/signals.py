@@ -38,6 +38,7 @@ class StopOnSignals:
         self._caught = threading.Event()  # the exception has come out of the environment
         self._saving = threading.Lock()
         self._saved = False
+        self._watcher: threading.Thread | None = None
 
     @contextmanager
     def heed(self) -> Iterator[None]:
@@ -52,6 +53,8 @@ class StopOnSignals:
             yield
         finally:
             self._over.set()
+            if self._watcher is not None:  # it must not outlive the interpreter
+                self._watcher.join(PATIENCE)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -79,7 +82,8 @@ class StopOnSignals:
         compiled = ", which is still being compiled" if worker.compiling else ""
         if worker.reporter is not None and worker.reporter.console is not None:
             worker.reporter.console.urgent(f"Stopping after this update{compiled}; once more to stop at once.")
-        threading.Thread(target=self._watch, args=(number,), daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, args=(number,), daemon=True)
+        self._watcher.start()
 
     def _watch(self, number: int) -> None:
         """Interrupt an environment that does not return."""
