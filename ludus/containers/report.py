@@ -14,6 +14,7 @@ from ludus.containers.build import Engines
 from ludus.containers.evaluate import Evaluation
 from ludus.containers.saved import SavedRun
 from ludus.containers.settings import NO_PRESET, Settings, find_preset, to_flat
+from ludus.containers.trust import IMPORTED_FROM, with_folders
 from ludus.core.agent import Agent
 from ludus.core.errors import UserError
 from ludus.core.types import State
@@ -59,7 +60,9 @@ class Reporter:
         backend: str = "",
     ) -> None:
         self.run, self.settings, self._origins = run, settings, origins
-        unsigned = write_config(run.config, to_flat(settings), origins, signs)
+        unsigned = write_config(
+            run.config, with_folders(to_flat(settings)), {**origins, IMPORTED_FROM: "chosen"}, signs
+        )
         self.metrics = Metrics(run.metrics, run.tensorboard)
         self.keeper = CheckpointKeeper(run, settings.keep)
         self.log_file = LogFile(run.log)

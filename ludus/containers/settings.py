@@ -13,7 +13,7 @@ import tyro
 
 from ludus.agents import AGENTS, CONFIGS
 from ludus.containers.coerce import coerce
-from ludus.containers.trust import read_file_settings
+from ludus.containers.trust import look_in_current_folder, read_file_settings
 from ludus.core.errors import UserError, nearest
 from ludus.core.names import path_of, resolve
 from ludus.environments.config import EnvConfig
@@ -138,6 +138,7 @@ def resolve_settings(
     layers = [(origin, {key: name_of(key, value) for key, value in chosen.items()})]
     if file is not None:
         layers.insert(0, (f"file {file}", read_file_settings(Path(file), trust)))
+    look_in_current_folder(layers[-1][1])
     known = {key: value for _, layer in layers for key, value in layer.items()}
     if preset is None:
         preset = find_preset(known.get("env.id", ""), known.get("agent.name", DEFAULT_AGENT))

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ludus.core.errors import UserError
+from ludus.core.names import folder_of, has_module, is_at_hand, look_in, top_of
 from ludus.environments.config import parse_options
 from ludus.track.config_file import read_signed
 
 OWN = tuple(f"ludus.environments.{name}" for name in ("toy", "goal_toy", "image_toy"))  # environments of Ludus
 WRAPPERS = "gymnasium.wrappers"  # these need no trust either, save for those that write files
 WRITES = ("RecordVideo",)
+IMPORTED_FROM = "imported_from"  # in config.toml: the folders of the user's own modules at training
 
 
 class TrustedSettings(NamedTuple):
@@ -49,8 +51,11 @@ def _read(
     path: Path, what: str, trust: bool, unused: tuple[str, ...], writes: bool, follows: bool = False
 ) -> TrustedSettings:
     flat, reason = read_signed(path, follows)
+    folders = flat.pop(IMPORTED_FROM, ())
     named = dict(imports_of(flat))
     if trust or not reason:
+        tops = _tops({key: names for key, names in named.items() if not key.startswith(unused)})
+        look_in(dict.fromkeys(tops, "") if trust else {top: _folder(top, folders, what) for top in sorted(tops)})
         return TrustedSettings(flat, True, bool(named))
     folder = flat.get("agent.replay_folder") if writes else None
     wanted = {key: names for key, names in named.items() if not key.startswith(unused)}
@@ -62,6 +67,35 @@ def _read(
             "this machine; if you trust its source, add --trust (in Python: trust=True)."
         )
     return TrustedSettings(flat, not named, bool(named))
+
+
+def with_folders(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run with the folders that modules of the user's own are imported from, if any are."""
+    folders = sorted({folder_of(top) for top in _tops(dict(imports_of(flat)))} - {""})
+    return ({IMPORTED_FROM: tuple(folders)} if folders else {}) | dict(flat)
+
+
+def look_in_current_folder(typed: Mapping[str, Any]) -> None:
+    """Import what the user typed from the current folder, whatever a run that was read before says."""
+    look_in(dict.fromkeys(_tops(dict(imports_of(typed))), ""))
+
+
+def _tops(named: Mapping[str, list[str]]) -> set[str]:
+    return {top_of(name) for names in named.values() for name in names}
+
+
+def _folder(top: str, folders: Any, what: str) -> str | None:
+    """The folder that a signed run's module was imported from: never the current one only because it is the current."""
+    recorded = [folder for folder in folders if isinstance(folder, str)] if isinstance(folders, tuple) else []
+    if found := next((folder for folder in recorded if has_module(folder, top)), ""):
+        return found
+    if is_at_hand(top):
+        return None
+    place = f"was imported from {' or '.join(recorded)} at training" if recorded else "is not installed"
+    raise UserError(
+        f"{what} names the module {top}, which {place} and is not found there; bring it back, or add --trust (in "
+        "Python: trust=True) to take it from the current folder."
+    )
 
 
 def imports_of(flat: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:

@@ -7,9 +7,13 @@ stands. Every process, local or remote, resolves the same string to the same cla
 from __future__ import annotations
 
 import importlib
+import os
 import sys
-from collections.abc import Callable, Mapping
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial, reduce
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +22,7 @@ from ludus.core.errors import UserError, nearest
 
 MAIN = "__main__"
 _given: dict[str, Any] = {}  # what was given from Python and no import finds, by the name that settings have for it
+_folders: dict[str, str | None] = {}  # where modules are looked for; "" or none given: the current folder
 _importing: list[str] = []  # modules that are imported just now
 INSTALLED = ("ludus", "gymnasium")  # packages that are never looked for in the current folder
 
@@ -33,8 +38,6 @@ def resolve(name: str, known: Mapping[str, str], kind: str) -> Any:
             f'Unknown {kind} "{name}".{nearest(name, known)} Known: {listed}; or give your own as package.module:Class.'
         )
     module_name, _, attribute = path.partition(":")
-    if "" not in sys.path and module_name.partition(".")[0] not in INSTALLED:
-        sys.path.insert(0, "")  # a user's own module lies in the folder where the command is typed
     if "<" in attribute:
         raise _nameless(name, kind)
     try:
@@ -132,11 +135,70 @@ def refuse_while_importing(call: str) -> None:
         )
 
 
+def look_in(folders: Mapping[str, str | None]) -> None:
+    """Look for modules, by the first part of their names, first in these folders from now on.
+
+    An empty one stands for the current folder, as without this call; None for no folder but those of ``sys.path``.
+    """
+    _folders.update(folders)
+
+
+def folders() -> dict[str, str | None]:
+    """Return what ``look_in`` was told, for another process."""
+    return dict(_folders)
+
+
+def top_of(path: str) -> str:
+    """Return the first part of the module's name in ``package.module:Class``."""
+    return path.partition(":")[0].partition(".")[0].strip()
+
+
+def has_module(folder: str, top: str) -> bool:
+    """Whether the module lies in this folder; nothing is imported."""
+    return os.path.isabs(folder) and PathFinder.find_spec(top, [folder]) is not None
+
+
+def is_at_hand(top: str) -> bool:
+    """Whether a module is imported already, or found without a look into the current folder for it."""
+    if top in sys.modules or top == main_name() or PathFinder.find_spec(top, [path for path in sys.path if path]):
+        return True
+    others = (finder for finder in sys.meta_path if finder is not PathFinder)  # of packages installed with pip -e
+    return any(finder.find_spec(top, None) is not None for finder in others)
+
+
+def folder_of(top: str) -> str:
+    """Return the folder that a module of the user's own is imported from; empty for one that is installed."""
+    module = sys.modules[MAIN] if top == main_name() else sys.modules.get(top)
+    spec = PathFinder.find_spec(top, [_folders.get(top) or os.getcwd(), *sys.path]) if module is None else None
+    packages = list(getattr(module, "__path__", None) or getattr(spec, "submodule_search_locations", None) or ())
+    file = packages[0] if packages else getattr(module, "__file__", None) or getattr(spec, "origin", None)
+    folder = os.path.dirname(os.path.abspath(file)) if file and os.path.exists(file) else ""
+    return "" if folder in sysconfig.get_paths().values() else folder
+
+
 def _import(module_name: str) -> ModuleType:
     if module_name == main_name():
         return sys.modules[MAIN]  # importing it would run it again
     _importing.append(module_name)
     try:
-        return importlib.import_module(module_name)
+        with _searching(top_of(module_name)):
+            return importlib.import_module(module_name)
     finally:
         _importing.pop()
+
+
+@contextmanager
+def _searching(top: str) -> Iterator[None]:
+    """Look for a module of the user's own first where it lies; afterwards that folder is the last to be searched."""
+    folder = None if top in INSTALLED else _folders.get(top, "")
+    if folder is None:
+        yield
+        return
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the module may have removed it
+            sys.path.remove(folder)
+        if folder not in sys.path:
+            sys.path.append(folder)  # for what the module imports later

@@ -17,6 +17,7 @@ import traceback
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from ludus.core import names
 from ludus.parallel.children import BOOT, MARK, end_orphans
 
 PR_SET_PDEATHSIG = 1
@@ -42,6 +43,7 @@ def run(numbers: list[int], server: int) -> NoReturn:
         os.environ[MARK] = str(os.getpid())
         sys.path[:] = request["path"]
         os.chdir(request["cwd"])
+        names.look_in(request["folders"])
         module, _, function = request["target"].partition(":")
         getattr(importlib.import_module(module), function)(request["settings"], fds)
     except BaseException as error:

@@ -20,6 +20,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Literal
 
+from ludus.core import names
 from ludus.core.errors import UserError
 from ludus.core.text import printable
 from ludus.parallel.children import BOOT, OWN
@@ -184,6 +185,7 @@ class Launcher:
             "names": list(given),
             "path": sys.path,
             "cwd": os.getcwd(),
+            "folders": names.folders(),
         }
         os.write(request, json.dumps(said).encode())
         kept = {"life": life, "outcome": given["outcome"], "errors": given["errors"]}

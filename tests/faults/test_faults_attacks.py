@@ -255,10 +255,47 @@ def test_a_run_of_ones_own_is_trusted_wherever_it_is_moved(here, alone, monkeypa
         assert main(["evaluate", folder, "--episodes", "1"]) == 0
         assert main(["resume", folder, "--nb-step", "128"]) == 0
     assert main(["train", "--config", "moved/config.toml", "--quiet"]) == 0
-    os.chdir(here / "outside")  # where there is no such module: the run is trusted, and yet it is not found
+    os.chdir(here / "outside")  # where there is no such module: it is imported from where it was at training
     sys.modules.pop("evil")
-    with pytest.raises(UserError, match="there is no module evil"):
+    ludus.load(here / "moved")
+    assert sys.path[0] not in ("", str(here))
+    sys.modules.pop("evil")
+    (here / "evil.py").rename(here / "away.py")
+    with pytest.raises(UserError, match=r"names the module evil, which was imported from .* at training"):
         ludus.load(here / "moved")
+
+
+@pytest.mark.parametrize("backend", ["simple", "subproc"])
+def test_a_signed_run_does_not_import_from_the_current_folder(here, alone, capsys, monkeypatch, backend):
+    settings = flags(TINY | {"agent.minibatches": 2, "evaluation.episodes": 1, "env.backend": backend})
+    train = ["train", "evil:Env", "--env.max-episode-steps", "20", "--preset", "none", *settings]
+    assert main(train) == 0
+    (run,) = here.glob("runs/evil-Env/*")
+    archive = here / "archive"
+    shutil.copytree(run, archive / "runs" / "evil-Env" / run.name)
+    planted = archive / "planted"
+    (archive / "evil.py").write_text(EVIL.replace('"imported"', repr(str(planted))))
+    monkeypatch.chdir(archive)
+    more = {"evaluate": ["--episodes", "1"], "play": ["--out", "film.gif"], "resume": ["--nb-step", "128"]}
+
+    def forget():
+        sys.modules.pop("evil", None)
+        sys.path[:] = [path for path in sys.path if path not in ("", str(here))]
+
+    for command, words in more.items():
+        forget()
+        assert main([command, "latest", *words]) == 0, capsys.readouterr().err
+        assert not planted.exists()
+    (here / "evil.py").unlink()
+    for command, words in (more | {"resume": ["--nb-step", "256"]}).items():
+        forget()
+        capsys.readouterr()
+        assert main([command, "latest", *words]) == 2
+        assert f"which was imported from {here} at training" in capsys.readouterr().err
+        assert not planted.exists()
+    forget()
+    assert main(["evaluate", "latest", "--episodes", "1", "--trust"]) == 0
+    assert planted.exists()
 
 
 def test_a_settings_file_is_trusted_no_more_than_a_run(here, unharmed, capsys):
