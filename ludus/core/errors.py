@@ -41,7 +41,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     else:
         found = difflib.get_close_matches(name, [k for k in names if _is_near(name, k)], n=1, cutoff=0)
     if not found:  # wrong case, or a piece of a longer name
-        found = [k for k in names if _is_piece(name.lower(), k.lower()) or _is_piece(k.lower(), name.lower())][:1]
+        given, pairs = name.lower().lstrip("-"), [(k, k.lower().lstrip("-")) for k in names]
+        found = [k for k, bare in pairs if _is_piece(given, bare) or _is_piece(bare, given)][:1]
     return f' Did you mean "{found[0]}"?' if found else ""
 
 

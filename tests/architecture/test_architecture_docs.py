@@ -61,7 +61,6 @@ def test_the_reading_order_has_true_line_counts():
     command = [sys.executable, ROOT / "docs" / "line_counts.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}; run `make docs`"
-    assert int(re.findall(r"[\d,]+", done.stdout)[0].replace(",", "")) <= 1_500
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -307,7 +307,7 @@ def test_a_damaged_black_box_is_refused(fail, refused, here, monkeypatch):
     tensors.write_bytes(whole)
     config = run.config.read_text()
     run.config.write_text(config.replace("[8]", "[9]"))
-    refused(["replay", str(run.path)], "does not fit the settings and the code of its run")
+    refused(["replay", str(run.path)], "is of another network than the settings of its run ask for")
     run.config.write_text(config)
     assert main(["replay", "latest", "--blackbox", str(run.path / FOLDER)]) == 0
     refused(["replay", "latest", "--blackbox", "elsewhere"], 'There is no black box "elsewhere"')
