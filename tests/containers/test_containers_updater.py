@@ -68,8 +68,8 @@ def test_flat_parameters_keep_values_and_strides() -> None:
         assert p.storage_offset() % ALIGN == 0
     for convolution in piece.convolutions:
         assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
-    norms = torch.stack([p.detach().norm() for p in piece.parameters()])
-    assert flat.value.norm() == pytest.approx(float(norms.norm()))  # nothing lies between them
+    norms = torch.stack([p.detach().double().norm() for p in piece.parameters()])
+    assert float(flat.value.double().norm()) == pytest.approx(float(norms.norm()), rel=1e-12)  # nothing lies between
 
 
 def test_parameters_do_not_overlap() -> None:
