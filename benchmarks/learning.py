@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.protocol import OUT
-from ludus.containers.settings import resolve_settings, to_flat
+from ludus.settings.settings import resolve_settings, to_flat
 from tests.learning.learning_tasks import (
     CLASSIC,
     OFF_POLICY,
@@ -143,9 +143,9 @@ and keeps results by task, seed, commit and settings; `--task NAME …` picks so
 
 Every few thousand steps the policy plays 100 fresh greedy episodes, on environments and seeds of evaluation's own. A
 seed passes when the mean return of such an evaluation reaches the target within the steps given; the run ends there,
-unless it says below that it goes on. Settings are the environment's [preset](../ludus/presets) and what is named
-below. Steps are decisions over all environments. Seconds are wall time on a shared machine: no benchmark. A commit
-with a + had edits to the library that were not committed yet.
+unless it says below that it goes on. Settings are the environment's
+[preset](../ludus/settings/presets) and what is named below. Steps are decisions over all environments. Seconds are
+wall time on a shared machine: no benchmark. A commit with a + had edits to the library that were not committed yet.
 """
 
 

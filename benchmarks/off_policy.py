@@ -86,7 +86,7 @@ def ludus_side(compile_: str, threads: int) -> Play:
 
     def play(s: OffPolicySettings, backend: str, seed: int, meter: SettledMeter) -> float:
         import ludus
-        from ludus.containers.report import Reporter
+        from ludus.runs.report import Reporter
 
         def watch(self: Any, worker: Any) -> None:
             if meter.update(worker.local_step_count):

@@ -17,8 +17,9 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 
+from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Spec
-from ludus.core.types import AgentStep, EnvStep, HiddenState
+from ludus.core.step import AgentStep, EnvStep
 from ludus.experience.config import ReplayConfig
 from ludus.experience.replay import ExperienceReplay
 

@@ -40,8 +40,8 @@ from benchmarks.soak_watch import (
     workers,
 )
 from benchmarks.soak_workers import FDS, MEMORY
-from ludus.track.checkpoint import load_newest
-from ludus.track.rundir import RunDirectory
+from ludus.runs.checkpoint import load_newest
+from ludus.runs.folder import RunDirectory
 
 TRAIN = """benchmarks.soak_worlds:Flaky --nb-step 1000000000 --env.backend subproc --env.workers 2 --env.timeout 1
 --env.max-restarts 100000 --env.num 8 --agent.rollout 32 --log-every 256 --checkpoint-every 2000 --evaluation.every 4000

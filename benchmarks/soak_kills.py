@@ -21,8 +21,8 @@ import torch
 
 from benchmarks.soak_watch import LUDUS, Part, Tell, all_gone, kill_tree, left_behind, mark, named_memory, start
 from ludus.core.errors import UserError
-from ludus.track.checkpoint import load, load_newest
-from ludus.track.rundir import RunDirectory
+from ludus.runs.checkpoint import load, load_newest
+from ludus.runs.folder import RunDirectory
 
 TRAIN = """CartPole-v1 --nb-step 18000 --checkpoint-every 256 --log-every 500 --evaluation.every 4000
 --evaluation.episodes 5 --agent.epochs 4 --agent.normalize-observation --agent.normalize-reward

@@ -26,7 +26,7 @@ from benchmarks.soak_watch import (
     start,
     workers,
 )
-from ludus.track.metrics import read_metrics
+from ludus.logging.metrics import read_metrics
 
 STEPS, TARGET = 200_000, 475.0
 TRAIN = f"""CartPole-v1 --nb-step {STEPS} --env.backend subproc --env.workers 2 --env.max-restarts 100000

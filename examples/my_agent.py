@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ludus.agents.ppo import PPO, PPOConfig
-from ludus.core.types import Batch, Tensors
+from ludus.core.batch import Batch
+from ludus.core.types import Tensors
 from ludus.ops.policy_gradient import weighted_mean
 
 

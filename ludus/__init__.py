@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; _HOMES has the same names
     from ludus.containers.evaluate import Evaluation
-    from ludus.containers.player import Player, load
-    from ludus.containers.train import TrainResult, resume, train
     from ludus.core.agent import Agent
     from ludus.core.errors import Stop, UserError
     from ludus.core.network import Network
+    from ludus.runs.policy import Player, load
+    from ludus.runs.train import TrainResult, resume, train
 
 __version__ = "0.2.0"
 __all__ = [
@@ -32,13 +32,13 @@ _HOMES = {
     "Agent": "ludus.core.agent",
     "Evaluation": "ludus.containers.evaluate",
     "Network": "ludus.core.network",
-    "Player": "ludus.containers.player",
+    "Player": "ludus.runs.policy",
     "Stop": "ludus.core.errors",
-    "TrainResult": "ludus.containers.train",
+    "TrainResult": "ludus.runs.train",
     "UserError": "ludus.core.errors",
-    "load": "ludus.containers.player",
-    "resume": "ludus.containers.train",
-    "train": "ludus.containers.train",
+    "load": "ludus.runs.policy",
+    "resume": "ludus.runs.train",
+    "train": "ludus.runs.train",
 }
 
 

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from ludus.agents.actor_critic import ActorCritic
-from ludus.core.agent import Updater
+from ludus.core.batch import Batch, Learned
 from ludus.core.errors import UserError, refuse_outside
+from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, Shapes
 from ludus.core.spec import Specs, network_inputs
-from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, Tensors
+from ludus.core.step import AgentStep, EnvStep
+from ludus.core.types import Tensors
+from ludus.core.updater import Updater
 from ludus.experience.unrolls import UnrollCache, UnrollConfig
 from ludus.networks.policy import Policy
 from ludus.networks.target import Target

@@ -9,12 +9,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ludus.core.agent import Agent, Updater
+from ludus.core.agent import Agent
+from ludus.core.batch import Batch, Learned
 from ludus.core.errors import refuse_outside
+from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, Shapes
 from ludus.core.noise import Noise
 from ludus.core.spec import Specs, network_inputs
-from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, Tensors
+from ludus.core.step import AgentStep, EnvStep
+from ludus.core.types import Tensors
+from ludus.core.updater import Updater
 from ludus.experience.rollout import RolloutCache
 from ludus.networks.numpy_actor import NumpyActor
 from ludus.networks.policy import Policy
@@ -103,9 +107,9 @@ class ActorCritic(Agent):
         return {"actor": (inputs, policy), "critic": (inputs, value)}
 
     @property
-    def treatment(self) -> Mapping[str, str]:
+    def action_transform(self) -> Mapping[str, str]:
         """As the policy declares it."""
-        return self.policy.treatment
+        return self.policy.action_transform
 
     @property
     def device(self) -> torch.device:

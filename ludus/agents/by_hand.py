@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ludus.core.agent import LossFunction
-from ludus.core.types import Batch, Tensors
+from ludus.core.batch import Batch
+from ludus.core.types import Tensors
+from ludus.core.updater import LossFunction
 from ludus.networks.heads import Categorical
 from ludus.networks.numpy_actor import plain_input
 from ludus.networks.policy import Policy

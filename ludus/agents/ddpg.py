@@ -25,12 +25,15 @@ from ludus.agents.replayed import (
     surprise,
     targets,
 )
-from ludus.core.agent import Updater
+from ludus.core.batch import Batch, Learned
 from ludus.core.errors import UserError, refuse_outside
-from ludus.core.network import Need, Network
+from ludus.core.hidden_state import HiddenState
+from ludus.core.network import Network, NetworkSpec
 from ludus.core.noise import Noise
 from ludus.core.spec import Specs
-from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, Tensors
+from ludus.core.step import AgentStep, EnvStep
+from ludus.core.types import Tensors
+from ludus.core.updater import Updater
 from ludus.experience.config import WIDE, ReplayConfig
 from ludus.exploration.action_noise import ActionNoise, NoiseKind, make_action_noise
 from ludus.exploration.parameter_noise import ParameterNoise
@@ -116,12 +119,12 @@ class DDPG(OffPolicy):
         self.register_buffer("last_actor_loss", torch.zeros(()))  # to log it where an update leaves the policy alone
 
     @classmethod
-    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, Need]:
+    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """An actor, and critics of observation and action together; they share nothing."""
         return actor_and_critics(observation, action, config)
 
     @property
-    def treatment(self) -> Mapping[str, str]:
+    def action_transform(self) -> Mapping[str, str]:
         """Actions lie in [−1, 1]."""
         return dict.fromkeys(self.action, "clip")
 

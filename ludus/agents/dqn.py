@@ -13,12 +13,15 @@ from torch import Tensor
 from ludus.agents.by_hand import q_loss_by_hand
 from ludus.agents.off_policy import OffPolicy, one_choice, states_passed, with_experience
 from ludus.agents.replayed import collected, seeded
-from ludus.core.agent import Updater
+from ludus.core.batch import Batch, Learned
 from ludus.core.errors import UserError, refuse_outside
-from ludus.core.network import Need, Network
+from ludus.core.hidden_state import HiddenState
+from ludus.core.network import Network, NetworkSpec
 from ludus.core.noise import Noise
 from ludus.core.spec import Specs, mask_name, network_inputs
-from ludus.core.types import AgentStep, Batch, EnvStep, Episode, HiddenState, Learned, Tensors
+from ludus.core.step import AgentStep, EnvStep, Episode
+from ludus.core.types import Tensors
+from ludus.core.updater import Updater
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.epsilon import Epsilon, epsilon_greedy, epsilon_greedy_numpy
 from ludus.networks.noisy import quiet, resample_noise
@@ -123,11 +126,11 @@ class DQN(OffPolicy):
         return make_value_head(c.values, one_choice(action), c.dueling, c.atoms, c.v_min, c.v_max, c.noisy)
 
     @classmethod
-    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, Need]:
+    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """One network, for the values of all choices."""
         inputs = ObsPreprocessor(network_inputs(observation)).shapes
         head = cls.make_head(action, config)
-        return {"q": Need(inputs, head.outputs, streams=head.streams, noisy=config.noisy)}
+        return {"q": NetworkSpec(inputs, head.outputs, streams=head.streams, noisy=config.noisy)}
 
     @property
     def soft(self) -> bool:

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ludus.core.agent import Agent
+from ludus.core.batch import Batch
 from ludus.core.environment import GoalReward
 from ludus.core.errors import UserError
+from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network
 from ludus.core.spec import Specs, network_inputs
-from ludus.core.types import Batch, HiddenState, Tensors
+from ludus.core.types import Tensors
 from ludus.experience.hindsight import RewardFunction
 from ludus.experience.replay import ExperienceReplay
 from ludus.networks.target import Target
@@ -59,7 +61,7 @@ class OffPolicy(Agent):
         return next(self.parameters()).device
 
     @property
-    def treatment(self) -> Mapping[str, str]:
+    def action_transform(self) -> Mapping[str, str]:
         """Actions are the environment's own, unless a subclass says otherwise."""
         return {}
 

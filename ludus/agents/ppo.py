@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ludus.agents.actor_critic import ActorCritic, ActorCriticConfig
 from ludus.agents.by_hand import loss_by_hand
-from ludus.core.agent import Updater
+from ludus.core.batch import Batch, Learned
 from ludus.core.errors import UserError
 from ludus.core.network import Network
 from ludus.core.spec import Specs
-from ludus.core.types import Batch, Learned, Tensors
+from ludus.core.types import Tensors
+from ludus.core.updater import Updater
 from ludus.ops.optimizers import adapt
 from ludus.ops.policy_gradient import (
     approx_kl,

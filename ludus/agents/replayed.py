@@ -12,13 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ludus.agents.off_policy import OffPolicy
+from ludus.core.batch import Batch
 from ludus.core.errors import UserError
-from ludus.core.network import Need, Shapes
+from ludus.core.hidden_state import HiddenState
+from ludus.core.network import NetworkSpec, Shapes
 from ludus.core.spec import Spec, Specs, network_inputs
-from ludus.core.types import Batch, EnvStep, HiddenState, Tensors
+from ludus.core.step import EnvStep
+from ludus.core.types import Tensors
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.parameter_noise import ParameterNoise, rms_distance
-from ludus.networks.joined import TAKEN
+from ludus.networks.critic import TAKEN
 from ludus.networks.numpy_actor import NumpyMlp, plain_input, plain_network
 from ludus.ops.q_learning import mixed_priority, n_step_targets, soft_n_step_targets, td_target
 from ludus.preprocess.observation import ObsPreprocessor
@@ -78,14 +81,14 @@ def observation_shapes(observation: Specs) -> Shapes:
     return ObsPreprocessor(network_inputs(observation)).shapes
 
 
-def actor_and_critics(observation: Specs, action: Specs, config: Any, outputs: int = 1) -> dict[str, Need]:
+def actor_and_critics(observation: Specs, action: Specs, config: Any, outputs: int = 1) -> dict[str, NetworkSpec]:
     """An actor with ``outputs`` numbers per action element, and critics of observation and action together."""
     shapes, size = observation_shapes(observation), FlatActions(config, action).size
     if ACTION in shapes:
         raise UserError(f'An observation is called "{ACTION}", as is what a critic gets beside it; rename it.')
     return {
-        "actor": Need(shapes, {"policy": (outputs * size,)}),
-        "critic": Need(shapes | {ACTION: (size,)}, {"value": (1,)}, joined=True, members=config.critics),
+        "actor": NetworkSpec(shapes, {"policy": (outputs * size,)}),
+        "critic": NetworkSpec(shapes | {ACTION: (size,)}, {"value": (1,)}, joined=True, members=config.critics),
     }
 
 

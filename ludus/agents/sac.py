@@ -25,12 +25,15 @@ from ludus.agents.replayed import (
     random_actions,
     surprise,
 )
-from ludus.core.agent import Updater
+from ludus.core.batch import Batch, Learned
 from ludus.core.errors import refuse_outside
-from ludus.core.network import Need, Network
+from ludus.core.hidden_state import HiddenState
+from ludus.core.network import Network, NetworkSpec
 from ludus.core.noise import Noise
 from ludus.core.spec import Specs
-from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, Tensors
+from ludus.core.step import AgentStep, EnvStep
+from ludus.core.types import Tensors
+from ludus.core.updater import Updater
 from ludus.experience.config import WIDE, ReplayConfig
 from ludus.ops.distributions import tanh_gaussian_draw, tanh_gaussian_sample
 from ludus.ops.q_learning import sac_actor_loss, sac_critic_loss, sac_value
@@ -92,7 +95,7 @@ class SAC(OffPolicy):
             self.register_buffer("log_alpha", log_alpha)
 
     @classmethod
-    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, Need]:
+    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """An actor, and critics of observation and action together; they share nothing."""
         return actor_and_critics(observation, action, config, outputs=2)
 
@@ -102,7 +105,7 @@ class SAC(OffPolicy):
         return True
 
     @property
-    def treatment(self) -> Mapping[str, str]:
+    def action_transform(self) -> Mapping[str, str]:
         """The environment gets tanh(u)."""
         return dict.fromkeys(self.action, "tanh")
 

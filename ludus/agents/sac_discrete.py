@@ -13,12 +13,15 @@ from torch import Tensor, nn
 from ludus.agents import soft
 from ludus.agents.off_policy import OffPolicy, one_choice, states_passed
 from ludus.agents.replayed import burned_in, chunk, ends, observation_shapes, surprise
-from ludus.core.agent import Updater
+from ludus.core.batch import Batch, Learned
 from ludus.core.errors import refuse_outside
-from ludus.core.network import Need, Network
+from ludus.core.hidden_state import HiddenState
+from ludus.core.network import Network, NetworkSpec
 from ludus.core.noise import Noise
 from ludus.core.spec import Specs, is_mask, mask_name
-from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, Learned, Tensors
+from ludus.core.step import AgentStep, EnvStep
+from ludus.core.types import Tensors
+from ludus.core.updater import Updater
 from ludus.experience.config import ReplayConfig
 from ludus.ops.distributions import categorical_sample, gumbel, mask_logits
 from ludus.ops.q_learning import policy_entropy, sac_critic_loss, sac_discrete_actor_loss, soft_value, taken
@@ -71,12 +74,12 @@ class DiscreteSAC(OffPolicy):
             self.register_buffer("log_alpha", log_alpha)
 
     @classmethod
-    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, Need]:
+    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """An actor, and critics that value all choices at once; they share nothing."""
         inputs, choices = observation_shapes(observation), one_choice(action)
         return {
-            "actor": Need(inputs, {"policy": (choices,)}),
-            "critic": Need(inputs, {"value": (choices,)}, members=config.critics),
+            "actor": NetworkSpec(inputs, {"policy": (choices,)}),
+            "critic": NetworkSpec(inputs, {"value": (choices,)}, members=config.critics),
         }
 
     @property

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ludus.agents import replayed
 from ludus.agents.off_policy import with_experience
-from ludus.core.agent import Updater
-from ludus.core.types import Batch, Learned, Tensors
+from ludus.core.batch import Batch, Learned
+from ludus.core.types import Tensors
+from ludus.core.updater import Updater
 from ludus.ops.q_learning import temperature_loss
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from ludus.cli.help import show_help
-from ludus.containers.coerce import coerce, describe
 from ludus.core.errors import UserError, nearest
+from ludus.settings.parse import describe, parse_value
 
 T = TypeVar("T")
 SINGULAR = {"tags": "tag"}  # lists that a flag of this name adds to, one word each time
@@ -49,7 +49,7 @@ def parse(arguments: type[T], argv: list[str], command: str) -> T:
         values[first.name] = word
     elif first.default is MISSING:
         raise needs_word(values, command, first.name)
-    return arguments(**{name: coerce(name, value, types[name], "argument") for name, value in values.items()})
+    return arguments(**{name: parse_value(name, value, types[name], "argument") for name, value in values.items()})
 
 
 def wants_help(argv: list[str]) -> bool:
@@ -151,7 +151,7 @@ def _take_list(item: Any, left: deque[str]) -> list[str]:
 
 def _fits(word: str, annotation: Any) -> bool:
     try:
-        coerce("", word, annotation, "")
+        parse_value("", word, annotation, "")
     except UserError:
         return False
     return True

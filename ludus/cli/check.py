@@ -16,11 +16,11 @@ from ludus.cli import BAD_INPUT
 from ludus.cli.arguments import wants_help
 from ludus.cli.help import show_help
 from ludus.cli.train import parse
-from ludus.containers.settings import Resolved
 from ludus.core.errors import UserError, nearest
 from ludus.environments.config import EnvConfig
 from ludus.environments.findings import Problem, from_error
-from ludus.track.terminal import Console
+from ludus.logging.terminal import Console
+from ludus.settings.settings import Resolved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def find_problems(config: EnvConfig) -> tuple[list[Problem], str]:
 
 def find_refusals(resolved: Resolved, trust: bool = False) -> list[Problem]:
     """What training would refuse of a sound environment: no network for it, or too little memory."""
-    from ludus.containers.train import check_settings
+    from ludus.runs.train import check_settings
 
     try:
         check_settings(resolved, trust)

@@ -11,12 +11,12 @@ import tyro
 
 from ludus.cli.arguments import parse
 from ludus.cli.output import say
-from ludus.containers.settings import at_least
-from ludus.track.rundir import RunDirectory, check_checkpoint_name
+from ludus.runs.folder import RunDirectory, check_checkpoint_name
+from ludus.settings.settings import at_least
 
 if TYPE_CHECKING:  # it imports torch, and `--help` should not
     from ludus.containers.evaluate import Evaluation
-    from ludus.containers.player import Player
+    from ludus.runs.policy import Player
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
     at_least("--seed", given.seed, 0)
     check_checkpoint_name(given.checkpoint)
     folders = [RunDirectory.open(name, given.runs).path for name in given.run]  # before torch is imported
-    from ludus.containers.player import load
+    from ludus.runs.policy import load
 
     for index, folder in enumerate(folders):
         checkpoint = RunDirectory(folder).resolve_checkpoint(given.checkpoint)

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from ludus.containers.coerce import union_members
+from ludus.settings.parse import union_members
 
 WORDS = {str: "TEXT", int: "INT", float: "FLOAT"}
 NOTHING = "none"  # how an empty text, an empty list and None are shown

@@ -16,13 +16,13 @@ from rich.table import Table
 
 from ludus.agents import AGENTS, CONFIGS
 from ludus.cli.arguments import parse
-from ludus.containers.settings import presets
 from ludus.core.errors import UserError
 from ludus.core.text import printable
+from ludus.logging.status import number
+from ludus.logging.terminal import Console
 from ludus.networks import NETWORKS, SUBMODULES
-from ludus.track.status import number
-from ludus.track.summary import ListedRun, Summary, list_runs
-from ludus.track.terminal import Console
+from ludus.runs.summary import ListedRun, Summary, list_runs
+from ludus.settings.settings import presets
 
 # Packages that parts of Gymnasium need beside it.
 NEEDS = {"box2d": "Box2D", "mujoco": "mujoco", "phys2d": "jax", "tabular": "jax"}

@@ -15,13 +15,13 @@ import tyro
 
 from ludus.cli.arguments import parse
 from ludus.cli.output import say
-from ludus.containers.settings import at_least, at_most
 from ludus.core.errors import UserError
-from ludus.track.rundir import RunDirectory, check_checkpoint_name
-from ludus.track.video import Frame, write_video
+from ludus.logging.video import Frame, write_video
+from ludus.runs.folder import RunDirectory, check_checkpoint_name
+from ludus.settings.settings import at_least, at_most
 
 if TYPE_CHECKING:  # it imports torch, and `--help` should not
-    from ludus.containers.player import Player
+    from ludus.runs.policy import Player
 
 
 FPS = 30.0  # pictures per second where the environment does not say
@@ -60,7 +60,7 @@ def run(argv: list[str]) -> int:
     windowed = not given.out and has_screen()
     if not windowed:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # environments that draw with pygame look for a screen else
-    from ludus.containers.player import load
+    from ludus.runs.policy import load
 
     checkpoint = directory.resolve_checkpoint(given.checkpoint)
     player = load(directory.path, checkpoint, given.runs, trust=given.trust)

@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ludus.cli.arguments import parse
-from ludus.track.rundir import RunDirectory
-from ludus.track.terminal import Console
+from ludus.logging.terminal import Console
+from ludus.runs.folder import RunDirectory
 
 if TYPE_CHECKING:  # they import torch, and `--help` should not
     from torch import Tensor
 
-    from ludus.containers.replay import Replay, Span
+    from ludus.runs.diagnose import Replay, Span
 
 NOT_REPRODUCED = 1  # exit code
 BEFORE = 3  # steps shown before the bad one
@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
     """Replay and print; the exit code is 0 if the failure came again."""
     given = parse(Arguments, argv, "replay")
     directory = RunDirectory.open(given.run, given.runs)  # a wrong name is told before torch is imported
-    from ludus.containers.replay import replay
+    from ludus.runs.diagnose import replay
 
     found = replay(directory, Path(given.blackbox) if given.blackbox else None, given.trust)
     console = Console()
@@ -157,7 +157,7 @@ def _ending(found: Replay, t: int, row: int) -> str:
 
 
 def _show_numbers(console: Console, found: Replay) -> None:
-    from ludus.containers.replay import span
+    from ludus.runs.diagnose import span
 
     batch = found.batch
     spans: dict[str, Span] = {_label("observation", k): span(x) for k, x in batch.observation.items()}
@@ -209,7 +209,7 @@ def _of_environment(found: Replay) -> str:
 
 
 def _of_sizes(found: Replay) -> str:
-    from ludus.containers.replay import span
+    from ludus.runs.diagnose import span
 
     agent, batch = found.settings.agent, found.batch
     reward = _size(span(batch.reward))

@@ -14,8 +14,8 @@ from ludus.cli.arguments import UnknownFlag, known_flags, parse
 from ludus.cli.output import say
 from ludus.cli.train import closing
 from ludus.core.errors import UserError
-from ludus.track.config_file import read_config
-from ludus.track.rundir import RunDirectory
+from ludus.runs.folder import RunDirectory
+from ludus.settings.config_file import read_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ def run(argv: list[str]) -> int:
     """Resume, and say what to type next."""
     given = _parse(argv)
     folder = RunDirectory.open(given.run, given.runs).path  # a wrong name is told before torch is imported
-    from ludus.containers.train import resume
+    from ludus.runs.train import resume
 
     result = resume(
         folder,
@@ -76,7 +76,7 @@ def _parse(argv: list[str]) -> Arguments:
 
 def _is_setting(error: UnknownFlag) -> bool:
     from ludus.cli.train import LAYERS
-    from ludus.containers.settings import DEFAULT_AGENT, SHORT, agent_config, setting_types
+    from ludus.settings.settings import DEFAULT_AGENT, SHORT, agent_config, setting_types
 
     types = setting_types(agent_config(DEFAULT_AGENT))
     known = known_flags(types | LAYERS | dict.fromkeys(SHORT, str))

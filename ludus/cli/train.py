@@ -17,7 +17,8 @@ from ludus.cli import INTERRUPTED
 from ludus.cli.arguments import Flag, UnknownFlag, known_flags, only_word, read_words, refuse_swallowed, wants_help
 from ludus.cli.help import show_help
 from ludus.cli.output import say
-from ludus.containers.settings import (
+from ludus.core.errors import UserError
+from ludus.settings.settings import (
     NO_PRESET,
     SHORT,
     Resolved,
@@ -28,7 +29,6 @@ from ludus.containers.settings import (
     resolve_settings,
     setting_types,
 )
-from ludus.core.errors import UserError
 
 A = TypeVar("A")
 LAYERS = {
@@ -64,7 +64,7 @@ class Arguments(Generic[A]):
 def run(argv: list[str]) -> int:
     """Train, and say what to type next."""
     resolved = parse(argv)
-    from ludus.containers.train import train_resolved
+    from ludus.runs.train import train_resolved
 
     result = train_resolved(resolved, trust=_trusts(argv))
     stopped = result.reason.startswith("SIG")
@@ -106,10 +106,10 @@ def _read(words: list[str], flags: Mapping[str, Flag], agent: str) -> tuple[list
     try:
         return read_words(words, flags)
     except UnknownFlag as error:
-        from ludus.containers.whose import whose_setting
+        from ludus.settings.agents_with import agents_with_setting
 
         plain = error.key.replace("agent.no_", "agent.", 1)  # the flag that turns a setting off
-        if who := whose_setting(error.key, agent) or whose_setting(plain, agent):
+        if who := agents_with_setting(error.key, agent) or agents_with_setting(plain, agent):
             raise UserError(f"Unknown flag {error.flag}: {who}.") from None
         raise
 

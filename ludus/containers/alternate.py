@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ludus.core.types import HiddenState, Tensors
+from ludus.core.hidden_state import HiddenState
+from ludus.core.types import Tensors
 
 if TYPE_CHECKING:
     from ludus.containers.loop import Loop
@@ -26,10 +27,10 @@ def alternate(loop: Loop) -> int:
 
     def act(group: int) -> None:
         rows = groups[group]
-        said = agent.act(steps[group], states[group], {name: x[rows] for name, x in numbers.items()})
-        cache.agent_write(said, rows.start)
-        manager.send(said.action, group)
-        states[group] = said.state
+        agent_step = agent.act(steps[group], states[group], {name: x[rows] for name, x in numbers.items()})
+        cache.agent_write(agent_step, rows.start)
+        manager.send(agent_step.action, group)
+        states[group] = agent_step.state
         clock.lap("acting")
 
     numbers = loop.noise.next()

@@ -19,14 +19,16 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ludus.core.agent import Agent, Updater
+from ludus.core.agent import Agent
+from ludus.core.batch import Batch
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.spec import is_mask
-from ludus.core.types import Batch, State, Tensors
+from ludus.core.types import State, Tensors
+from ludus.core.updater import Updater
 from ludus.environments.findings import outside
 from ludus.experience.validate import Bounds, NotFinite, check_batch
-from ludus.track import checkpoint as checkpoints
+from ludus.runs import checkpoint as checkpoints
 
 FOLDER = "blackbox"
 ROOM = 64_000_000  # bytes for batches that were learned from since everything was copied

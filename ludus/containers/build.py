@@ -14,21 +14,22 @@ from torch import nn
 
 from ludus.agents import AGENTS
 from ludus.containers.evaluate import Evaluator
-from ludus.containers.settings import Resolved, Settings
 from ludus.containers.threads import requested_threads
-from ludus.containers.unused import refuse_unused, unused
 from ludus.containers.updater import LocalUpdater
-from ludus.core.agent import Agent, ExperienceCache
+from ludus.core.agent import Agent
+from ludus.core.cache import ExperienceCache
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.names import resolve
-from ludus.core.network import Need
+from ludus.core.network import NetworkSpec
 from ludus.core.spec import Specs, network_inputs
 from ludus.experience.space import free_room, rollout_bytes
 from ludus.managers.make import make_manager
 from ludus.networks.build import build_network
 from ludus.parallel.devices import Device, assign, cores, free_memory
 from ludus.preprocess.observation import ObsPreprocessor
+from ludus.settings.ineffective import refuse_ineffective, unused
+from ludus.settings.settings import Resolved, Settings
 
 LARGE_IMAGE = 64  # the smallest side from which policy and value share a trunk
 GPU_SPEED = 20.0  # as many times faster than the CPU, by a rough guess
@@ -56,7 +57,7 @@ def build_agent(settings: Settings[Any], observation: Specs, action: Specs, devi
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         needs = kind.requirements(observation, action, settings.agent, _shares(settings, observation))
-        networks = {name: build_network(settings.network, Need(*need)) for name, need in needs.items()}
+        networks = {name: build_network(settings.network, NetworkSpec(*need)) for name, need in needs.items()}
         agent: Agent = kind(observation, action, settings.agent, networks, settings.env.num)
     if isinstance(device, str):
         device = choose_device(device, memory_needed(settings, agent, observation))
@@ -92,7 +93,7 @@ def build_learner(resolved: Resolved, observation: Specs, action: Specs, new: bo
     """The agent that a run trains; what cannot be learned here is refused before anything large is made."""
     settings = resolved.settings
     if new:
-        refuse_unused(resolved, observation, action)
+        refuse_ineffective(resolved, observation, action)
     _refuse_large_rollout(settings, observation)
     _refuse_large_networks(settings, observation, action)
     agent = build_agent(settings, observation, action, settings.device)
@@ -172,7 +173,7 @@ def build_evaluator(
 
     def make() -> EnvironmentManager:
         manager = make_manager(settings.env, rows, environment=environment, branch=branch)
-        manager.use(agent.treatment)
+        manager.use(agent.action_transform)
         return manager
 
     return Evaluator(make, settings.evaluation.episodes, settings.seed, settings.evaluation.greedy)

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch._inductor import compile as compile_graph
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ludus.core.agent import LossFunction
-from ludus.core.types import Batch, HiddenState, Tensors
+from ludus.core.batch import Batch
+from ludus.core.hidden_state import HiddenState
+from ludus.core.types import Tensors
+from ludus.core.updater import LossFunction
 
 if TYPE_CHECKING:
     from ludus.containers.updater import LocalUpdater, Part

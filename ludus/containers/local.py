@@ -6,25 +6,31 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 
 from ludus.containers.blackbox import BlackBox
 from ludus.containers.build import build_cache
-from ludus.containers.episodes import RecentEpisodes
 from ludus.containers.evaluate import Evaluation, Evaluator, evaluate_worker
 from ludus.containers.loop import begin, collect, improve
-from ludus.containers.report import Reporter
-from ludus.containers.settings import Settings
 from ludus.containers.state import restore_worker, worker_state
-from ludus.core.agent import Agent, Container, Updater
+from ludus.core.agent import Agent
+from ludus.core.container import Container
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import Stop
-from ludus.core.types import EnvStep, HiddenState, State, Tensors
+from ludus.core.hidden_state import HiddenState
+from ludus.core.step import EnvStep
+from ludus.core.types import State, Tensors
+from ludus.core.updater import Updater
+from ludus.logging.clock import Clock
+from ludus.logging.episodes import RecentEpisodes
 from ludus.parallel.children import StartedProcesses
-from ludus.track.clock import Clock
+from ludus.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from ludus.runs.report import Reporter
 
 OnUpdate = Callable[..., Any]  # hook(numbers, worker), or hook(numbers)
 HOOK = "on_update"  # how the reason begins where the hook ended the run

@@ -9,11 +9,15 @@ import torch
 
 from ludus.containers.alternate import alternate
 from ludus.containers.blackbox import BlackBox
-from ludus.core.agent import Agent, ExperienceCache, Updater
+from ludus.core.agent import Agent
+from ludus.core.cache import ExperienceCache
 from ludus.core.environment import EnvironmentManager
+from ludus.core.hidden_state import HiddenState
 from ludus.core.noise import Noise
-from ludus.core.types import EnvStep, HiddenState, Tensors
-from ludus.track.clock import Clock
+from ludus.core.step import EnvStep
+from ludus.core.types import Tensors
+from ludus.core.updater import Updater
+from ludus.logging.clock import Clock
 
 
 class Loop(Protocol):
@@ -51,12 +55,12 @@ def _together(loop: Loop) -> int:
     agent, manager, cache, noise, clock = loop.agent, loop.manager, loop.cache, loop.noise, loop.clock
     step, state, decisions = loop.env_step, loop.hidden_state, 0
     while True:
-        said = agent.act(step, state, noise.next())
-        cache.agent_write(said)
+        agent_step = agent.act(step, state, noise.next())
+        cache.agent_write(agent_step)
         clock.lap("acting")
-        raw = manager.step(said.action)
+        raw = manager.step(agent_step.action)
         clock.lap("environment")
-        step, state = raw.to(loop.device), said.state
+        step, state = raw.to(loop.device), agent_step.state
         cache.env_write(step, state)
         decisions += manager.batch - int(np.count_nonzero(raw.first.numpy()))
         if not cache.accepts(0):

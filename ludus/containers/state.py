@@ -10,15 +10,16 @@ import torch
 from ludus.containers.blackbox import generators
 from ludus.containers.build import bytes_of
 from ludus.containers.evaluate import Evaluation
-from ludus.core.agent import ExperienceCache
+from ludus.core.cache import ExperienceCache
 from ludus.core.errors import UserError
-from ludus.core.types import HiddenState, State
+from ludus.core.hidden_state import HiddenState
+from ludus.core.types import State
 from ludus.experience.replay import ExperienceReplay
 from ludus.managers.history import LARGEST, LONGEST
 
 if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker
-    from ludus.track.checkpoint import Checkpoint
+    from ludus.runs.checkpoint import Checkpoint
 
 STEP = 256  # bytes that a step of a rollout may take beside its observation and action
 SNAPSHOT = 1 << 20  # bytes that the snapshot of an environment may take

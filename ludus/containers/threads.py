@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import threadpool_limits
 
-from ludus.containers.settings import LARGEST
+from ludus.settings.settings import LARGEST
 
 VARIABLE = "OMP_NUM_THREADS"
 

@@ -8,9 +8,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ludus.core.agent import Agent, LossFunction, Updater
+from ludus.core.agent import Agent
+from ludus.core.batch import Batch
 from ludus.core.errors import UserError
-from ludus.core.types import Batch, State, Tensors
+from ludus.core.types import State, Tensors
+from ludus.core.updater import LossFunction, Updater
 from ludus.networks.mode import depends_on_mode
 from ludus.networks.tape import Tape
 from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_, rmsprop_tf_

@@ -1,96 +1,25 @@
-"""Agents, what they learn from, and what turns a loss into a step."""
+"""The interface of agents."""
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ludus.core.batch import Batch, Learned
+from ludus.core.cache import ExperienceCache
 from ludus.core.environment import GoalReward
 from ludus.core.errors import UserError
-from ludus.core.network import Need, Shapes
+from ludus.core.hidden_state import HiddenState
+from ludus.core.network import NetworkSpec, Shapes
 from ludus.core.noise import Noise
 from ludus.core.spec import Specs
-from ludus.core.types import AgentStep, Batch, EnvStep, Episode, HiddenState, Learned, State, Tensors
-
-LossFunction = Callable[[Batch], tuple[Tensors, Tensors]]
-
-
-class ExperienceCache(ABC):
-    """Written after stepping, read before learning."""
-
-    on_report: Callable[[str], object] = staticmethod(warnings.warn)  # told what a user should know
-
-    @abstractmethod
-    def env_write(self, step: EnvStep, state: HiddenState, start: int = 0) -> None:
-        """Take what environments said (rows from ``start`` on), and the hidden state before the agent acts on it."""
-
-    @abstractmethod
-    def agent_write(self, step: AgentStep, start: int = 0) -> None:
-        """Take what the agent said to the step that these rows had last."""
-
-    @abstractmethod
-    def ready(self) -> bool:
-        """Whether it is time to learn."""
-
-    def accepts(self, start: int) -> bool:
-        """Whether the rows from ``start`` on may step again before it is time to learn."""
-        return not self.ready()
-
-    @abstractmethod
-    def read(self) -> Batch:
-        """The next batch; valid until the next write."""
-
-    @abstractmethod
-    def amend(self, step: EnvStep) -> None:
-        """Take the last step of all rows again: after a resume, some may have begun new episodes instead."""
-
-    def feedback(self, index: Tensor, priority: Tensor) -> None:
-        """Take new priorities for what was read; a cache without priorities ignores them."""
-        return
-
-    def schedule(self, progress: float) -> None:
-        """Set what follows the share of the run that is done (0 to 1)."""
-        return
-
-    def report(self) -> dict[str, float]:
-        """Numbers for the log."""
-        return {}
-
-    @abstractmethod
-    def state_dict(self) -> State: ...
-
-    @abstractmethod
-    def load_state_dict(self, state: State) -> None: ...
-
-
-class Updater(ABC):
-    """Forward, backward, reduction over ranks, clip and optimizer step, so that all can be one compiled region."""
-
-    learning_rate: float
-    by_hand = False  # whether a loss may leave gradients at the networks' outputs instead of a graph
-
-    @abstractmethod
-    def step(self, loss: LossFunction, batch: Batch, group: str = "all") -> Tensors:
-        """Step the parameters of ``group`` on the losses, each weighted by the agent's coefficient; return metrics.
-
-        The loss is computed with the networks in training mode (BatchNorm, Dropout); acting and all else see them in
-        evaluation mode.
-        """
-
-    @abstractmethod
-    def mean(self, x: Tensor) -> Tensor:
-        """The mean of ``x`` over ranks."""
-
-    @abstractmethod
-    def state_dict(self) -> State: ...
-
-    @abstractmethod
-    def load_state_dict(self, state: State) -> None: ...
+from ludus.core.step import AgentStep, EnvStep, Episode
+from ludus.core.types import Tensors
+from ludus.core.updater import Updater
 
 
 class Agent(nn.Module, ABC):
@@ -108,12 +37,12 @@ class Agent(nn.Module, ABC):
     @abstractmethod
     def requirements(
         cls, observation: Specs, action: Specs, config: Any, shared: bool
-    ) -> Mapping[str, Need | tuple[Shapes, Shapes]]:
+    ) -> Mapping[str, NetworkSpec | tuple[Shapes, Shapes]]:
         """What to build: network name → input shapes, output shapes, and more; ``shared``: one trunk for all."""
 
     @property
     @abstractmethod
-    def treatment(self) -> Mapping[str, str]:
+    def action_transform(self) -> Mapping[str, str]:
         """How the environment side turns this agent's actions into the environment's, by action name."""
 
     @abstractmethod
@@ -178,15 +107,3 @@ class Agent(nn.Module, ABC):
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Set what follows the share of the run that is done (0 to 1); return the values to log."""
         return {}
-
-
-class Container(ABC):
-    """Holds all application state and runs the loop."""
-
-    @abstractmethod
-    def run(self, nb_step: int, initial_step: int = 0) -> Self:
-        """Train until ``nb_step`` real agent decisions are done, counted from ``initial_step``."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release everything; may be called twice."""

@@ -10,7 +10,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ludus.core.spec import Specs
-from ludus.core.types import EnvStep, Episode, State, Tensors
+from ludus.core.step import EnvStep, Episode
+from ludus.core.types import State, Tensors
 
 GoalReward = Callable[..., tuple[NDArray[Any], NDArray[Any] | None]]  # of goals reached and wanted: rewards, endings
 
@@ -34,7 +35,7 @@ class EnvironmentManager(ABC):
     restored: str = ""  # after load_state_dict: "exactly", or why rows began new episodes
 
     @abstractmethod
-    def use(self, treatment: Mapping[str, str]) -> None:
+    def use(self, action_transform: Mapping[str, str]) -> None:
         """Say how policy-space actions become the environment's: ``clip``, ``tanh``, ``unit`` or ``none`` by name."""
 
     @abstractmethod

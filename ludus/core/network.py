@@ -7,13 +7,14 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from ludus.core.types import HiddenState, Tensors
+from ludus.core.hidden_state import HiddenState
+from ludus.core.types import Tensors
 
 Shape = tuple[int, ...]
 Shapes = dict[str, Shape]
 
 
-class Need(NamedTuple):
+class NetworkSpec(NamedTuple):
     """A network that an agent asks for."""
 
     inputs: Shapes

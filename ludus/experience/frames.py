@@ -10,7 +10,7 @@ from torch import Tensor
 from ludus.core.spec import Spec
 from ludus.core.types import State
 from ludus.experience.ring import Ring
-from ludus.experience.track import Integers, plain
+from ludus.experience.row_group import Integers, plain
 
 SPARE = 8  # one frame more per so many steps, for the older frames that an episode begins with
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ludus.core.errors import UserError
 from ludus.core.spec import Specs
-from ludus.core.types import EnvStep
+from ludus.core.step import EnvStep
 from ludus.experience.config import ReplayConfig
-from ludus.experience.track import Integers
+from ludus.experience.row_group import Integers
 
 REACHED, WANTED = "achieved_goal", "desired_goal"
 OPEN = -1  # the end of an episode that goes on

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ludus.core.types import HiddenState, Tensors
+from ludus.core.hidden_state import HiddenState
+from ludus.core.types import Tensors
 
 ENDING = ("reward", "terminated", "truncated")
 
 
-class Lane:
+class RolloutRows:
     """Rows that are written together: their views by time step, made once, as indexing costs more than the copy."""
 
     def __init__(self, rows: slice, blocks: Tensors) -> None:

@@ -26,7 +26,7 @@ class Tree(ctypes.Structure):
     )
 
 
-class Places(ctypes.Structure):
+class SlotIndex(ctypes.Structure):
     """Where the items of a replay lie; see native.c."""
 
     _fields_ = (

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ludus.experience import native
-from ludus.experience.places import Places
+from ludus.experience.slot_index import SlotIndex
 from ludus.experience.sum_tree import SumTree
 
 SMALLEST = 1e-6  # added to every surprise, so that all can be drawn
@@ -17,7 +17,7 @@ WAITING = 8192  # changes that are made together, at the latest
 class Priorities:
     """(|δ| + ε)^α of each item, 0 where nothing can be drawn; items that come and go wait until something is."""
 
-    def __init__(self, places: Places, exponent: float) -> None:
+    def __init__(self, places: SlotIndex, exponent: float) -> None:
         self.largest, self._exponent = 1.0, exponent  # the largest so far, which new items get
         self._places, self._tree, self._library = places, SumTree(places.batch * places.length), native.LIBRARY
         self._numbers: list[Tensor] = []

@@ -8,14 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ludus.core.types import Batch, HiddenState, Tensors
+from ludus.core.batch import Batch
+from ludus.core.hidden_state import HiddenState
+from ludus.core.types import Tensors
 from ludus.experience import native
 from ludus.experience.config import ReplayConfig
 from ludus.experience.frames import Frames
 from ludus.experience.hindsight import REACHED, WANTED, Hindsight
-from ludus.experience.places import Places
 from ludus.experience.ring import Ring
-from ludus.experience.track import ARRIVAL, Arrival, Integers
+from ludus.experience.row_group import ARRIVAL, Arrival, Integers
+from ludus.experience.slot_index import SlotIndex
 from ludus.experience.windows import n_step
 
 
@@ -73,7 +75,7 @@ class Reader:
         config: ReplayConfig,
         gamma: float,
         names: list[str],
-        places: Places,
+        places: SlotIndex,
         ring: Ring,
         hidden: Ring,
         frames: dict[str, Frames],

@@ -6,18 +6,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.core.agent import ExperienceCache
+from ludus.core.batch import Batch
+from ludus.core.cache import ExperienceCache
+from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Specs
-from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, State
+from ludus.core.step import AgentStep, EnvStep
+from ludus.core.types import State
 from ludus.experience.config import ReplayConfig
 from ludus.experience.frames import Frames
 from ludus.experience.hindsight import Hindsight, RewardFunction, refuse_hindsight
-from ludus.experience.places import Places
 from ludus.experience.priorities import Priorities
 from ludus.experience.reader import Reader
 from ludus.experience.ring import Ring
+from ludus.experience.row_group import ARRIVAL, Arrival, Integers, RowGroup, plain
+from ludus.experience.slot_index import SlotIndex
 from ludus.experience.space import bytes_needed, free_room, refuse_if_too_large, refuse_too_short
-from ludus.experience.track import ARRIVAL, Arrival, Integers, Track, plain
 
 PAUSE = 32  # steps of all rows, while updates are rarer than that, after which the container gets a word in
 DUE = 1 - 1e-9  # a credit of 1: ten times 0.1 must do
@@ -27,8 +30,8 @@ class ExperienceReplay(ExperienceCache):
     """A ring ``[N, B, …]`` per tensor, in native types, from which transitions or sequences are drawn.
 
     Reward and endings lie with the observation that they came with, as in EnvStep. Only what is real and complete can
-    be drawn: each group of rows has a queue of it (see Track), so that no draw is ever rejected. ``read`` gives memory
-    that the next ``read`` uses again. With ``window``, n-step transitions come with the states that they pass.
+    be drawn: each group of rows has a queue of it (see RowGroup), so that no draw is ever rejected. ``read`` gives
+    memory that the next ``read`` uses again. With ``window``, n-step transitions come with the states that they pass.
     """
 
     def __init__(
@@ -68,8 +71,8 @@ class ExperienceReplay(ExperienceCache):
         self._said: list[str] = []  # action/… and experience/…: known when the agent has spoken
         self._keys: list[tuple[int, str]] = []  # the same, as places in an AgentStep
         self._fresh = np.zeros((batch, self.length), np.bool_)  # where episodes begin, on the CPU whatever the device
-        self._places = Places(self.length, batch)
-        self._tracks: dict[int, Track] = {}  # by their first row
+        self._places = SlotIndex(self.length, batch)
+        self._tracks: dict[int, RowGroup] = {}  # by their first row
         self._priorities = Priorities(self._places, config.priority_exponent) if config.prioritized else None
         self._hindsight = None
         if config.hindsight and reward_fn is not None:
@@ -86,27 +89,27 @@ class ExperienceReplay(ExperienceCache):
     @property
     def size(self) -> int:
         """How many transitions, or sequences, can be drawn."""
-        return sum([track.size for track in self._tracks.values()])
+        return sum([group.size for group in self._tracks.values()])
 
     def env_write(self, step: EnvStep, state: HiddenState, start: int = 0) -> None:
         """Write observation, reward, endings and ``first`` at the next slot, and let what is complete be drawn."""
-        track = self._tracks.get(start) or self._open(step, start)
-        track.time += 1
-        time, at = track.time, track.at()
-        arrays = track.arrays(step, self._plain)
-        for target, x in zip(track.heard, arrays, strict=True):
+        group = self._tracks.get(start) or self._open(step, start)
+        group.time += 1
+        time, at = group.time, group.at()
+        arrays = group.arrays(step, self._plain)
+        for target, x in zip(group.heard, arrays, strict=True):
             target[at][...] = x
         fresh = arrays[0] if step.first.is_cpu else step.first.cpu().numpy()
-        self._fresh[track.rows, time % self.length] = fresh
-        self._places.now[track.rows] = time
+        self._fresh[group.rows, time % self.length] = fresh
+        self._places.now[group.rows] = time
         for name, frames in self._frames.items():
-            frames.write(track.all, time, step.observation[name], fresh)
+            frames.write(group.all, time, step.observation[name], fresh)
         if self._hindsight is not None:
             self._hindsight.check(start, step, fresh)
-            self._hindsight.write(track.all, time, fresh)
+            self._hindsight.write(group.all, time, fresh)
         if self.config.sequence and time % self._stride == 0:
-            self._remember(track, state)
-        self._expire(track)
+            self._remember(group, state)
+        self._expire(group)
         for name, frames in self._frames.items():
             if frames.broken and not frames.whole:
                 self._keep_whole(name)
@@ -116,22 +119,22 @@ class ExperienceReplay(ExperienceCache):
                     f"will take {self.bytes / 1e6:,.1f} MB when it is full; with the frame stack as the outermost "
                     "wrapper it stores each frame once."
                 )
-        if time - self._span >= track.oldest:
-            self._offer(track, time - self._span)
+        if time - self._span >= group.oldest:
+            self._offer(group, time - self._span)
         if time:
-            self._earn(track, len(fresh) - int(np.count_nonzero(fresh)))
+            self._earn(group, len(fresh) - int(np.count_nonzero(fresh)))
 
     def agent_write(self, step: AgentStep, start: int = 0) -> None:
         """Write action and experience at the slot of the last observation."""
-        track = self._tracks[start]
-        at = track.at()
-        if not track.said:
+        group = self._tracks[start]
+        at = group.at()
+        if not group.said:
             said = {f"action/{name}": x for name, x in step.action.items()}
             for name, x in (said | {f"experience/{k}": x for k, x in step.experience.items()}).items():
                 self._ring.add(name, tuple(x.shape[1:]), x.dtype)
             self._listen()
-            track.view()
-        for (kind, name), target in zip(self._keys, track.said, strict=True):
+            group.view()
+        for (kind, name), target in zip(self._keys, group.said, strict=True):
             target[at][...] = plain(step[kind][name])
 
     def ready(self) -> bool:
@@ -177,26 +180,26 @@ class ExperienceReplay(ExperienceCache):
 
     def amend(self, step: EnvStep) -> None:
         """Write the last observation of every row again; a transition that led to one that is now lost is no more."""
-        for track in self._tracks.values():
-            rows, at = step.rows(track.rows), track.at()
-            slot, fresh = track.time % self.length, rows.first.cpu().numpy()
-            track.heard[0][at][...] = plain(rows.first)
-            for name, target in zip(self._plain, track.heard[4:], strict=True):
+        for group in self._tracks.values():
+            rows, at = step.rows(group.rows), group.at()
+            slot, fresh = group.time % self.length, rows.first.cpu().numpy()
+            group.heard[0][at][...] = plain(rows.first)
+            for name, target in zip(self._plain, group.heard[4:], strict=True):
                 target[at][...] = plain(rows.observation[name])
-            was_fresh = self._fresh[track.rows, slot].copy()
+            was_fresh = self._fresh[group.rows, slot].copy()
             begun = fresh & ~was_fresh
-            self._fresh[track.rows, slot] = fresh
+            self._fresh[group.rows, slot] = fresh
             for name, frames in self._frames.items():
-                frames.amend(track.all, track.time, rows.observation[name], fresh, was_fresh)
+                frames.amend(group.all, group.time, rows.observation[name], fresh, was_fresh)
             if self._hindsight is not None:
-                self._hindsight.write(track.all[begun], track.time, begun[begun])
+                self._hindsight.write(group.all[begun], group.time, begun[begun])
             if self._span == 1 and not self.config.sequence:
-                newest = track.take_back((track.time - 1) * self.batch)
-                lost = np.isin(newest % self.batch, track.all[begun])
-                track.push(newest[~lost])
+                newest = group.take_back((group.time - 1) * self.batch)
+                lost = np.isin(newest % self.batch, group.all[begun])
+                group.push(newest[~lost])
                 if self._priorities is not None:
                     self._priorities.drop(torch.from_numpy(newest[lost]))
-            self._expire(track)
+            self._expire(group)
 
     def state_dict(self) -> State:
         """The filled part of the ring and all counters; without the replay, the last step of each row alone."""
@@ -205,7 +208,7 @@ class ExperienceReplay(ExperienceCache):
             "whole": self.config.save_replay,
             "counters": [self._real, self._earning, self._reads, self._credit],
             "largest": self._priorities.largest if self._priorities is not None else None,
-            "tracks": [self._save(track) for track in self._tracks.values()],
+            "groups": [self._save(group) for group in self._tracks.values()],
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -217,52 +220,52 @@ class ExperienceReplay(ExperienceCache):
         if self._priorities is not None:
             self._priorities = Priorities(self._places, self.config.priority_exponent)
             self._priorities.largest = state["largest"] or 1.0  # none: the run had no priorities before
-        for saved in state["tracks"]:
+        for saved in state["groups"]:
             self._load(saved)
 
-    def _open(self, step: EnvStep, start: int) -> Track:
-        """Make the track of the rows from ``start`` on, at its first write."""
+    def _open(self, step: EnvStep, start: int) -> RowGroup:
+        """Make the group of the rows from ``start`` on, at its first write."""
         for name in self._plain:
             x = step.observation[name]
             self._ring.add(f"observation/{name}", tuple(x.shape[1:]), x.dtype)
         return self._add_track(start, start + len(step.first))
 
-    def _add_track(self, start: int, stop: int) -> Track:
+    def _add_track(self, start: int, stop: int) -> RowGroup:
         capacity = (stop - start) * (self.length // self._stride + 1)
-        self._tracks[start] = track = Track(slice(start, stop), self._ring, capacity, self._seen, self._said)
+        self._tracks[start] = group = RowGroup(slice(start, stop), self._ring, capacity, self._seen, self._said)
         self._tracks = dict(sorted(self._tracks.items()))
-        return track
+        return group
 
     def _listen(self) -> None:
         """Look which columns there are of what the agent says."""
         self._said[:] = [name for name in self._ring.columns if name.startswith(("action/", "experience/"))]
         self._keys = [(int(kind == "experience"), name) for kind, _, name in (x.partition("/") for x in self._said)]
 
-    def _remember(self, track: Track, state: HiddenState) -> None:
+    def _remember(self, group: RowGroup, state: HiddenState) -> None:
         """Keep the hidden state with which a sequence starts."""
         for name, x in state.items():
             self._hidden.add(name, tuple(x.shape[1:]), x.dtype)
-            self._hidden.columns[name][track.rows, track.time // self._stride % self._hidden.length] = x
+            self._hidden.columns[name][group.rows, group.time // self._stride % self._hidden.length] = x
 
-    def _expire(self, track: Track) -> None:
+    def _expire(self, group: RowGroup) -> None:
         """Let nothing be drawn of which a part has been overwritten."""
-        oldest = max(track.oldest, track.time - self.length + 1)
+        oldest = max(group.oldest, group.time - self.length + 1)
         for frames in self._frames.values():
-            oldest = frames.oldest(track.rows, oldest, track.time)
-        if oldest > track.oldest:
-            track.oldest = self._places.oldest[track.rows] = oldest
-            gone = track.expire(oldest * self.batch)
+            oldest = frames.oldest(group.rows, oldest, group.time)
+        if oldest > group.oldest:
+            group.oldest = self._places.oldest[group.rows] = oldest
+            gone = group.expire(oldest * self.batch)
             if self._priorities is not None and gone[0] < gone[1]:
-                self._priorities.drop(torch.from_numpy(track.between(*gone)))
+                self._priorities.drop(torch.from_numpy(group.between(*gone)))
 
     def _keep_whole(self, name: str) -> None:
         """Keep whole stacks of an observation from now on; refuse if there is no room for them."""
         frames, config = self._frames[name], self.config
-        for track in self._tracks.values():
-            self._expire(track)  # what the smaller stream has overwritten
+        for group in self._tracks.values():
+            self._expire(group)  # what the smaller stream has overwritten
         needed, total = frames.bytes_to_keep_whole(), self.bytes + frames.bytes_to_keep_whole() - frames.bytes()
         if self.device.type == "cpu" and not config.replay_folder:  # memory is taken only as it is written
-            filled = max((min(1.0, track.time / self.length) for track in self._tracks.values()), default=0.0)
+            filled = max((min(1.0, group.time / self.length) for group in self._tracks.values()), default=0.0)
             needed = total - int(filled * self.bytes)
         why = (
             f'Observation "{name}": a stack of {frames.stack} frames was not the one before it shifted by one, so the '
@@ -274,41 +277,41 @@ class ExperienceReplay(ExperienceCache):
         frames.keep_whole()
         self.bytes = total
 
-    def _offer(self, track: Track, time: int) -> None:
+    def _offer(self, group: RowGroup, time: int) -> None:
         """Let what began at ``time`` and is complete now be drawn: real transitions, or sequences."""
         if time % self._stride:
             return
-        rows = track.all
+        rows = group.all
         if not self.config.sequence:
-            fresh = self._fresh[track.rows, (time + 1) % self.length]
+            fresh = self._fresh[group.rows, (time + 1) % self.length]
             rows = rows[~fresh] if np.count_nonzero(fresh) else rows
         numbers = rows + time * self.batch
-        track.push(numbers)
+        group.push(numbers)
         if self._priorities is not None:
             self._priorities.add(torch.from_numpy(numbers))
 
-    def _earn(self, track: Track, real: int) -> None:
+    def _earn(self, group: RowGroup, real: int) -> None:
         """Count real transitions; after the warm-up each earns a share of an update."""
         self._real += real
         over = min(real, self._real - self.config.warmup)
-        if over > 0 and (self._earning or self._holds_enough(track)):
+        if over > 0 and (self._earning or self._holds_enough(group)):
             self._earning += over
             self._credit += over * self.config.updates_per_step
 
-    def _holds_enough(self, track: Track) -> bool:
+    def _holds_enough(self, group: RowGroup) -> bool:
         """Whether there is a batch to draw, or the ring is full and will not hold more than it does."""
-        return self.size >= self.config.batch_size or track.oldest > track.since
+        return self.size >= self.config.batch_size or group.oldest > group.since
 
     def _uniform(self) -> tuple[Tensor, None]:
-        tracks, size = list(self._tracks.values()), self.size
+        groups, size = list(self._tracks.values()), self.size
         drawn: Integers = torch.randint(size, (self.config.batch_size,), generator=self.generator).numpy()
-        if len(tracks) == 1:
-            return torch.from_numpy(tracks[0].pick(drawn)), None
+        if len(groups) == 1:
+            return torch.from_numpy(groups[0].pick(drawn)), None
         numbers, low = np.empty_like(drawn), 0
-        for track in tracks:
-            here = (drawn >= low) & (drawn < low + track.size)
-            numbers[here] = track.pick(drawn[here] - low)
-            low += track.size
+        for group in groups:
+            here = (drawn >= low) & (drawn < low + group.size)
+            numbers[here] = group.pick(drawn[here] - low)
+            low += group.size
         return torch.from_numpy(numbers), None
 
     def _prioritized(self, priorities: Priorities) -> tuple[Tensor, Tensor]:
@@ -316,26 +319,26 @@ class ExperienceReplay(ExperienceCache):
         numbers, ratio = priorities.draw(self.config.batch_size, self.generator)
         return numbers, ratio.pow_(-self.importance_exponent)
 
-    def _save(self, track: Track) -> State:
-        low = track.oldest if self.config.save_replay else track.time
-        rows, numbers = track.rows, track.numbers[: track.size if self.config.save_replay else 0]
-        starts = -(-low // self._stride), track.time // self._stride
+    def _save(self, group: RowGroup) -> State:
+        low = group.oldest if self.config.save_replay else group.time
+        rows, numbers = group.rows, group.numbers[: group.size if self.config.save_replay else 0]
+        starts = -(-low // self._stride), group.time // self._stride
         return {
             "start": rows.start,
             "stop": rows.stop,
-            "time": track.time,
+            "time": group.time,
             "low": low,
-            "since": track.since if self.config.save_replay else track.time,
-            "steps": self._ring.save(rows, low, track.time),
+            "since": group.since if self.config.save_replay else group.time,
+            "steps": self._ring.save(rows, low, group.time),
             "hidden": self._hidden.save(rows, *starts) if starts[0] <= starts[1] else {},
-            "frames": {name: frames.save(rows, low, track.time) for name, frames in self._frames.items()},
+            "frames": {name: frames.save(rows, low, group.time) for name, frames in self._frames.items()},
             "numbers": torch.from_numpy(numbers),
             "priorities": None if self._priorities is None else self._priorities.get(torch.from_numpy(numbers)),
         }
 
     def _load(self, saved: State) -> None:
-        track, time = self._add_track(saved["start"], saved["stop"]), saved["time"]
-        rows = track.rows
+        group, time = self._add_track(saved["start"], saved["stop"]), saved["time"]
+        rows = group.rows
         self._ring.load(rows, time, saved["steps"])
         self._hidden.load(rows, time // self._stride, saved["hidden"])
         for name, frames in self._frames.items():
@@ -343,7 +346,7 @@ class ExperienceReplay(ExperienceCache):
                 self._keep_whole(name)
             frames.load(rows, time, saved["frames"][name])
         self._listen()
-        track.time, track.since, track.oldest = time, saved["since"], saved["low"]
+        group.time, group.since, group.oldest = time, saved["since"], saved["low"]
         self._places.now[rows], self._places.oldest[rows] = time, saved["low"]
         first = Arrival(self._ring.columns[ARRIVAL]).first[rows].cpu().numpy()
         self._fresh[rows] = first
@@ -353,10 +356,10 @@ class ExperienceReplay(ExperienceCache):
         numbers, priorities = saved["numbers"].numpy(), saved["priorities"]
         kept = numbers >= (time - self.length + 1) * self.batch  # this ring may be shorter
         numbers = numbers[kept]
-        track.push(numbers)
+        group.push(numbers)
         if self._priorities is not None:
             if priorities is None:
                 self._priorities.add(torch.from_numpy(numbers))
             else:
                 self._priorities.set(torch.from_numpy(numbers), priorities[torch.from_numpy(kept)])
-        self._expire(track)
+        self._expire(group)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ludus.core.agent import ExperienceCache
-from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, State, Tensors
-from ludus.experience.lane import ENDING, Lane, block
+from ludus.core.batch import Batch
+from ludus.core.cache import ExperienceCache
+from ludus.core.hidden_state import HiddenState
+from ludus.core.step import AgentStep, EnvStep
+from ludus.core.types import State, Tensors
+from ludus.experience.lane import ENDING, RolloutRows, block
 from ludus.experience.saved import load_rollout, save_rollout
 
 
@@ -22,7 +25,7 @@ class RolloutCache(ExperienceCache):
         self.length, self.batch, self.gamma, self.device = length, batch, gamma, device
         self.consumed = False
         self.blocks: dict[str, Tensor] = {}
-        self.lanes: dict[int, Lane] = {}  # by their first row
+        self.lanes: dict[int, RolloutRows] = {}  # by their first row
         self.covered = 0  # rows that belong to a lane
 
     def env_write(self, step: EnvStep, state: HiddenState, start: int = 0) -> None:
@@ -99,16 +102,16 @@ class RolloutCache(ExperienceCache):
         """Take over an open rollout."""
         load_rollout(self, state)
 
-    def _open(self, step: EnvStep, start: int) -> Lane:
+    def _open(self, step: EnvStep, start: int) -> RolloutRows:
         """Make the lane of the rows from ``start`` on, at its first write."""
         observation = {f"observation/{k}": x for k, x in step.observation.items()}
         self.allocate(observation | {"first": step.first}, self.length + 1)
         self.allocate({k: getattr(step, k) for k in ENDING}, self.length)
         return self.add_lane(start, start + len(step.first))
 
-    def add_lane(self, start: int, stop: int) -> Lane:
+    def add_lane(self, start: int, stop: int) -> RolloutRows:
         """Make the lane of some rows."""
-        lane = self.lanes[start] = Lane(slice(start, stop), self.blocks)
+        lane = self.lanes[start] = RolloutRows(slice(start, stop), self.blocks)
         self.lanes = dict(sorted(self.lanes.items()))
         self.covered += stop - start
         return lane

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ludus.core.types import HiddenState, State
+from ludus.core.hidden_state import HiddenState
+from ludus.core.types import State
 from ludus.experience.lane import ENDING
 
 if TYPE_CHECKING:

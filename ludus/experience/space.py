@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from ludus.core.errors import UserError
+from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Spec, Specs
-from ludus.core.types import HiddenState
 from ludus.experience.config import ReplayConfig
 from ludus.experience.frames import frames_kept
 from ludus.parallel.devices import free_memory

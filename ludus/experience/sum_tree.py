@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ludus.experience import native
 from ludus.experience.ring import allocate
-from ludus.experience.track import Integers
+from ludus.experience.row_group import Integers
 
 # values per block, and sums that are not summed in blocks again, as a running sum over all of them takes less time
 COMPILED = 16, 512  # two lines of a processor's cache

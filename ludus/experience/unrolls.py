@@ -8,10 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.core.agent import ExperienceCache
+from ludus.core.batch import Batch
+from ludus.core.cache import ExperienceCache
 from ludus.core.errors import UserError
+from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Specs
-from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState, State, Tensors
+from ludus.core.step import AgentStep, EnvStep
+from ludus.core.types import State, Tensors
 from ludus.experience.lane import block
 from ludus.experience.rollout import RolloutCache
 from ludus.experience.space import free_room

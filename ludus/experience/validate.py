@@ -7,9 +7,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ludus.core.batch import Batch
 from ludus.core.errors import UserError
 from ludus.core.spec import Specs, is_mask, mask_name
-from ludus.core.types import Batch, Tensors
+from ludus.core.types import Tensors
 
 
 class Fault(NamedTuple):

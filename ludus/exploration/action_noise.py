@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ludus.core.errors import UserError, nearest, refuse_outside
-from ludus.core.types import HiddenState
+from ludus.core.hidden_state import HiddenState
 from ludus.exploration.schedule import Schedule
 
 NoiseKind = Literal["normal", "clipped_normal", "uniform", "ornstein_uhlenbeck"]

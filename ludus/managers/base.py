@@ -15,14 +15,15 @@ from torch import Tensor
 
 from ludus.core.environment import EnvironmentManager, GoalReward
 from ludus.core.errors import UserError
-from ludus.core.types import EnvStep, Episode, State, Tensors
+from ludus.core.step import EnvStep, Episode
+from ludus.core.types import State, Tensors
 from ludus.environments.gym import Environment
 from ludus.environments.infos import numeric_row
 from ludus.environments.masks import ObservationReader
 from ludus.environments.rows import WARNINGS, StepArrays, episode_seed
 from ludus.environments.spaces import Arrays, Layout
 from ludus.managers import saved
-from ludus.managers.account import COUNTED, Account, Infos
+from ludus.managers.episode_stats import COUNTED, EpisodeStats, Infos
 from ludus.managers.history import History
 from ludus.preprocess.actions import ActionPreprocessor
 
@@ -61,7 +62,7 @@ class BatchManager(EnvironmentManager):
         self._steps = [_step(part) for part in parts]
         self._last = self._steps[0] if groups == 1 else _step(self._memory)
         self._accounts = [
-            Account(part, rows.start, History(self.action, rows.stop - rows.start) if replays else None)
+            EpisodeStats(part, rows.start, History(self.action, rows.stop - rows.start) if replays else None)
             for part, rows in zip(parts, self.groups, strict=True)
         ]
         self._pending: list[Arrays] = [{} for _ in self.groups]
@@ -89,8 +90,8 @@ class BatchManager(EnvironmentManager):
         Returns the rows that began their next episode instead, in memory and account alike, each with the reason.
         """
 
-    def use(self, treatment: Mapping[str, str]) -> None:
-        self._treat = ActionPreprocessor(self.action, treatment)
+    def use(self, action_transform: Mapping[str, str]) -> None:
+        self._treat = ActionPreprocessor(self.action, action_transform)
 
     def reset(self, seed: int) -> EnvStep:
         if seed < 0:
@@ -228,7 +229,7 @@ class BatchManager(EnvironmentManager):
         reasons = self._restore(saved.arrays(state["snapshot"]))
         self.restored = saved.told(reasons, self.batch, self.name)
 
-    def _account_of(self, row: int) -> Account:
+    def _account_of(self, row: int) -> EpisodeStats:
         return next(a for a, rows in zip(self._accounts, self.groups, strict=True) if rows.start <= row < rows.stop)
 
     def _actions(self, row: int) -> Arrays | None:
@@ -246,12 +247,12 @@ class BatchManager(EnvironmentManager):
         return dict.fromkeys(range(self.batch), why)
 
     def _lose(self, row: int) -> None:
-        """Account for a row that began its next episode without an ending."""
+        """EpisodeStats for a row that began its next episode without an ending."""
         account = self._account_of(row)
         account.begin_next(row - account.start)
 
     def _note(self, group: int, reward: NDArray[Any], infos: Infos | None) -> None:
-        """Account for a step of a group; ``reward`` is what returns are made of."""
+        """EpisodeStats for a step of a group; ``reward`` is what returns are made of."""
         self._finished += self._accounts[group].add(reward, infos)
 
     def _take_reset(self, observation: Any, infos: Mapping[str, Any]) -> None:

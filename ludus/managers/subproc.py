@@ -10,17 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 from ludus.core.errors import UserError
+from ludus.core.step import EnvStep, Episode
 from ludus.core.text import printable
-from ludus.core.types import EnvStep, Episode, State, Tensors
+from ludus.core.types import State, Tensors
 from ludus.environments.config import EnvConfig
 from ludus.environments.goals import has_goals
 from ludus.environments.gym import make_environment
 from ludus.environments.rows import EnvRows, StepArrays
 from ludus.environments.spaces import Arrays
 from ludus.environments.worker import STEP
-from ludus.managers.account import Account
 from ludus.managers.base import BatchManager
-from ludus.managers.crew import Crew, Failed, Part, divide
+from ludus.managers.episode_stats import EpisodeStats
+from ludus.managers.worker_pool import Failed, Part, WorkerPool, divide
 from ludus.parallel.devices import cores
 from ludus.parallel.process import WorkerError
 
@@ -58,7 +59,7 @@ class SubProcEnvManager(BatchManager):
         groups = 2 if config.alternate else 1
         cuts = [slice(num * g // groups, num * (g + 1) // groups) for g in range(groups)]
         parts = divide(cuts, min(config.workers or cores(), num))
-        self._crew = Crew(config, name, parts, num, (rows.observation, rows.action), branch)
+        self._crew = WorkerPool(config, name, parts, num, (rows.observation, rows.action), branch)
         super().__init__(name, num, rows.reader, rows.layout, branch, self._crew.memory, groups, replays=True)
         self.on_report: Callable[[str], None] = _warn
         self.backend = f"subproc, {self._crew.workers} process{'es' * (self._crew.workers > 1)}"
@@ -261,7 +262,7 @@ class SubProcEnvManager(BatchManager):
         letter = {"do": "begin", "seed": self._seed, "branch": self._branch, "episodes": episodes}
         self._crew.write(part, letter)
 
-    def _account_rows(self, part: Part) -> Account:
+    def _account_rows(self, part: Part) -> EpisodeStats:
         return self._accounts[part.group]
 
     def _own(self, part: Part) -> slice:

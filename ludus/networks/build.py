@@ -6,13 +6,13 @@ from typing import Any
 
 from ludus.core.errors import UserError
 from ludus.core.names import resolve
-from ludus.core.network import Need, Network
+from ludus.core.network import Network, NetworkSpec
 from ludus.networks import NETWORKS
 from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
 
 
-def build_network(config: NetworkConfig, need: Need) -> Network:
+def build_network(config: NetworkConfig, need: NetworkSpec) -> Network:
     """Build what ``need`` asks for, of the kind that ``config.name`` means.
 
     A ``Network`` of the user's is made as ``Class(inputs, outputs)``; any other ``nn.Module`` as ``Class(inputs)`` if
@@ -26,7 +26,7 @@ def build_network(config: NetworkConfig, need: Need) -> Network:
     return make_ensemble([_build_one(config, need) for _ in range(need.members)])
 
 
-def _build_one(config: NetworkConfig, need: Need) -> Network:
+def _build_one(config: NetworkConfig, need: NetworkSpec) -> Network:
     made_by: Any = resolve(config.name, NETWORKS, "network")
     if made_by is not ModularNetwork:
         from ludus.networks.own import make_own
@@ -38,7 +38,7 @@ def _build_one(config: NetworkConfig, need: Need) -> Network:
             )
         return make_own(made_by, config.name, need.inputs, need.outputs)
     if need.joined:
-        from ludus.networks.joined import TAKEN, MemoryFirst, joined, remembers  # most runs do without
+        from ludus.networks.critic import TAKEN, MemoryFirst, joined, remembers  # most runs do without
 
         if TAKEN in need.inputs and remembers(config, need):
             return MemoryFirst(need, config)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ludus.core.errors import UserError, nearest
+from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, Shape, Shapes
-from ludus.core.types import HiddenState, Tensors
+from ludus.core.types import Tensors
 from ludus.networks.init import initialize
 from ludus.networks.modular import GAINS, module_key
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network
-from ludus.core.types import HiddenState, Tensors
+from ludus.core.types import Tensors
 from ludus.networks.modular import ModularNetwork, module_key
 from ludus.networks.net1d.mlp import ACTIVATIONS, MLP
 

@@ -20,7 +20,7 @@ TRIES = 8  # of the rejection that samples a Beta
 class Head(nn.Module, ABC):
     """The distribution of one action: ``size`` network outputs become parameters, and these do everything else."""
 
-    treatment = "none"
+    action_transform = "none"
     size: int
 
     def decode(self, output: Tensor, mask: Tensor | None) -> Parameters:
@@ -151,7 +151,7 @@ class Bernoulli(Head):
 class Gaussian(Head):
     """Real numbers around a mean from the network, with a deviation that is the same in every state."""
 
-    treatment = "clip"
+    action_transform = "clip"
 
     def __init__(self, spec: Spec, log_std_init: float) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class Gaussian(Head):
 class TanhGaussian(Head):
     """Numbers u around a mean, mean and deviation from the network; the environment gets tanh(u)."""
 
-    treatment = "tanh"
+    action_transform = "tanh"
 
     def __init__(self, spec: Spec, log_std_init: float) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ class TanhGaussian(Head):
 class Beta(Head):
     """Numbers in [0, 1] with one hump: both parameters from the network, and above 1."""
 
-    treatment = "unit"
+    action_transform = "unit"
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()

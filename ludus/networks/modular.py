@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ludus.core.errors import UserError
+from ludus.core.hidden_state import HiddenState
 from ludus.core.names import resolve
 from ludus.core.network import Network, Shape, Shapes, SubModule
-from ludus.core.types import HiddenState, Tensors
+from ludus.core.types import Tensors
 from ludus.networks import SUBMODULES
 from ludus.networks.cast import cast, cast_shape
 from ludus.networks.config import NetworkConfig

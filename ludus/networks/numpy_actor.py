@@ -10,7 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ludus.core.types import AgentStep, EnvStep, HiddenState, Tensors
+from ludus.core.hidden_state import HiddenState
+from ludus.core.step import AgentStep, EnvStep
+from ludus.core.types import Tensors
 from ludus.networks.modular import ModularNetwork, module_key
 from ludus.networks.policy import Policy
 from ludus.preprocess.observation import ObsPreprocessor

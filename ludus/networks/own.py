@@ -10,8 +10,8 @@ from torch import nn
 
 from ludus.core.errors import UserError
 from ludus.core.network import Network, Shapes
+from ludus.networks.critic import TAKEN
 from ludus.networks.custom import CustomNetwork, check_outputs
-from ludus.networks.joined import TAKEN
 
 
 def make_own(made_by: Any, name: str, inputs: Shapes, outputs: Shapes) -> Network:

@@ -37,8 +37,8 @@ class _Name(NamedTuple):
 class Policy(nn.Module):
     """A distribution over all actions together: log-probabilities, entropies and KLs are sums over action names.
 
-    Everything works on any leading dimensions. Actions are in policy space: ``treatment`` says, by name, what the
-    environment side does to them. ``outputs`` is what a network has to give.
+    Everything works on any leading dimensions. Actions are in policy space: ``action_transform`` says, by name, what
+    the environment side does to them. ``outputs`` is what a network has to give.
     """
 
     def __init__(self, action: Specs, distribution: Distribution = "gaussian", log_std_init: float = 0.0) -> None:
@@ -47,7 +47,7 @@ class Policy(nn.Module):
         self.action, self.distribution_name = action, distribution
         self.heads = nn.ModuleDict({module_key(name): head for name, head in heads.items()})
         self.outputs: Shapes = {name: (head.size,) for name, head in heads.items()}
-        self.treatment = {name: heads[f"policy/{name}"].treatment for name in action}
+        self.action_transform = {name: heads[f"policy/{name}"].action_transform for name in action}
         self._names = [
             _Name(name, f"policy/{name}", mask_name(name, action), None if _natural(spec) else spec.shape)
             for name, spec in action.items()

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ludus.core.errors import UserError
 from ludus.core.network import Shapes
-from ludus.core.types import Episode, Tensors
+from ludus.core.step import Episode
+from ludus.core.types import Tensors
 from ludus.networks.noisy import NoisyLinear
 from ludus.networks.streams import Stream
 from ludus.ops import distributional as ops

@@ -12,51 +12,52 @@ from ludus.core.errors import UserError, nearest
 from ludus.core.spec import Spec, Specs
 
 Array = NDArray[Any]
-TREATMENTS = ("clip", "tanh", "unit", "none")
+TRANSFORMS = ("clip", "tanh", "unit", "none")
 
 
 class ActionPreprocessor:
-    """Turns policy-space actions into the environment's by the treatment declared for each name.
+    """Turns policy-space actions into the environment's by the action_transform declared for each name.
 
     ``clip``: clipped to [−1, 1], then rescaled to the Box; elements without two finite bounds are not rescaled, only
     clipped to the bound that they have. ``tanh``: squashed, then rescaled. ``unit``: from [0, 1] to the Box. ``none``:
     as it is.
     """
 
-    def __init__(self, specs: Specs, treatment: Mapping[str, str]) -> None:
-        unknown = [name for name in treatment if name not in specs]
+    def __init__(self, specs: Specs, action_transform: Mapping[str, str]) -> None:
+        unknown = [name for name in action_transform if name not in specs]
         if unknown:
             raise UserError(
-                f'There is no action "{unknown[0]}" to treat; the environment has {", ".join(specs)}.'
+                f'There is no action "{unknown[0]}" to transform; the environment has {", ".join(specs)}.'
                 f"{nearest(unknown[0], specs)}"
             )
-        chosen = {name: _function(name, spec, treatment.get(name, "none")) for name, spec in specs.items()}
+        chosen = {name: _function(name, spec, action_transform.get(name, "none")) for name, spec in specs.items()}
         self._functions = {name: function for name, function in chosen.items() if function is not None}
 
     def __call__(self, actions: dict[str, Array]) -> dict[str, Array]:
-        """Treat a batch of actions, ``[B, …]`` by name."""
+        """Transform a batch of actions, ``[B, …]`` by name."""
         if not self._functions:
             return actions
         functions = self._functions
         return {name: functions[name](x) if name in functions else x for name, x in actions.items()}
 
 
-def _function(name: str, spec: Spec, treatment: str) -> Callable[[Array], Array] | None:
-    if treatment not in TREATMENTS:
-        known = ", ".join(TREATMENTS)
+def _function(name: str, spec: Spec, transform: str) -> Callable[[Array], Array] | None:
+    if transform not in TRANSFORMS:
+        known = ", ".join(TRANSFORMS)
         raise UserError(
-            f'Action "{name}": unknown treatment "{treatment}"; choose one of {known}.{nearest(treatment, TREATMENTS)}'
+            f'Action "{name}": unknown action_transform "{transform}"; choose one of {known}.'
+            f"{nearest(transform, TRANSFORMS)}"
         )
-    if treatment == "none":
+    if transform == "none":
         return None
     if spec.kind != "continuous":
-        raise UserError(f'Action "{name}" is {spec.kind}: its treatment is "none", not "{treatment}".')
-    if treatment != "clip" and not spec.bounded.all():
+        raise UserError(f'Action "{name}" is {spec.kind}: its action_transform is "none", not "{transform}".')
+    if transform != "clip" and not spec.bounded.all():
         raise UserError(
-            f'Action "{name}" has elements without two finite bounds, which "{treatment}" cannot rescale to; give the '
+            f'Action "{name}" has elements without two finite bounds, which "{transform}" cannot rescale to; give the '
             "Box finite bounds, or set agent.distribution to gaussian."
         )
-    return {"clip": _clip, "tanh": _tanh, "unit": _unit}[treatment](spec)
+    return {"clip": _clip, "tanh": _tanh, "unit": _unit}[transform](spec)
 
 
 def rescaling(spec: Spec) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ludus.containers.build import build_agent, build_evaluator, build_manager, build_updater
 from ludus.containers.local import LocalWorker
-from ludus.containers.settings import resolve_settings
-from ludus.core.types import Batch
+from ludus.core.batch import Batch
+from ludus.settings.settings import resolve_settings
 
 TOY = "ludus.environments.toy:"
 POINT = f"{__name__}:Point"
@@ -37,7 +37,7 @@ def make_worker(environment: str, agent: str, **changes: Any) -> LocalWorker:
     settings = resolve_settings(environment, agent, "none", None, SMALL | dotted).settings
     manager = build_manager(settings)
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
-    manager.use(made.treatment)
+    manager.use(made.action_transform)
     return LocalWorker(settings, made, manager, build_updater(settings, made), build_evaluator(settings, made))
 
 

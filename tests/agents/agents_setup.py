@@ -8,7 +8,7 @@ import torch
 
 from ludus.containers.build import build_agent, build_evaluator, build_manager, build_updater
 from ludus.containers.local import LocalWorker
-from ludus.containers.settings import resolve_settings
+from ludus.settings.settings import resolve_settings
 
 SMALL: dict[str, Any] = {"network.hidden": (16,), "network.lstm_size": 8, "env.num": 4}
 
@@ -22,5 +22,5 @@ def make_worker(environment: str, agent: str = "ppo", **changes: Any) -> LocalWo
     settings = resolve_settings(environment, agent, "none", None, SMALL | quiet | rollout | dotted).settings
     manager = build_manager(settings)
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
-    manager.use(made.treatment)
+    manager.use(made.action_transform)
     return LocalWorker(settings, made, manager, build_updater(settings, made), build_evaluator(settings, made))

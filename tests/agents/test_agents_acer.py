@@ -14,10 +14,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ludus.agents.acer import ACER, ACERConfig, ACERVTraceConfig
 from ludus.containers.loop import begin, collect, improve
+from ludus.core.batch import Batch
 from ludus.core.errors import UserError
+from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network
 from ludus.core.spec import Spec
-from ludus.core.types import Batch, HiddenState, Tensors
+from ludus.core.types import Tensors
 
 NAME = "ludus.agents.acer:ACER"
 TOY = "ludus.environments.toy:"

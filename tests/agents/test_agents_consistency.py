@@ -12,7 +12,7 @@ from agents_setup import make_worker
 from gymnasium import spaces
 
 from ludus.containers.loop import begin, collect
-from ludus.core.types import Batch
+from ludus.core.batch import Batch
 
 TOY = "ludus.environments.toy:"
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -12,10 +12,12 @@ import torch
 from actor_setup import POINT, Peer, Point, assert_same, copy_layers, layers_of, make_worker, random_batch, scalars
 
 from ludus.containers.loop import begin, collect, improve
+from ludus.core.batch import Batch
 from ludus.core.errors import UserError
-from ludus.core.types import Batch, EnvStep, HiddenState
+from ludus.core.hidden_state import HiddenState
+from ludus.core.step import EnvStep
 from ludus.exploration.action_noise import OU
-from ludus.networks.joined import TAKEN
+from ludus.networks.critic import TAKEN
 
 
 @pytest.mark.parametrize("name", ["ddpg", "td3"])

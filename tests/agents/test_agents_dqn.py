@@ -16,8 +16,8 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 
 from ludus.containers.loop import begin, collect
+from ludus.core.batch import Batch
 from ludus.core.errors import UserError
-from ludus.core.types import Batch
 
 TOY = "ludus.environments.toy:"
 FAMILY = ("dqn", "double_dqn", "dueling_dqn", "c51", "qr_dqn", "iqn", "munchausen_dqn", "rainbow")

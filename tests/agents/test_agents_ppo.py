@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ludus.agents.ppo import PPO
 from ludus.containers.loop import begin, collect, improve
+from ludus.core.batch import Batch
 from ludus.core.errors import UserError
-from ludus.core.types import Batch, Tensors
+from ludus.core.types import Tensors
 from ludus.ops.optimizers import KL_CAP, KL_FLOOR, adapt
 
 

@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import Tensor
 
 from ludus.containers.loop import begin, collect
-from ludus.core.types import Batch
+from ludus.core.batch import Batch
 from ludus.environments.image_toy import CatchEnv
 
 STEPS, ROWS, MINIBATCHES, EPOCHS = 32, 4, 4, 4

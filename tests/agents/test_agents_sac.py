@@ -21,8 +21,10 @@ from actor_setup import (
     scalars,
 )
 
+from ludus.core.batch import Batch
 from ludus.core.errors import UserError
-from ludus.core.types import Batch, EnvStep, HiddenState
+from ludus.core.hidden_state import HiddenState
+from ludus.core.step import EnvStep
 
 
 def standard_normal(rows: int, size: int) -> torch.Tensor:

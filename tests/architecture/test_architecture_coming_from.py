@@ -111,7 +111,7 @@ def test_what_the_page_points_at_exists(page):
 def test_sb3_settings_have_their_names_here():
     """The tables of settings: every ``agent.x``, ``env.x``, … in backticks is a setting of PPO or A2C."""
     from ludus.agents import AGENTS
-    from ludus.containers.settings import agent_config, setting_types
+    from ludus.settings.settings import agent_config, setting_types
 
     known = {key for name in AGENTS for key in setting_types(agent_config(name))}
     text = PAGES[1].read_text(encoding="utf-8")

@@ -7,8 +7,8 @@ import tyro
 
 from ludus.cli.check import run as check
 from ludus.cli.train import parse
-from ludus.containers.settings import Settings, resolve_settings
 from ludus.core.errors import UserError
+from ludus.settings.settings import Settings, resolve_settings
 
 LINES = [
     "--agent.learning-rate 1e-4",

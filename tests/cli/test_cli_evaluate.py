@@ -10,7 +10,7 @@ import pytest
 
 import ludus
 from ludus.cli.main import main
-from ludus.track.rundir import step_folders
+from ludus.runs.folder import step_folders
 
 SETTINGS = {"env.num": 2, "agent.rollout": 16, "evaluation.episodes": 2, "checkpoint_every": 32, "quiet": True}
 

@@ -16,7 +16,7 @@ import pytest
 import ludus
 from ludus.cli.list import age
 from ludus.cli.main import main
-from ludus.track.summary import read_summary
+from ludus.runs.summary import read_summary
 
 QUICK = ["--env.num", "2", "--agent.rollout", "8", "--evaluation.episodes", "2", "--quiet", "--compile", "off"]
 
@@ -129,7 +129,7 @@ def test_ages_are_in_the_largest_unit() -> None:
 def test_hundreds_of_runs_are_listed_without_reading_their_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ludus.track.summary as module
+    import ludus.runs.summary as module
 
     about = {"environment": "M", "agent": "ppo", "name": "", "tags": [], "steps": 1, "nb_step": 1, "best": None}
     for seed in range(300):

@@ -10,11 +10,11 @@ import torch
 import ludus
 from ludus.containers.build import build_agent, build_evaluator, build_manager, build_updater
 from ludus.containers.local import LocalWorker, OnUpdate
-from ludus.containers.settings import resolve_settings
-from ludus.containers.train import TrainResult
 from ludus.core.types import State
-from ludus.track import checkpoint as checkpoints
-from ludus.track.rundir import RunDirectory
+from ludus.runs import checkpoint as checkpoints
+from ludus.runs.folder import RunDirectory
+from ludus.runs.train import TrainResult
+from ludus.settings.settings import resolve_settings
 
 TOY = "ludus.environments.toy:"
 COUNTING = TOY + "CountingEnv"
@@ -41,7 +41,7 @@ def make_worker(environment: str, agent: str = "ppo", on_update: OnUpdate | None
     settings = resolve_settings(environment, agent, "none", None, small(agent) | dotted(changes)).settings
     manager = build_manager(settings)
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
-    manager.use(made.treatment)
+    manager.use(made.action_transform)
     updater, evaluator = build_updater(settings, made), build_evaluator(settings, made)
     return LocalWorker(settings, made, manager, updater, evaluator, on_update)
 

@@ -10,7 +10,7 @@ import pytest
 
 import ludus
 from ludus.containers.build import build_manager
-from ludus.containers.settings import resolve_settings
+from ludus.settings.settings import resolve_settings
 
 pytest.importorskip("ale_py")
 pytest.importorskip("cv2")

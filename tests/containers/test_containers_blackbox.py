@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from ludus.containers.blackbox import FOLDER, BlackBox, copied
 from ludus.containers.local import LocalWorker
 from ludus.containers.loop import begin, collect
-from ludus.containers.replay import Replay, replay, span
-from ludus.containers.settings import to_flat
+from ludus.core.batch import Batch
 from ludus.core.errors import UserError
-from ludus.core.types import Batch
 from ludus.experience.validate import Fault, find_fault
-from ludus.track import checkpoint as checkpoints
-from ludus.track.config_file import write_config
-from ludus.track.rundir import RunDirectory
+from ludus.runs import checkpoint as checkpoints
+from ludus.runs.diagnose import Replay, replay, span
+from ludus.runs.folder import RunDirectory
+from ludus.settings.config_file import write_config
+from ludus.settings.settings import to_flat
 
 NAN = torch.tensor(math.nan)
 

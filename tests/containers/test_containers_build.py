@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ludus.containers.build import build_agent
-from ludus.containers.settings import resolve_settings
 from ludus.core.spec import Spec
+from ludus.settings.settings import resolve_settings
 
 CHOICE = {"action": Spec((), "int64", "categorical", sizes=(3,))}
 

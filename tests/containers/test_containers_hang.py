@@ -11,7 +11,7 @@ from containers_setup import train
 
 from ludus.containers import hang
 from ludus.environments.toy import CountingEnv
-from ludus.track.console import Console
+from ludus.logging.console import Console
 
 heard = threading.Event()
 

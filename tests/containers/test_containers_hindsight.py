@@ -15,9 +15,9 @@ import ludus
 from ludus.agents.dqn import DQN
 from ludus.containers.build import build_agent, build_evaluator, build_manager, build_updater
 from ludus.containers.local import LocalWorker
-from ludus.containers.settings import resolve_settings
 from ludus.core.errors import UserError
 from ludus.environments.goal_toy import BitFlipEnv
+from ludus.settings.settings import resolve_settings
 
 BITS = "ludus.environments.goal_toy:BitFlipEnv"
 SMALL: dict[str, Any] = {
@@ -68,7 +68,7 @@ def make_worker(environment: str = BITS, agent: str = "dqn", **changes: Any) -> 
     settings = resolve_settings(environment, agent, "none", None, SMALL | changes).settings
     manager = build_manager(settings)
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
-    manager.use(made.treatment)
+    manager.use(made.action_transform)
     updater, evaluator = build_updater(settings, made), build_evaluator(settings, made)
     return LocalWorker(settings, made, manager, updater, evaluator)
 

@@ -19,10 +19,10 @@ from ludus.containers.local import UpdateNumbers
 from ludus.containers.loop import begin, collect, improve
 from ludus.core.errors import UserError
 from ludus.environments.toy import CountingEnv
-from ludus.track import checkpoint as checkpoints
-from ludus.track.config_file import read_config, read_origins
-from ludus.track.metrics import read_metrics
-from ludus.track.rundir import RunDirectory, step_folders
+from ludus.logging.metrics import read_metrics
+from ludus.runs import checkpoint as checkpoints
+from ludus.runs.folder import RunDirectory, step_folders
+from ludus.settings.config_file import read_config, read_origins
 
 CALLS: Counter[str] = Counter()
 
@@ -341,7 +341,7 @@ def assert_whole(runs: Path) -> None:
     run = RunDirectory.open("latest", runs)
     assert step_folders(run.checkpoints)
     for folder in step_folders(run.checkpoints):
-        state = ludus.track.checkpoint.load(folder)[0]["agent"]
+        state = ludus.runs.checkpoint.load(folder)[0]["agent"]
         assert all(torch.isfinite(x).all() for x in state.values()), folder
     ludus.load(run.path, "latest").act(np.zeros(2, np.float32))
 

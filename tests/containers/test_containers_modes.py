@@ -16,8 +16,8 @@ from ludus.agents.ppo import PPOConfig
 from ludus.cli.main import main
 from ludus.containers.loop import begin, collect, improve
 from ludus.core.agent import Agent
+from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network
-from ludus.core.types import HiddenState
 from ludus.networks.config import NetworkConfig
 from ludus.networks.mode import depends_on_mode
 from ludus.networks.net1d.lstm import LSTM

@@ -18,7 +18,7 @@ from test_containers_resume import assert_same_run
 import ludus
 from ludus.containers import signals
 from ludus.containers.signals import StopOnSignals, apart_from_signals
-from ludus.track.rundir import RunDirectory
+from ludus.runs.folder import RunDirectory
 
 SETTINGS: dict[str, Any] = {"nb_step": 200, "env__num": 2, "env__backend": "simple", "log_every": 50}
 

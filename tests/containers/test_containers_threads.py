@@ -18,7 +18,7 @@ from ludus.containers import build
 from ludus.containers.threads import requested_threads, use_threads
 from ludus.parallel.devices import cores
 from ludus.parallel.process import child_environ
-from ludus.track.config_file import read_config, read_origins
+from ludus.settings.config_file import read_config, read_origins
 
 
 @pytest.fixture(autouse=True)

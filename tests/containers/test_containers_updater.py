@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ludus.containers.loop import begin, collect
 from ludus.containers.updater import ALIGN, FlatParameters, LocalUpdater
 from ludus.core.agent import Agent
+from ludus.core.batch import Batch
 from ludus.core.errors import UserError
-from ludus.core.types import Batch
 from ludus.networks.config import NetworkConfig
 from ludus.networks.net3d.nature_cnn import NatureCNN
 

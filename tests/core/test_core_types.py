@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ludus.core.errors import UserError
+from ludus.core.hidden_state import HiddenState
 from ludus.core.names import resolve
 from ludus.core.noise import Noise
 from ludus.core.spec import Spec, mask_name, network_inputs
-from ludus.core.types import HiddenState
 
 
 def test_hidden_state_resets_only_first_rows() -> None:

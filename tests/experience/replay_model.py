@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Spec, Specs
-from ludus.core.types import AgentStep, EnvStep, HiddenState
+from ludus.core.step import AgentStep, EnvStep
 from ludus.experience.config import ReplayConfig
 from ludus.experience.frames import frames_kept
 from ludus.experience.replay import ExperienceReplay

@@ -10,7 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ludus.core.types import AgentStep, HiddenState
+from ludus.core.hidden_state import HiddenState
+from ludus.core.step import AgentStep
 from ludus.environments.config import EnvConfig
 from ludus.experience.config import ReplayConfig
 from ludus.experience.replay import ExperienceReplay

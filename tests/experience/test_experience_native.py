@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from replay_model import PLAIN, STACKED, World
 from test_experience_replay import play
 
-from ludus.core.types import Batch
+from ludus.core.batch import Batch
 from ludus.experience import native, sum_tree
 from ludus.experience.reader import Output, Outputs
 from ludus.experience.sum_tree import SumTree

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_model import CPU, GAMMA, PLAIN, STACKED, World
 
+from ludus.core.batch import Batch
 from ludus.core.errors import UserError
 from ludus.core.spec import Specs
-from ludus.core.types import Batch
 from ludus.experience.reader import Output, Outputs
 from ludus.experience.replay import ExperienceReplay
 from ludus.experience.windows import n_step
@@ -33,9 +33,9 @@ def play(world: World, steps: int, *replays: ExperienceReplay) -> None:
 def poison(replay: ExperienceReplay) -> None:
     """Put NaN where nothing was written yet."""
     for name, x in replay._ring.columns.items():
-        for track in replay._tracks.values():
-            if name != "arrival" and track.time + 1 < replay.length:
-                x[track.rows, track.time + 1 :] = torch.nan
+        for group in replay._tracks.values():
+            if name != "arrival" and group.time + 1 < replay.length:
+                x[group.rows, group.time + 1 :] = torch.nan
 
 
 def check(world: World, batch: Batch, n: int, drawable: set[tuple[int, int]]) -> None:

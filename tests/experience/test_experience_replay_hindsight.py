@@ -11,8 +11,9 @@ import torch
 from replay_model import CPU
 
 from ludus.core.errors import UserError
+from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Spec, Specs
-from ludus.core.types import AgentStep, EnvStep, HiddenState
+from ludus.core.step import AgentStep, EnvStep
 from ludus.experience.config import ReplayConfig
 from ludus.experience.replay import ExperienceReplay
 

@@ -11,13 +11,14 @@ import torch
 from replay_model import CPU, PLAIN, STACK, STACKED, Moment, World
 from test_experience_replay import check, play
 
+from ludus.core.batch import Batch
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec
-from ludus.core.types import Batch, State
+from ludus.core.types import State
 from ludus.experience.config import ReplayConfig
 from ludus.experience.replay import ExperienceReplay
 from ludus.experience.space import bytes_needed, refuse_if_too_large
-from ludus.track.encoding import decode, encode
+from ludus.runs.encoding import decode, encode
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -80,7 +81,7 @@ def test_only_the_filled_part_is_saved() -> None:
     encode(replay.state_dict(), tensors)
     assert sum(x.numel() * x.element_size() for x in tensors.values()) < 10_000  # mostly the generator's 5,056
     play(world, 1200, replay)
-    state = replay.state_dict()["tracks"][0]["steps"]["observation/x"]
+    state = replay.state_dict()["groups"][0]["steps"]["observation/x"]
     assert sum(part.shape[1] for part in state) == 1000
     assert state[-1].data_ptr() == replay._ring.columns["observation/x"].data_ptr()  # a view, no copy
 

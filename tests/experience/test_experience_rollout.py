@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState
+from ludus.core.batch import Batch
+from ludus.core.hidden_state import HiddenState
+from ludus.core.step import AgentStep, EnvStep
 from ludus.experience.rollout import RolloutCache
 from ludus.ops.returns import gae
 

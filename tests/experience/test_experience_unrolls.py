@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from ludus.core.batch import Batch
 from ludus.core.errors import UserError
+from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Spec
-from ludus.core.types import AgentStep, Batch, EnvStep, HiddenState
+from ludus.core.step import AgentStep, EnvStep
 from ludus.experience.unrolls import UnrollCache, UnrollConfig
 
 B, T, GAMMA, A = 3, 4, 0.9, 2

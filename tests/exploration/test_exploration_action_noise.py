@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ludus.core.errors import UserError
-from ludus.core.types import HiddenState
+from ludus.core.hidden_state import HiddenState
 from ludus.exploration.action_noise import KINDS, OU, make_action_noise
 
 STEPS, BATCH, SIZE = 20_000, 4, 3

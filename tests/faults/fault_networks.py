@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, SubModule
-from ludus.core.types import HiddenState
 
 
 class Good(nn.Module):

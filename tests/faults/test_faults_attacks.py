@@ -17,11 +17,11 @@ from faults_setup import TINY, digest, flags
 import ludus
 import ludus.environments
 from ludus.cli.main import main
-from ludus.containers.trust import imports_of
 from ludus.core.errors import UserError
 from ludus.environments.gym import Adapted
-from ludus.track.checkpoint import load, save
-from ludus.track.signature import key_path, sign
+from ludus.runs.checkpoint import load, save
+from ludus.settings.signature import key_path, sign
+from ludus.settings.trust import imports_of
 
 TRAIN = ["--preset", "none", *flags(TINY | {"agent.minibatches": 2})]
 ROOT = Path(__file__).parents[2]
@@ -462,7 +462,7 @@ def test_names_and_paths_cannot_command_the_terminal(run, here, capsys):
 def test_a_live_terminal_obeys_only_what_ludus_draws(capsys):
     from io import StringIO
 
-    from ludus.track.console import Console
+    from ludus.logging.console import Console
 
     stream = StringIO()
     with Console(stream, live=True) as console:
@@ -509,7 +509,7 @@ def hollow(folder, size):
 PEAK = """
 import resource, sys
 from ludus.cli.main import main
-import ludus.containers.train, ludus.containers.player, ludus.managers.vector, ludus.agents.ppo, ludus.networks.build
+import ludus.runs.train, ludus.runs.policy, ludus.managers.vector, ludus.agents.ppo, ludus.networks.build
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(main(sys.argv[1:]), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """

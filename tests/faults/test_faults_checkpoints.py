@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ludus.core.errors import UserError
-from ludus.track.checkpoint import CheckpointKeeper, load, load_newest
-from ludus.track.logfile import LogFile
-from ludus.track.metrics import Metrics, read_metrics
-from ludus.track.rundir import RunDirectory
+from ludus.logging.logfile import LogFile
+from ludus.logging.metrics import Metrics, read_metrics
+from ludus.runs.checkpoint import CheckpointKeeper, load, load_newest
+from ludus.runs.folder import RunDirectory
 
 CALLS = ("mkdir", "open", "fsync", "rename", "unlink", "rmdir", "scandir", "posix_fadvise")
 
@@ -33,7 +33,7 @@ class Killer:
         for name in CALLS:
             monkeypatch.setattr(os, name, self.watched(getattr(os, name)))
         write = self.watched(os.write)
-        monkeypatch.setattr("ludus.track.checkpoint.write_all", lambda file, data: self.write(write, file, data))
+        monkeypatch.setattr("ludus.runs.checkpoint.write_all", lambda file, data: self.write(write, file, data))
 
     def watched(self, function):
         def call(*args, **kwargs):
@@ -116,8 +116,8 @@ def subprocess_of(code, *arguments, before=()):
 KILLS = """
 import os, random, signal, sys, time, torch
 from pathlib import Path
-from ludus.track.checkpoint import CheckpointKeeper, load, load_newest
-from ludus.track.rundir import RunDirectory
+from ludus.runs.checkpoint import CheckpointKeeper, load, load_newest
+from ludus.runs.folder import RunDirectory
 
 def write_for_ever(run, step, pipe):
     keeper = CheckpointKeeper(run, keep=2)
@@ -161,8 +161,8 @@ def test_sigkill_in_the_middle_of_saves_loses_at_most_the_one_being_written(tmp_
 READERS = """
 import os, signal, sys, time, torch
 from pathlib import Path
-from ludus.track.checkpoint import CheckpointKeeper, load, load_newest, read_meta
-from ludus.track.rundir import RunDirectory
+from ludus.runs.checkpoint import CheckpointKeeper, load, load_newest, read_meta
+from ludus.runs.folder import RunDirectory
 
 def write_for_ever(run):
     keeper, step = CheckpointKeeper(run, keep=2), 0
@@ -220,12 +220,12 @@ FULL = """
 import resource, shutil, signal, sys, torch
 from pathlib import Path
 from ludus.core.errors import UserError
-from ludus.track.checkpoint import CheckpointKeeper, load, load_newest
-from ludus.track.config_file import read_config, write_config
-from ludus.track.files import replace
-from ludus.track.logfile import LogFile
-from ludus.track.metrics import Metrics, read_metrics
-from ludus.track.rundir import RunDirectory
+from ludus.runs.checkpoint import CheckpointKeeper, load, load_newest
+from ludus.settings.config_file import read_config, write_config
+from ludus.core.files import replace
+from ludus.logging.logfile import LogFile
+from ludus.logging.metrics import Metrics, read_metrics
+from ludus.runs.folder import RunDirectory
 
 def refused(action, *args):
     for count in range(100_000):
@@ -301,7 +301,7 @@ def test_a_full_disk_ends_with_a_sentence_and_the_old_ones_intact(tmp_path):
 HOLDS = """
 import sys, time
 from pathlib import Path
-from ludus.track.rundir import RunDirectory
+from ludus.runs.folder import RunDirectory
 with RunDirectory(Path(sys.argv[1])).lock():
     print("held", flush=True)
     time.sleep(60)

@@ -12,7 +12,7 @@ from faults_setup import TINY, flags
 import ludus
 from ludus.cli.main import main
 from ludus.core.errors import UserError
-from ludus.track.rundir import RunDirectory
+from ludus.runs.folder import RunDirectory
 
 TRAIN = flags(TINY | {"agent.minibatches": 2})
 

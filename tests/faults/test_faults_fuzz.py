@@ -16,11 +16,11 @@ import torch
 from faults_setup import digest
 
 from ludus.core.errors import UserError
-from ludus.track.checkpoint import CheckpointKeeper, load, load_newest, read_meta
-from ludus.track.config_file import read_config, read_origins, write_config
-from ludus.track.logfile import LogFile
-from ludus.track.metrics import Metrics, read_metrics
-from ludus.track.rundir import RunDirectory
+from ludus.logging.logfile import LogFile
+from ludus.logging.metrics import Metrics, read_metrics
+from ludus.runs.checkpoint import CheckpointKeeper, load, load_newest, read_meta
+from ludus.runs.folder import RunDirectory
+from ludus.settings.config_file import read_config, read_origins, write_config
 
 TRIES = 200  # of each seed
 TERABYTE = 1 << 40

@@ -19,8 +19,8 @@ from benchmarks.soak_kills import Case, fingerprint, finish, suffer
 from benchmarks.soak_watch import MARK, alive, left_behind, named_memory, open_sockets
 from ludus.core.errors import UserError
 from ludus.parallel.children import stats
-from ludus.track.checkpoint import load_newest
-from ludus.track.rundir import RunDirectory
+from ludus.runs.checkpoint import load_newest
+from ludus.runs.folder import RunDirectory
 
 SHORT = """CartPole-v1 --nb-step 2500 --checkpoint-every 1 --log-every 500 --evaluation.every 2000
 --evaluation.episodes 2 --agent.normalize-reward --agent.epochs 4 --compile off --threads 1 --quiet"""

@@ -14,10 +14,10 @@ import ludus
 from ludus.agents.ppo import PPO, PPOConfig
 from ludus.cli.main import main
 from ludus.containers.blackbox import FOLDER
+from ludus.core.batch import Learned
 from ludus.core.errors import UserError
-from ludus.core.types import Learned
-from ludus.track import checkpoint as checkpoints
-from ludus.track.rundir import RunDirectory, step_folders
+from ludus.runs import checkpoint as checkpoints
+from ludus.runs.folder import RunDirectory, step_folders
 
 SETTINGS = TINY | {"nb_step": 2_000, "env.num": 4, "network.hidden": (8,), "network.lstm_size": 4, "threads": 1}
 SAME = "Redone, the update fails in the same way: every metric has the same value again."

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import ludus
 from ludus.cli.arguments import spell
-from ludus.containers.coerce import union_members
-from ludus.containers.settings import agent_config, resolve_settings, setting_types
 from ludus.core.errors import UserError
+from ludus.settings.parse import union_members
+from ludus.settings.settings import agent_config, resolve_settings, setting_types
 
 TRAIN = ["train", "CartPole-v1", "--preset", "none", *flags(TINY | {"agent.minibatches": 2})]
 

@@ -15,9 +15,9 @@ from learning_tasks import OFF_POLICY_TOYS, UNWATCHED, Task, run
 
 import ludus
 from ludus.agents.dqn import DQN
-from ludus.containers.train import TrainResult
-from ludus.core.types import Batch
+from ludus.core.batch import Batch
 from ludus.experience.replay import ExperienceReplay
+from ludus.runs.train import TrainResult
 
 OBSERVATION = np.zeros(1, np.float32)
 SMALL: dict[str, Any] = UNWATCHED | {

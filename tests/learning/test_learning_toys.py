@@ -15,7 +15,7 @@ from gymnasium import spaces
 from learning_tasks import AGENTS, LSTM, QUICK, TASKS, TOY, TOYS, Task, run
 
 import ludus
-from ludus.containers.train import TrainResult
+from ludus.runs.train import TrainResult
 
 Hook = Callable[[dict[str, float]], Any]
 OBSERVATION = np.zeros(1, np.float32)

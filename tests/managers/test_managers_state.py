@@ -21,7 +21,7 @@ from ludus.managers import history
 from ludus.managers.make import make_manager
 from ludus.managers.simple import SimpleEnvManager
 from ludus.managers.vector import VectorEnvManager
-from ludus.track import checkpoint
+from ludus.runs import checkpoint
 
 FRAMES = "gymnasium.wrappers:FrameStackObservation(stack_size=3)"
 

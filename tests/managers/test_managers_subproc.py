@@ -17,9 +17,9 @@ import torch
 from ludus.core.errors import UserError
 from ludus.environments.config import EnvConfig
 from ludus.managers import crew
-from ludus.managers.crew import divide, gpus
 from ludus.managers.make import make_manager
 from ludus.managers.subproc import SubProcEnvManager
+from ludus.managers.worker_pool import divide, gpus
 from ludus.parallel.process import Launcher
 
 TOY = "ludus.environments.toy"
@@ -132,9 +132,9 @@ def test_the_same_steps_as_in_one_process(case):
     simple = make_manager(EnvConfig(case.id, case.num, "simple", case.options, case.max_episode_steps, case.mask,
                                     case.wrappers))  # fmt: skip
     ours = SubProcEnvManager(case, case.num)
-    treatment = {name: "clip" for name, spec in simple.action.items() if spec.kind == "continuous"}
+    action_transform = {name: "clip" for name, spec in simple.action.items() if spec.kind == "continuous"}
     for manager in (simple, ours):
-        manager.use(treatment)
+        manager.use(action_transform)
     generator = torch.Generator().manual_seed(3)
     assert ours.observation == simple.observation
     assert len(ours.groups) == 1 + case.alternate

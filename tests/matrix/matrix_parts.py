@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 import ludus
 from ludus.core.errors import UserError
+from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, Shapes
-from ludus.core.types import HiddenState, Tensors
+from ludus.core.types import Tensors
 
 OBSERVATIONS: dict[str, spaces.Space[Any]] = {
     "vector": spaces.Box(-3, 3, (5,), np.float32),

@@ -30,7 +30,7 @@ from matrix_parts import (
 import ludus
 from ludus.agents.actor_critic import ActorCritic
 from ludus.agents.ppo import PPO
-from ludus.core.types import Batch, Learned
+from ludus.core.batch import Batch, Learned
 
 
 @pytest.fixture

@@ -30,9 +30,9 @@ from ludus.agents.ddpg import DDPG
 from ludus.agents.dqn import DQN
 from ludus.agents.sac import SAC
 from ludus.agents.sac_discrete import DiscreteSAC
+from ludus.core.batch import Batch, Learned
 from ludus.core.noise import Noise
-from ludus.core.types import Batch, Learned
-from ludus.networks.joined import TAKEN
+from ludus.networks.critic import TAKEN
 
 MASK = "action_mask"
 SMALLEST = 1e-30  # a learning rate that moves nothing

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ludus.core.errors import UserError
-from ludus.core.network import Need, Shapes
-from ludus.core.types import HiddenState
+from ludus.core.hidden_state import HiddenState
+from ludus.core.network import NetworkSpec, Shapes
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
+from ludus.networks.critic import TAKEN, joined
 from ludus.networks.ensemble import Ensemble, PlainEnsemble
-from ludus.networks.joined import TAKEN, joined
 from ludus.networks.noisy import NoisyLinear
 from ludus.networks.streams import Stream
 from ludus.networks.tape import Tape
@@ -35,7 +35,7 @@ class Own(nn.Module):
         return torch.cat([observation, action], 1)
 
 
-def mixed(need: Need, **config: Any) -> Tensor:
+def mixed(need: NetworkSpec, **config: Any) -> Tensor:
     """The largest d²Q / ds da."""
     torch.manual_seed(0)
     network, x = build_network(NetworkConfig(**config), need).double(), rows(need.inputs)
@@ -53,19 +53,19 @@ def mixed(need: Need, **config: Any) -> Tensor:
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("config", [{}, {"body": "mlp"}, {"net1d": "identity1d"}, {"head": "mlp"}])
 def test_a_critic_mixes_observation_and_action(members: int, config: Any) -> None:
-    need = Need(CRITIC, Q, joined=True, members=members)
+    need = NetworkSpec(CRITIC, Q, joined=True, members=members)
     assert mixed(need, **config) > 1e-3
-    assert mixed(Need(CRITIC, Q), body="identity1d") == 0  # without: layers side by side, that the last one adds up
+    assert mixed(NetworkSpec(CRITIC, Q), body="identity1d") == 0  # else only the last layer adds them up
 
 
 def test_several_observations_act_together_by_default() -> None:
-    assert mixed(Need(CRITIC, Q)) > 1e-3
+    assert mixed(NetworkSpec(CRITIC, Q)) > 1e-3
 
 
 def test_images_go_through_their_source_and_then_meet_the_action() -> None:
     inputs = {"image": (1, 36, 36), "speed": (3,), "action": (2,)}
-    assert mixed(Need(inputs, Q, joined=True)) > 1e-6
-    network: Any = build_network(NetworkConfig(hidden=(7,)), Need(inputs, Q, joined=True))
+    assert mixed(NetworkSpec(inputs, Q, joined=True)) > 1e-6
+    network: Any = build_network(NetworkConfig(hidden=(7,)), NetworkSpec(inputs, Q, joined=True))
     assert set(network.pieces) == {"source/image", "body"}
     assert network.pieces["body"].input_shape == (512 + 3 + 2,)
 
@@ -90,7 +90,7 @@ def test_pieces_of_a_joined_network(given: Any, expected: tuple[str, str, str]) 
 
 def test_what_a_recurrent_critic_remembers_does_not_depend_on_actions() -> None:
     inputs = {"observation": (4,), TAKEN: (2,)}
-    network: Any = build_network(NetworkConfig(body="lstm", hidden=(9,)), Need(inputs, Q, joined=True))
+    network: Any = build_network(NetworkConfig(body="lstm", hidden=(9,)), NetworkSpec(inputs, Q, joined=True))
     given = rows(inputs)
     given[TAKEN].requires_grad_()
     outputs, state = network(given, network.initial_state(B), FIRST)
@@ -110,7 +110,7 @@ def _reaches(x: torch.Tensor, leaf: torch.Tensor) -> bool:
 @pytest.mark.parametrize("noisy", [False, True])
 def test_streams_have_a_hidden_layer_per_output(noisy: bool) -> None:
     outputs: Shapes = {"value": (1,), "advantage": (3,)}
-    need = Need({"observation": (4,)}, outputs, streams=True, noisy=noisy)
+    need = NetworkSpec({"observation": (4,)}, outputs, streams=True, noisy=noisy)
     network: Any = build_network(NetworkConfig(hidden=(8,), activation="relu"), need)
     kind = NoisyLinear if noisy else nn.Linear
     x = torch.randn(T, B, 4)
@@ -130,14 +130,14 @@ def test_streams_have_a_hidden_layer_per_output(noisy: bool) -> None:
 
 
 def test_noisy_layers_without_streams_are_the_last_ones_alone() -> None:
-    network: Any = build_network(NetworkConfig(), Need({"observation": (4,)}, {"q": (3,)}, noisy=True))
+    network: Any = build_network(NetworkConfig(), NetworkSpec({"observation": (4,)}, {"q": (3,)}, noisy=True))
     assert isinstance(network.projections["q"], NoisyLinear)
     assert sum(isinstance(layer, NoisyLinear) for layer in network.modules()) == 1
 
 
 @pytest.mark.parametrize("changes", [{"streams": True}, {"noisy": True}])
 def test_gradients_by_hand_step_aside(changes: Any) -> None:
-    network: Any = build_network(NetworkConfig(), Need({"observation": (4,)}, {"q": (3,)}, **changes))
+    network: Any = build_network(NetworkConfig(), NetworkSpec({"observation": (4,)}, {"q": (3,)}, **changes))
     for p in network.parameters():
         p.grad = torch.zeros_like(p)
     tape = Tape(network)
@@ -148,18 +148,18 @@ def test_gradients_by_hand_step_aside(changes: Any) -> None:
 
 
 def test_members_of_an_ensemble_differ_and_are_of_the_right_kind() -> None:
-    plain = build_network(NetworkConfig(), Need(CRITIC, Q, joined=True, members=2))
+    plain = build_network(NetworkConfig(), NetworkSpec(CRITIC, Q, joined=True, members=2))
     assert isinstance(plain, PlainEnsemble)
     weights = plain.layers[0].weight
     assert isinstance(weights, Tensor)
     assert not torch.equal(weights[0], weights[1])
     config = NetworkConfig(name=f"{__name__}:Own")
-    assert isinstance(build_network(config, Need(CRITIC, Q, joined=True, members=2)), Ensemble)
+    assert isinstance(build_network(config, NetworkSpec(CRITIC, Q, joined=True, members=2)), Ensemble)
 
 
 def test_what_cannot_be_noisy_is_refused() -> None:
     with pytest.raises(UserError, match=r'noisy layers.*Own.*network.name to "modular"'):
-        build_network(NetworkConfig(name=f"{__name__}:Own"), Need(CRITIC, Q, noisy=True))
+        build_network(NetworkConfig(name=f"{__name__}:Own"), NetworkSpec(CRITIC, Q, noisy=True))
     config = NetworkConfig(net3d="identity3d", body="identity3d")
     with pytest.raises(UserError, match=r'"map" has shape \(1, 2, 2\)'):
-        build_network(config, Need({"image": (1, 2, 2)}, {"map": (1, 2, 2)}, streams=True))
+        build_network(config, NetworkSpec({"image": (1, 2, 2)}, {"map": (1, 2, 2)}, streams=True))

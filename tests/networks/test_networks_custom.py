@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from ludus.core.errors import UserError
-from ludus.core.network import Need, Network
-from ludus.core.types import HiddenState
+from ludus.core.hidden_state import HiddenState
+from ludus.core.network import Network, NetworkSpec
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
 from ludus.networks.own import make_own
@@ -16,7 +16,7 @@ OUTPUTS = {"policy/action": (4,), "value": (1,)}
 
 
 def build(made_by, inputs=INPUTS, outputs=OUTPUTS):
-    return build_network(NetworkConfig(name=f"{__name__}:{made_by.__name__}"), Need(inputs, outputs))
+    return build_network(NetworkConfig(name=f"{__name__}:{made_by.__name__}"), NetworkSpec(inputs, outputs))
 
 
 class Features(nn.Module):

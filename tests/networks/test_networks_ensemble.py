@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ludus.core.network import Need, Network, Shapes
-from ludus.core.types import HiddenState, Tensors
+from ludus.core.hidden_state import HiddenState
+from ludus.core.network import Network, NetworkSpec, Shapes
+from ludus.core.types import Tensors
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
 from ludus.networks.ensemble import Ensemble, PlainEnsemble, make_ensemble
@@ -22,7 +23,7 @@ CRITIC: Shapes = {"observation": (4,), "action": (2,)}
 OUTPUTS: Shapes = {"q": (3,), "v": ()}
 
 
-def members(n: int, need: Need, **config: Any) -> list[Network]:
+def members(n: int, need: NetworkSpec, **config: Any) -> list[Network]:
     torch.manual_seed(0)
     return [build_network(NetworkConfig(**config), need) for _ in range(n)]
 
@@ -44,8 +45,10 @@ def loss(outputs: Tensors) -> Tensor:
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
 @pytest.mark.parametrize("hidden", [(8, 6), (5,)])
 @pytest.mark.parametrize("n", [2, 5])
-@pytest.mark.parametrize("need", [Need(CRITIC, OUTPUTS, joined=True), Need({"observation": (4,)}, OUTPUTS)])
-def test_a_batch_of_mlps_is_its_members(need: Need, n: int, hidden: tuple[int, ...], activation: str) -> None:
+@pytest.mark.parametrize(
+    "need", [NetworkSpec(CRITIC, OUTPUTS, joined=True), NetworkSpec({"observation": (4,)}, OUTPUTS)]
+)
+def test_a_batch_of_mlps_is_its_members(need: NetworkSpec, n: int, hidden: tuple[int, ...], activation: str) -> None:
     networks = members(n, need, hidden=hidden, activation=activation)
     batched, x = make_ensemble(networks), rows(need.inputs)
     assert isinstance(batched, PlainEnsemble)
@@ -62,7 +65,7 @@ def test_a_batch_of_mlps_is_its_members(need: Need, n: int, hidden: tuple[int, .
 
 
 def test_members_do_not_touch_each_other() -> None:
-    batched = build_network(NetworkConfig(), Need(CRITIC, {"q": (1,)}, joined=True, members=3))
+    batched = build_network(NetworkConfig(), NetworkSpec(CRITIC, {"q": (1,)}, joined=True, members=3))
     q = batched(rows(CRITIC), HiddenState(), FIRST)[0]["q"]
     q[:, :, 1].sum().backward()
     for p in batched.parameters():
@@ -74,16 +77,16 @@ def test_members_do_not_touch_each_other() -> None:
 @pytest.mark.parametrize(
     ("need", "config"),
     [
-        (Need(CRITIC, OUTPUTS), {"body": "identity1d"}),  # a source each
-        (Need(CRITIC, OUTPUTS, joined=True), {"body": "lstm"}),
-        (Need(CRITIC, OUTPUTS, joined=True), {"head": "mlp"}),
-        (Need(CRITIC, OUTPUTS, joined=True, streams=True), {}),
-        (Need(CRITIC, OUTPUTS, joined=True, noisy=True), {}),
-        (Need({"image": (1, 2, 2), "action": (2,)}, OUTPUTS, joined=True), {"net3d": "identity3d"}),
-        (Need({"observation": (4,)}, OUTPUTS), {"net1d": "identity1d"}),
+        (NetworkSpec(CRITIC, OUTPUTS), {"body": "identity1d"}),  # a source each
+        (NetworkSpec(CRITIC, OUTPUTS, joined=True), {"body": "lstm"}),
+        (NetworkSpec(CRITIC, OUTPUTS, joined=True), {"head": "mlp"}),
+        (NetworkSpec(CRITIC, OUTPUTS, joined=True, streams=True), {}),
+        (NetworkSpec(CRITIC, OUTPUTS, joined=True, noisy=True), {}),
+        (NetworkSpec({"image": (1, 2, 2), "action": (2,)}, OUTPUTS, joined=True), {"net3d": "identity3d"}),
+        (NetworkSpec({"observation": (4,)}, OUTPUTS), {"net1d": "identity1d"}),
     ],
 )
-def test_other_members_run_one_after_the_other(need: Need, config: Any) -> None:
+def test_other_members_run_one_after_the_other(need: NetworkSpec, config: Any) -> None:
     networks, x = members(2, need, **config), rows(need.inputs)
     ensemble = make_ensemble(deepcopy(networks))
     assert isinstance(ensemble, Ensemble)
@@ -93,7 +96,7 @@ def test_other_members_run_one_after_the_other(need: Need, config: Any) -> None:
 
 
 def test_every_member_has_a_memory_of_its_own() -> None:
-    need = Need(CRITIC, {"q": (1,)}, joined=True)
+    need = NetworkSpec(CRITIC, {"q": (1,)}, joined=True)
     networks, x = members(2, need, body="lstm", lstm_size=4), rows(CRITIC)
     ensemble = make_ensemble(networks)
     assert ensemble.recurrent
@@ -109,7 +112,7 @@ def test_every_member_has_a_memory_of_its_own() -> None:
 
 
 def test_it_can_be_traced_as_a_function_of_its_parameters() -> None:
-    batched = build_network(NetworkConfig(hidden=(8,)), Need(CRITIC, {"q": (1,)}, joined=True, members=2))
+    batched = build_network(NetworkConfig(hidden=(8,)), NetworkSpec(CRITIC, {"q": (1,)}, joined=True, members=2))
     x = {name: y.detach() for name, y in rows(CRITIC).items()}
 
     def q(parameters: Tensors) -> Tensor:
@@ -124,7 +127,7 @@ def test_it_can_be_traced_as_a_function_of_its_parameters() -> None:
 
 @pytest.mark.parametrize("body", ["identity1d", "lstm"])
 def test_only_the_first_members_may_be_asked(body: str) -> None:
-    need = Need(CRITIC, OUTPUTS, joined=True)
+    need = NetworkSpec(CRITIC, OUTPUTS, joined=True)
     network, x = make_ensemble(members(3, need, hidden=(8,), body=body)), rows(need.inputs)
     state = network.initial_state(B)
     whole, some = network(x, state, FIRST)[0], network(x, state, FIRST, members=2)[0]

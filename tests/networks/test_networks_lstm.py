@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ludus.core.types import HiddenState
+from ludus.core.hidden_state import HiddenState
 from ludus.networks.config import NetworkConfig
 from ludus.networks.net1d.lstm import LSTM
 

@@ -10,7 +10,7 @@ from torch import nn
 from ludus.cli import train
 from ludus.cli.main import main
 from ludus.core.errors import UserError
-from ludus.core.network import Need
+from ludus.core.network import NetworkSpec
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
 from ludus.networks.streams import WIDEST
@@ -20,7 +20,7 @@ from ludus.networks.streams import WIDEST
 @pytest.mark.parametrize("width", [8, WIDEST, WIDEST + 1])
 def test_the_hidden_layer_of_a_stream_is_at_most_512_wide(width: int, noisy: bool) -> None:
     assert WIDEST == 512
-    need = Need({"observation": (4,)}, {"value": (1,), "advantage": (3,)}, streams=True, noisy=noisy)
+    need = NetworkSpec({"observation": (4,)}, {"value": (1,), "advantage": (3,)}, streams=True, noisy=noisy)
     network: Any = build_network(NetworkConfig(hidden=(width,)), need)
     for name, (size,) in need.outputs.items():
         stream = network.projections[name]
@@ -29,7 +29,7 @@ def test_the_hidden_layer_of_a_stream_is_at_most_512_wide(width: int, noisy: boo
 
 
 def test_a_noisy_layer_without_a_stream_takes_all_features() -> None:
-    need = Need({"observation": (4,)}, {"q": (3,)}, noisy=True)
+    need = NetworkSpec({"observation": (4,)}, {"q": (3,)}, noisy=True)
     network: Any = build_network(NetworkConfig(hidden=(600,)), need)
     assert (network.projections["q"].in_features, network.projections["q"].out_features) == (600, 3)
 
@@ -39,7 +39,7 @@ class Own(nn.Module):
 
 
 def test_a_network_of_ones_own_names_the_flag_against_noisy_layers() -> None:
-    need = Need({"observation": (4,)}, {"q": (3,)}, noisy=True)
+    need = NetworkSpec({"observation": (4,)}, {"q": (3,)}, noisy=True)
     with pytest.raises(UserError, match=r"noisy layers, which a network of your own.*--agent\.no-noisy"):
         build_network(NetworkConfig(name=f"{__name__}:Own"), need)
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from ludus.core.errors import UserError
-from ludus.core.network import Need, SubModule
-from ludus.core.types import HiddenState
+from ludus.core.hidden_state import HiddenState
+from ludus.core.network import NetworkSpec, SubModule
 from ludus.networks import SUBMODULES
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
@@ -35,7 +35,7 @@ class ThreeFeatures(SubModule):
 
 def test_a_plain_mlp_has_the_outputs_asked_for_and_the_gains():
     network = build_network(
-        NetworkConfig(), Need({"observation": (4,)}, {"policy/action": (2,), "value": (1,), "v": ()})
+        NetworkConfig(), NetworkSpec({"observation": (4,)}, {"policy/action": (2,), "value": (1,), "v": ()})
     )
     outputs, state = network(rows({"observation": (4,)}), network.initial_state(B), FIRST)
     assert {name: x.shape for name, x in outputs.items()} == {
@@ -64,7 +64,7 @@ def test_observations_of_every_rank_join_in_a_body_of_every_rank(body):
     config = NetworkConfig(net2d="identity2d", net3d="identity3d", body=body)
     if space is None:  # volumes have D=1 where the sequence has S=6: 6,1,1 and 1,2,3 expand to 6,2,3
         space = (6, 2, 3)
-    network = build_network(config, Need(inputs, {"value": (1,)}))
+    network = build_network(config, NetworkSpec(inputs, {"value": (1,)}))
     assert network._space == space
     outputs, state = network(rows(inputs), network.initial_state(B), FIRST)
     assert outputs["value"].shape == (T, B, 1)
@@ -85,7 +85,7 @@ def test_expanded_sources_are_repeated_over_space():
 
 def test_every_piece_may_be_recurrent_and_states_never_collide():
     config = NetworkConfig(net1d="lstm", body="lstm", head="lstm", lstm_size=4)
-    network = build_network(config, Need({"a.b": (3,), "items": (2,)}, {"policy/x.y": (2,), "value": (1,)}))
+    network = build_network(config, NetworkSpec({"a.b": (3,), "items": (2,)}, {"policy/x.y": (2,), "value": (1,)}))
     assert network.recurrent
     state = network.initial_state(B)
     assert set(state) == {f"{p}/{n}" for p in ("source/a·b", "source/items", "body", "head1d") for n in "hc"}
@@ -101,7 +101,7 @@ def test_every_piece_may_be_recurrent_and_states_never_collide():
 
 def test_images_go_through_the_cnn():
     config = NetworkConfig(body="identity1d")
-    network = build_network(config, Need({"image": (4, 84, 84), "speed": (2,)}, {"policy/a": (6,)}))
+    network = build_network(config, NetworkSpec({"image": (4, 84, 84), "speed": (2,)}, {"policy/a": (6,)}))
     outputs, _ = network(rows({"image": (4, 84, 84), "speed": (2,)}), HiddenState(), FIRST)
     assert outputs["policy/a"].shape == (T, B, 6)
     assert network.projections["policy/a"].in_features == 512 + 64
@@ -109,7 +109,7 @@ def test_images_go_through_the_cnn():
 
 @pytest.mark.parametrize("shape", [(4, 2), (8, 8)])
 def test_matrices_go_through_an_mlp(shape):
-    network = build_network(NetworkConfig(), Need({"board": shape}, {"policy/a": (3,)}))
+    network = build_network(NetworkConfig(), NetworkSpec({"board": shape}, {"policy/a": (3,)}))
     sizes = [layer.in_features for layer in network.pieces["source/board"].layers]
     assert sizes == [shape[0] * shape[1], 64]
     assert network.projections["policy/a"].in_features == 64
@@ -118,7 +118,7 @@ def test_matrices_go_through_an_mlp(shape):
 
 
 def test_a_matrix_meets_other_observations_as_it_is():
-    network = build_network(NetworkConfig(), Need({"board": (8, 8), "speed": (2,)}, {"policy/a": (3,)}))
+    network = build_network(NetworkConfig(), NetworkSpec({"board": (8, 8), "speed": (2,)}, {"policy/a": (3,)}))
     assert set(network.pieces) == {"body"}
     assert network.pieces["body"].layers[0].in_features == 66
 
@@ -134,7 +134,7 @@ def test_a_network_without_a_hidden_layer_says_so():
 
 def test_a_piece_of_ones_own():
     config = NetworkConfig(net2d=f"{__name__}:ThreeFeatures", body="identity2d")
-    network = build_network(config, Need({"s": (3, 7)}, {"value": (1,)}))
+    network = build_network(config, NetworkSpec({"s": (3, 7)}, {"value": (1,)}))
     assert network.projections["value"].in_features == 21
     network(rows({"s": (3, 7)}), HiddenState(), FIRST)
 
@@ -159,7 +159,7 @@ def test_a_piece_of_ones_own():
 )
 def test_mistakes_are_named_when_the_network_is_built(config, inputs, outputs, message):
     with pytest.raises(UserError, match=message):
-        build_network(NetworkConfig(**config), Need(inputs, outputs))
+        build_network(NetworkConfig(**config), NetworkSpec(inputs, outputs))
 
 
 def test_join_names_the_piece_that_decided_the_size():
@@ -179,7 +179,7 @@ def test_every_name_in_the_table_is_a_piece_of_the_rank_it_says():
 def test_parameters_survive_a_round_trip_and_gradients_reach_all():
     config = NetworkConfig(body="lstm", net3d="nature_cnn")
     inputs = {"image": (1, 40, 40), "x": (3,)}
-    one, two = (build_network(config, Need(inputs, {"policy/a": (2,), "value": (1,)})) for _ in range(2))
+    one, two = (build_network(config, NetworkSpec(inputs, {"policy/a": (2,), "value": (1,)})) for _ in range(2))
     two.load_state_dict(one.state_dict())
     x = rows(inputs)
     a, b = (n(x, n.initial_state(B), FIRST)[0] for n in (one, two))

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from ludus.core.errors import UserError
-from ludus.core.types import HiddenState
+from ludus.core.hidden_state import HiddenState
 from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
 from ludus.networks.net1d.mlp import MLP

@@ -71,9 +71,9 @@ def test_joint_terms_are_sums_over_names():
 
 def test_treatments_are_declared():
     mixed = {"a": DISCRETE, "b": BOX, "c": BITS, "d": MULTI}
-    for distribution, treatment in {"gaussian": "clip", "tanh": "tanh", "beta": "unit"}.items():
+    for distribution, action_transform in {"gaussian": "clip", "tanh": "tanh", "beta": "unit"}.items():
         policy = Policy(mixed, distribution)
-        assert policy.treatment == {"a": "none", "b": treatment, "c": "none", "d": "none"}
+        assert policy.action_transform == {"a": "none", "b": action_transform, "c": "none", "d": "none"}
     assert Policy(mixed).outputs == {"policy/a": (4,), "policy/b": (2,), "policy/c": (3,), "policy/d": (7,)}
     assert Policy(mixed, "beta").outputs["policy/b"] == (4,)
     assert set(Policy(mixed, log_std_init=-1.0).log_std) == {"b"}

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ludus.core.types import HiddenState, Tensors
+from ludus.core.hidden_state import HiddenState
+from ludus.core.types import Tensors
 from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
 from ludus.networks.tape import Tape

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ludus.core.errors import UserError
-from ludus.core.network import Need
-from ludus.core.types import HiddenState
+from ludus.core.hidden_state import HiddenState
+from ludus.core.network import NetworkSpec
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
 from ludus.networks.noisy import NoisyLinear, resample_noise
@@ -22,7 +22,7 @@ FIRST = torch.zeros(3, 2, dtype=torch.bool)
 
 def make(**need: Any) -> Any:
     torch.manual_seed(0)
-    return build_network(NetworkConfig(), Need({"observation": (4,)}, {"q": (3,)}, **need))
+    return build_network(NetworkConfig(), NetworkSpec({"observation": (4,)}, {"q": (3,)}, **need))
 
 
 def disturb(module: nn.Module) -> None:

@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ludus.core.errors import UserError
-from ludus.core.network import Need
-from ludus.core.types import Episode, HiddenState, Tensors
+from ludus.core.hidden_state import HiddenState
+from ludus.core.network import NetworkSpec
+from ludus.core.step import Episode
+from ludus.core.types import Tensors
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
 from ludus.networks.noisy import noisy_layers
@@ -210,7 +212,7 @@ def test_it_can_be_traced_and_is_the_same_on_other_numbers(kind: Kind, dueling: 
 @pytest.mark.parametrize("noisy", [False, True])
 def test_heads_fit_the_networks_that_are_built_for_them(kind: Kind, dueling: bool, noisy: bool) -> None:
     head = make(kind, dueling, noisy=noisy)
-    need = Need({"observation": (4,)}, head.outputs, streams=head.streams, noisy=noisy)
+    need = NetworkSpec({"observation": (4,)}, head.outputs, streams=head.streams, noisy=noisy)
     network = build_network(NetworkConfig(), need)
     target = Target({"q": network, "head": head})
     first = torch.zeros(T, B, dtype=torch.bool)

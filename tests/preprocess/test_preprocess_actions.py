@@ -14,8 +14,8 @@ BOX = Spec((2,), "float32", low=(-2.0, 0.0), high=(2.0, 10.0))
 finite = st.floats(-1e6, 1e6, width=32)
 
 
-def treat(spec: Spec, treatment: str, x: list) -> list:
-    return ActionPreprocessor({"a": spec}, {"a": treatment})({"a": np.array(x, np.float32)})["a"].tolist()
+def treat(spec: Spec, action_transform: str, x: list) -> list:
+    return ActionPreprocessor({"a": spec}, {"a": action_transform})({"a": np.array(x, np.float32)})["a"].tolist()
 
 
 def test_clip_maps_the_unit_cube_to_the_box():
@@ -47,10 +47,10 @@ def test_half_bounded_elements_are_clipped_but_not_scaled():
     assert treat(spec, "clip", [[7, -7, 7], [-7, 7, 0.5]]) == [[7, 0, 3], [-7, 7, 1.5]]
 
 
-@pytest.mark.parametrize("treatment", ["tanh", "unit"])
-def test_squashing_an_unbounded_element_is_refused(treatment):
+@pytest.mark.parametrize("action_transform", ["tanh", "unit"])
+def test_squashing_an_unbounded_element_is_refused(action_transform):
     with pytest.raises(UserError, match=r'"a".*finite bounds'):
-        ActionPreprocessor({"a": Spec((1,), "float32", low=0.0)}, {"a": treatment})
+        ActionPreprocessor({"a": Spec((1,), "float32", low=0.0)}, {"a": action_transform})
 
 
 def test_mistakes_name_the_fix():
@@ -70,11 +70,11 @@ def test_whole_number_boxes_are_rounded():
 
 
 @given(hnp.arrays(np.float32, (5, 3), elements=finite), st.data(), st.sampled_from(["clip", "tanh", "unit"]))
-def test_actions_never_leave_the_box(x, data, treatment):
+def test_actions_never_leave_the_box(x, data, action_transform):
     low = data.draw(hnp.arrays(np.float32, 3, elements=finite))
     high = low + data.draw(hnp.arrays(np.float32, 3, elements=st.floats(0, 1e6, width=32)))
     spec = Spec((3,), "float32", low=tuple(low.tolist()), high=tuple(high.tolist()))
-    made = ActionPreprocessor({"a": spec}, {"a": treatment})({"a": x})["a"]
+    made = ActionPreprocessor({"a": spec}, {"a": action_transform})({"a": x})["a"]
     assert made.dtype == np.float32
     assert made.shape == x.shape
     assert ((made >= low) & (made <= high)).all()

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import ludus
 from ludus.containers.build import build_agent, build_manager
-from ludus.containers.settings import resolve_settings
 from ludus.core.spec import Spec
 from ludus.networks.net3d.nature_cnn import NatureCNN
 from ludus.preprocess.observation import Frames, ObsPreprocessor
+from ludus.settings.settings import resolve_settings
 
 T, B, S, H, W = 3, 2, 4, 8, 9
 

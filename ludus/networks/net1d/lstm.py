@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Shape, SubModule
-from ludus.core.types import HiddenState
 from ludus.networks.cast import cast_shape
 from ludus.networks.config import NetworkConfig
 

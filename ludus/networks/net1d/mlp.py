@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Shape, SubModule
-from ludus.core.types import HiddenState
 from ludus.networks.cast import cast_shape
 from ludus.networks.config import NetworkConfig
 from ludus.networks.init import initialize

@@ -6,8 +6,8 @@ from math import prod
 
 from torch import Tensor
 
+from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Shape
-from ludus.core.types import HiddenState
 from ludus.networks.config import NetworkConfig
 from ludus.networks.net1d.mlp import MLP
 

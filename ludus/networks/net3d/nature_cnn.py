@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ludus.core.errors import UserError
+from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Shape, SubModule
-from ludus.core.types import HiddenState
 from ludus.networks.cast import cast_shape
 from ludus.networks.config import NATURE_CNN_SIDE, NetworkConfig
 from ludus.networks.init import initialize

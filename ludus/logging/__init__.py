@@ -1,0 +1,1 @@
+"""What a run shows: metrics, console, TensorBoard, videos and hints."""

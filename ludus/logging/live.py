@@ -1,0 +1,144 @@
+"""The live region of a terminal, drawn with rich: a bar, the numbers, and where the time goes."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TextIO
+
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from ludus.logging.status import Status, percent
+from ludus.logging.terminal import Console
+
+_PHASES = (  # told apart without colours too
+    *(("█", "green"), ("▓", "cyan"), ("▒", "magenta"), ("▚", "yellow")),
+    ("░", "bright_black"),
+)
+_LABEL = 13  # columns before the numbers
+
+
+class LiveDisplay:
+    """Prints what stays, and redraws what changes; it draws when told to and has no thread of its own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=stream, highlight=False)
+        self._live: Live | None = None
+        self._busy = False  # in the middle of a write
+        self._waiting: list[str] = []  # what a signal handler wanted printed meanwhile
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal."""
+        return self._console.width
+
+    def header(self, info: Mapping[str, str]) -> None:
+        """Print what runs."""
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim")
+        table.add_column(overflow="fold")
+        for name, value in info.items():
+            table.add_row(Text(name), Text(value))
+        width = min(self.width, 100)
+        with self._writing():
+            self._console.print(Panel(table, title="[bold]ludus", title_align="left", border_style="cyan", width=width))
+
+    def draw(self, status: Status) -> None:
+        """Redraw the live region."""
+        with self._writing():
+            if self._live is None:
+                self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=True, redirect_stderr=True)
+                self._live.start()
+            self._live.update(render(status, min(self.width, 100)), refresh=True)
+
+    def print(self, text: str) -> None:
+        """Print a line that stays, above the live region."""
+        with self._writing():
+            self._console.print(Text(text))
+
+    def urgent(self, text: str) -> None:
+        """Print from a signal handler: now, or as soon as what is being written is written."""
+        self._waiting.append(text)
+        if not self._busy:
+            with suppress(RuntimeError), self._writing():  # it is raised where others are writing to the stream
+                pass
+
+    def stop(self) -> None:
+        """Leave the last picture and give the terminal back; may be called twice."""
+        with self._writing():
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Keep signal handlers from writing meanwhile, and print what they had to say afterwards."""
+        before, self._busy = self._busy, True
+        try:
+            yield
+            while self._waiting:
+                self._console.print(Text(self._waiting[0]))
+                del self._waiting[0]
+        finally:
+            self._busy = before
+
+
+def render(status: Status, width: int) -> Text:
+    """The live region as one text: far cheaper to draw than tables, so that training hardly notices."""
+    text = Text(no_wrap=True, overflow="ellipsis")
+    _progress(text, status, width - 2)
+    for topic, cells in status.rows().items():
+        label = topic
+        for line in _fold(cells, width - _LABEL - 2):
+            text.append(f"\n  {label:<{_LABEL}}", "dim").append(line.replace("+-", "±"))
+            label = ""
+    if status.shares:
+        _shares(text, status.shares, width - _LABEL - 2)
+    return text
+
+
+def _progress(text: Text, status: Status, width: int) -> None:
+    tail = f" {percent(status.done):>4}  {status.step:,} of {status.total:,} steps"
+    if len(tail) + 10 > width:
+        tail = f" {percent(status.done):>4}  {status.step:,}/{status.total:,}"
+    size = max(width - len(tail), 3)
+    full = int(size * status.done)
+    text.append("  ").append("━" * full, "green" if status.done >= 1 else "cyan")
+    text.append("─" * (size - full), "bright_black").append(tail, "bold")
+
+
+def _shares(text: Text, shares: Mapping[str, float], width: int) -> None:
+    """One bar with a pattern and a colour for each phase, and their names below it."""
+    size, spent, column = min(width - 2, 60), 0.0, 0
+    text.append(f"\n  {'time':<{_LABEL}}", "dim")
+    for (block, colour), share in zip(_PHASES, shares.values(), strict=False):
+        spent += share
+        text.append(block * (round(size * spent) - column), colour)
+        column = round(size * spent)
+    column = width  # so that the names begin on a line of their own
+    for (block, colour), (phase, share) in zip(_PHASES, shares.items(), strict=False):
+        name = f"{block} {phase} {percent(share)}"
+        if column and column + 2 + len(name) <= width:
+            name = f"  {name}"
+        elif column:
+            text.append(f"\n  {'':<{_LABEL}}")
+            column = 0
+        text.append(name, colour)
+        column += len(name)
+
+
+def _fold(cells: list[str], width: int) -> list[str]:
+    """Lines of cells, three spaces between; a cell that is too wide for a line is cut between words."""
+    first, *rest = [part for cell in cells for part in textwrap.wrap(cell, max(width, 1))]
+    lines = [first]
+    for cell in rest:
+        longer = f"{lines[-1]}   {cell}"
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(cell)
+    return lines

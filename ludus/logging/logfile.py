@@ -1,0 +1,33 @@
+"""The log of a run: plain text, a time on every entry."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from ludus.core.files import append, open_append
+from ludus.core.text import printable
+
+
+class LogFile:
+    """Appends entries to ``log.txt``; every entry is in the file when the call returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def note(self, text: str) -> None:
+        """Write what a person may want to know later."""
+        self._append("note", text)
+
+    def warning(self, text: str) -> None:
+        """Write what a person should look at."""
+        self._append("warning", text)
+
+    def _append(self, kind: str, text: str) -> None:
+        head = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {kind:<7} "
+        lines = printable(text).removesuffix("\n").split("\n")
+        entry = head + ("\n" + " " * len(head)).join(lines) + "\n"
+        with open_append(self.path) as file:
+            torn = file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
+            append(file, ("\n" * torn + entry).encode(errors="backslashreplace"))

@@ -1,0 +1,118 @@
+"""Metrics of a run: ``metrics.jsonl`` is the truth, TensorBoard renders it.
+
+A line is one flat, strict JSON object: ``step``, ``time`` (seconds since 1970) and the values by name. JSON has no nan
+and no infinities: the file has the strings ``"nan"``, ``"inf"`` and ``"-inf"``, ``read_metrics`` gives numbers again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ludus.core.errors import UserError
+from ludus.core.files import append, open_append, open_plain, unwritable, why
+from ludus.core.types import State
+from ludus.logging.tensorboard import EventFile
+
+_LONGEST = 1 << 20  # bytes of a line
+_LIMIT = 1 << 32  # bytes of a file
+
+
+class Metrics:
+    """Appends one line per write to ``metrics.jsonl``, without a buffer, and renders to TensorBoard beside it."""
+
+    def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
+        self._file = open_append(path)
+        self._board = None if tensorboard is None else EventFile(tensorboard)
+        self._step = 0
+        self._cut(self._end())
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Append one line; numbers of any kind are taken, 0-dimensional tensors too."""
+        if reserved := {"step", "time"} & values.keys():
+            raise ValueError(f"{sorted(reserved)[0]!r} is a column of its own, so no metric can have that name")
+        now = time.time()
+        numbers = {name: float(value) for name, value in values.items()}
+        line = {"step": step, "time": round(now, 3)} | {n: _strict(x) for n, x in numbers.items()}
+        append(self._file, json.dumps(line, allow_nan=False).encode() + b"\n")
+        self._step = step
+        if self._board is not None:
+            self._board.write(step, now, numbers)
+
+    def sync(self) -> None:
+        """Wait until all lines are on disk."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise unwritable(self._file.name, error) from error
+
+    def state_dict(self) -> State:
+        """Where the file ends, so that a resume can cut it there; all up to there is on disk before a save names it."""
+        self.sync()
+        return {"offset": self._end(), "step": self._step}
+
+    def load_state_dict(self, state: State) -> None:
+        """Cut off what was written after the checkpoint, and let TensorBoard forget it too."""
+        offset, step = (state.get(name) for name in ("offset", "step"))
+        if type(offset) is not int or type(step) is not int or min(offset, step) < 0:
+            raise UserError(
+                f'The checkpoint does not say where "{self._file.name}" ended: take another checkpoint of this run.'
+            )
+        self._cut(offset)
+        self._step = step
+        if self._board is not None:
+            self._board.forget_after(self._step)
+
+    def close(self) -> None:
+        """Close the files; may be called twice."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def _end(self) -> int:
+        return self._file.seek(0, os.SEEK_END)
+
+    def _cut(self, offset: int) -> None:
+        """Cut the file at ``offset``, or before it where a killed writer or an editor left no whole line there."""
+        stop = min(offset, self._end())
+        start = max(stop - _LONGEST, 0)
+        self._file.seek(start)
+        whole = start + self._file.read(stop - start).rfind(b"\n") + 1
+        if whole == start > 0:
+            raise UserError(f'"{self._file.name}" holds no lines of metrics where it should: move it away.')
+        if whole < self._end():
+            self._file.truncate(whole)
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """All whole lines of a ``metrics.jsonl``; a last line that was cut short is left out."""
+    try:
+        with open_plain(path) as file:
+            if os.fstat(file.fileno()).st_size > _LIMIT:
+                raise UserError(f'The metrics "{path}" are larger than any run writes: move them away.')
+            *lines, _ = file.readall().split(b"\n")
+    except OSError as error:
+        raise UserError(f'The metrics "{path}" cannot be read ({why(error)}): is this a run folder?') from error
+    return [_parse(line, path, number) for number, line in enumerate(lines, 1)]
+
+
+def _parse(line: bytes, path: Path, number: int) -> dict[str, float]:
+    try:
+        values = {name: float(x) if isinstance(x, str) else x for name, x in json.loads(line.decode()).items()}
+        if type(values["step"]) is not int or not all(_is_number(x) for x in values.values()):
+            raise ValueError("not numbers")
+    except (ValueError, KeyError, AttributeError, RecursionError) as error:
+        raise UserError(f'Line {number} of "{path}" is not a line of metrics: remove it.') from error
+    return values
+
+
+def _is_number(x: object) -> bool:
+    return type(x) is float or (type(x) is int and abs(x) < 2**63)
+
+
+def _strict(x: float) -> float | str:
+    return x if math.isfinite(x) else str(x)

@@ -1,1 +1,0 @@
-"""Tuned settings as data: one TOML file per environment, one table per agent. ``containers.settings`` reads them."""

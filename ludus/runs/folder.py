@@ -1,0 +1,223 @@
+"""The folder of a run: ``runs/<environment>/<time>-<agent>/`` and what lies where in it."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import itertools
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+from ludus.core.errors import UserError, nearest
+from ludus.core.files import is_link, open_append, open_plain, opened_folder, sync
+
+LATEST = "latest"
+ASIDE = ".old-"  # a checkpoint that is being replaced waits under this prefix until the new one is in its place
+LOCK_ATTEMPTS = 5
+_LOCK = ".lock"  # held by the writer; its time says when the run was last started, resumed or ended
+_STEP = re.compile(rf"(?:{re.escape(ASIDE)})?step_(\d+)")
+
+
+class RunDirectory:
+    """The paths of one run; a folder is a run when it holds ``config.toml``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.metrics = path / "metrics.jsonl"
+        self.log = path / "log.txt"
+        self.checkpoints = path / "checkpoints"
+        self.best = path / "best"
+        self.videos = path / "videos"
+        self.tensorboard = path / "tensorboard"
+        self.saved_once = path / ".saved"  # exists once a checkpoint was saved: without one, they were removed
+
+    @classmethod
+    def create(cls, root: str | Path, env_id: str, agent_name: str, run_name: str = "") -> Self:
+        """Make the folder of a new run; it becomes ``latest`` once its ``config.toml`` is written."""
+        parent = Path(root) / _safe(env_id)
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_safe(agent_name)}"
+        name += f"-{_safe(run_name)}" if run_name else ""
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            for count in itertools.count(1):
+                path = parent / (name if count == 1 else f"{name}-{count}")
+                try:
+                    path.mkdir()
+                except FileExistsError:  # another run of the same second
+                    continue
+                sync(parent, parent.parent)
+                return cls(path)
+        except OSError as error:
+            raise UserError(
+                f'The run folder "{parent}" cannot be made ({error.strerror}): give another place for runs.'
+            ) from error
+        raise AssertionError("count never ends")
+
+    @classmethod
+    def open(cls, path: str | Path, root: str | Path = "runs") -> Self:
+        """Open an existing run: a path, a path below ``root``, or ``latest``, the run used last.
+
+        A folder of runs means the one of them used last.
+        """
+        runs = find_runs(Path(root))
+        if str(path) == LATEST:
+            if not runs:
+                raise UserError(f'There is no run in "{root}" yet: make one with `ludus train CartPole-v1`.')
+            return cls(runs[-1])
+        for candidate in (Path(path), Path(root) / path):
+            if (candidate / "config.toml").is_file():
+                return cls(candidate.resolve() if candidate.is_symlink() else candidate)
+            if within := find_runs(candidate, "*/config.toml") or find_runs(candidate):
+                return cls(within[-1])
+        hint = _nearest_run(Path(path), list(reversed(runs)))
+        fix = 'give "latest" or a folder made by `ludus train`' if runs else "make one with `ludus train CartPole-v1`"
+        what = "has no config.toml, so it is not a run folder" if Path(path).exists() else "does not exist"
+        raise UserError(f'The run "{path}" {what}: {fix}.{hint}')
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only process that writes this run; the system takes the lock from a process that dies."""
+        import fcntl  # not on every system, and only who writes needs it
+
+        with open_append(self.path / _LOCK) as file:
+            try:
+                for attempt in range(LOCK_ATTEMPTS):
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError:  # held by a writer, or for an instant by who lists the runs
+                        if attempt == LOCK_ATTEMPTS - 1:
+                            raise
+                        time.sleep(0.02)
+            except OSError as error:
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    file.seek(0)
+                    holder = file.read(20).decode("ascii", "replace").strip()
+                    raise UserError(
+                        f'The run "{self.path}" is being written by process {holder or "unknown"}: '
+                        "wait until it ends, or stop it first."
+                    ) from error
+                # else a file system without locks, where nothing can be known
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n".encode())
+            _touch(file.fileno())
+            try:
+                yield
+            finally:
+                _touch(file.fileno())
+
+    def latest_checkpoint(self) -> Path | None:
+        """The checkpoint of the highest step."""
+        found = step_folders(self.checkpoints)
+        return found[-1] if found else None
+
+    def best_checkpoint(self) -> Path | None:
+        """The checkpoint with the best evaluation so far."""
+        return self.best if settled(self.best) else None
+
+    def resolve_checkpoint(self, name: str) -> str:
+        """The name of the checkpoint that ``name`` means: latest for best, where no evaluation has chosen one yet."""
+        return "latest" if name == "best" and self.best_checkpoint() is None else name
+
+    def step_checkpoint(self, name: str) -> Path:
+        """The checkpoint called ``step_<n>``; a mistake of the user's where there is none."""
+        kept = [path.name for path in step_folders(self.checkpoints)]
+        if name not in kept:
+            has = f"it has {', '.join(kept)}" if kept else "it has none yet"
+            raise UserError(f'The run "{self.path}" has no checkpoint "{name}": {has}, and best and latest.')
+        return self.checkpoints / name
+
+    def checkpoint(self) -> Path:
+        """The best checkpoint, else the latest one; a mistake of the user's where there is none."""
+        found = self.best_checkpoint() or self.latest_checkpoint()
+        if found is None:
+            raise UserError(f'The run "{self.path}" has no checkpoint yet: let it train until its first save.')
+        return found
+
+
+def _nearest_run(path: Path, runs: list[Path]) -> str:
+    """As ``nearest``, among the runs and folders of runs whose own name is like that of ``path``."""
+    known = [*runs, *dict.fromkeys(run.parent for run in runs)]
+    near = [str(run.absolute()) for run in known if nearest(path.name, [run.name])]
+    found = difflib.get_close_matches(str(path.absolute()), near, n=1, cutoff=0)
+    return f' Did you mean "{found[0]}"?' if found else ""
+
+
+def check_checkpoint_name(name: str) -> None:
+    """Refuse what cannot be the name of a checkpoint."""
+    if name not in ("best", "latest") and not (_STEP.fullmatch(name) and not name.startswith(ASIDE)):
+        raise UserError(
+            f'There is no checkpoint called "{name}"; choose best, latest or one such as step_50000.'
+            f"{nearest(name, ('best', 'latest'))}"
+        )
+
+
+def step_folders(folder: Path) -> list[Path]:
+    """The checkpoints ``step_<n>`` in ``folder``, by rising n; one that is set aside just now is among them."""
+    try:
+        with opened_folder(folder) as here:
+            names = os.listdir(here)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise is_link(folder) from error
+        return []
+    found = {(int(match[1]), folder / name.removeprefix(ASIDE)) for name in names if (match := _STEP.fullmatch(name))}
+    return [path for _, path in sorted(found)]
+
+
+def settled(folder: Path) -> Path | None:
+    """Where the checkpoint ``folder`` is just now: there, or set aside in the instant of its replacement."""
+    for _ in range(3):  # it may come back to its place between the two looks
+        for path in (folder, folder.with_name(ASIDE + folder.name)):
+            if os.path.lexists(path):
+                return path
+    return None
+
+
+def is_locked(run: Path) -> bool:
+    """Whether a process is writing this run."""
+    try:
+        import fcntl  # not on every system
+
+        with open_plain(run / _LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):  # no lock file, or a file system without locks
+        return False
+    return False
+
+
+def last_used(run: Path) -> int:
+    """When a run was last started, resumed or ended, in nanoseconds since 1970; without its lock, its settings' age."""
+    with suppress(OSError):
+        return os.lstat(run / _LOCK).st_mtime_ns
+    with suppress(OSError):
+        return os.lstat(run / "config.toml").st_mtime_ns
+    return 0
+
+
+def find_runs(root: Path, pattern: str = "*/*/config.toml") -> list[Path]:
+    """The runs below ``root``, the one used last at the end."""
+    found = (config.parent for config in root.glob(pattern))
+    runs = (run.resolve() if run.is_symlink() else run for run in found)  # a link to a run is one of the user's
+    return sorted(runs, key=lambda run: (last_used(run), run.name))
+
+
+def _touch(descriptor: int) -> None:
+    """Set the time of a file to now, finer than the clock that the system uses for writes."""
+    now = time.time_ns()
+    with suppress(OSError):
+        os.utime(descriptor, ns=(now, now))
+
+
+def _safe(name: str) -> str:
+    """A name that is one plain folder on every system: ``ALE/Pong-v5`` becomes ``ALE-Pong-v5``."""
+    spoken = re.sub(r"[.]<locals>|[<>]", "", name)  # of a lambda or a local class
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", spoken).strip("-.")[:100] or "unnamed"

@@ -1,0 +1,291 @@
+"""Training as one call: what ``ludus train`` and ``ludus.train`` both do."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from ludus.containers.build import (
+    build_cache,
+    build_evaluator,
+    build_learner,
+    build_manager,
+    build_updater,
+    choose_engines,
+    decide_sharing,
+    linear_networks,
+    outline_agent,
+)
+from ludus.containers.evaluate import Evaluation
+from ludus.containers.hang import tell_of_hangs
+from ludus.containers.local import LocalWorker, OnUpdate
+from ludus.containers.signals import StopOnSignals, apart_from_signals
+from ludus.containers.state import refuse_too_much
+from ludus.containers.threads import VARIABLE, requested_threads, use_threads
+from ludus.core.errors import UserError
+from ludus.core.names import import_path, refuse_while_importing
+from ludus.core.text import printable
+from ludus.environments.failure import own_stack
+from ludus.logging.logfile import LogFile
+from ludus.managers.make import make_manager
+from ludus.parallel.children import StartedProcesses
+from ludus.runs.open_run import SavedRun, new_run, open_run
+from ludus.runs.policy import Player, agent_of_checkpoint, initialise_from, load, refuse_other
+from ludus.runs.report import Reporter
+from ludus.settings.settings import Resolved, given_names, resolve_settings
+
+
+class TrainResult(NamedTuple):
+    """What came of a run."""
+
+    run: Path  # its folder
+    steps: int
+    evaluation: Evaluation | None  # the last one
+    best: float | None  # the best mean return of an evaluation
+    reason: str  # why it ended
+    environment: Callable[..., Any] | None = None  # what made the environments, where it was not a name
+
+    def load(self, checkpoint: str = "best") -> Player:
+        """The trained policy, ready to act."""
+        return load(self.run, checkpoint, environment=self.environment, trust=True)  # this process made it
+
+
+def train(
+    environment: str | Callable[..., Any],
+    agent: str | type[Any] | None = None,
+    *,
+    network: str | type[Any] | None = None,
+    nb_step: int | None = None,
+    seed: int | None = None,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    on_update: OnUpdate | None = None,
+    trust: bool = False,
+) -> TrainResult:
+    """Train ``agent`` on ``environment`` and return where the result is.
+
+    ``environment`` is a Gymnasium id, ``package.module:Class``, or a class or function that makes one environment;
+    ``agent`` and ``network`` are names of ``ludus list``, ``package.module:Class``, or classes.
+    ``settings`` are what the command line has as flags: ``{"agent.learning_rate": 1e-3, "env.num": 16}``. Wrappers and
+    pieces of networks may be classes there too: ``{"env.wrappers": [MyWrapper]}``.
+    ``on_update(numbers, worker)`` is called after every update; ``on_update(numbers)`` works too. It ends the run by
+    returning False or raising ``ludus.Stop``: all is saved as after Ctrl-C, without a last evaluation.
+    Each of the numbers is computed when it is read.
+    ``trust``: import what the file ``config`` and the run ``init_from`` name, though this user did not write them on
+    this machine.
+    """
+    refuse_while_importing("ludus.train")
+    make = None if isinstance(environment, str) else environment
+    name = environment if isinstance(environment, str) else import_path(environment)
+    given = {"nb_step": nb_step, "seed": seed, "network.name": network}
+    overrides = dict(settings or {}) | {key: value for key, value in given.items() if value is not None}
+    resolved = resolve_settings(name, agent, preset, config, overrides, "argument", trust)
+    return train_resolved(resolved, on_update, make, trust)
+
+
+def train_resolved(
+    resolved: Resolved,
+    on_update: OnUpdate | None = None,
+    environment: Callable[..., Any] | None = None,
+    trust: bool = False,
+) -> TrainResult:
+    """Train by settings that are complete, in a new run folder; ``trust`` the run that they start from."""
+    return _launch(resolved, on_update, environment, trust)
+
+
+def resume(
+    run: str | Path,
+    *,
+    nb_step: int | None = None,
+    stop_at: float | None = None,
+    device: str | None = None,
+    runs: str = "runs",
+    on_update: OnUpdate | None = None,
+    environment: Callable[..., Any] | None = None,
+    agent: str | type[Any] | None = None,
+    network: str | type[Any] | None = None,
+    wrappers: Sequence[str | Callable[..., Any]] | None = None,
+    trust: bool = False,
+) -> TrainResult:
+    """Go on with a run that was stopped or killed, from its newest whole checkpoint, as if nothing had happened.
+
+    A run that is complete is returned as it is; ``nb_step`` and ``stop_at`` give it a new end. ``device`` moves a run,
+    and numbers may then differ in their last digits. ``environment`` makes one environment, where the run's own name
+    for it cannot be imported; ``agent``, ``network`` and ``wrappers`` are classes that stand for those of the run
+    likewise. ``on_update`` is that of ``train``; a run does not remember it. ``trust``: import
+    what the run names, though this user did not make it on this machine.
+    """
+    refuse_while_importing("ludus.resume")
+    given = given_names(agent, network, wrappers)
+    unused = (*given, *(("env.id",) if environment else ()))
+    with ExitStack() as stack:
+        saved = stack.enter_context(open_run(run, runs, nb_step, stop_at, device, trust, unused, given))
+        if saved.complete:
+            return _complete(saved, environment)
+        return _launch(saved.resolved, on_update, environment, trust, saved)
+
+
+def _complete(saved: SavedRun, environment: Callable[..., Any] | None) -> TrainResult:
+    """Say that nothing is left to do, and return what came of the run."""
+    assert saved.state is not None
+    counters, path = saved.state["counters"], saved.run.path
+    text = f'The run "{path}" is complete: {saved.complete}.'
+    LogFile(saved.run.log).note(text)
+    if not saved.resolved.settings.quiet:
+        print(printable(text))
+    last = Evaluation(*counters["evaluation"])
+    return TrainResult(path, counters["step"], last, counters["best"], f"complete: {saved.complete}", environment)
+
+
+def _launch(
+    resolved: Resolved,
+    on_update: OnUpdate | None,
+    environment: Callable[..., Any] | None,
+    trust: bool,
+    saved: SavedRun | None = None,
+) -> TrainResult:
+    """Build everything, run it, and leave a whole run folder whatever happens; the caller's process stays as it was."""
+    settings = resolved.settings
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng([] if settings.device == "cpu" else range(torch.cuda.device_count())))
+        torch.manual_seed(settings.seed)  # for networks that draw numbers of their own, as dropout does
+        worker = _build(resolved, on_update, environment, trust, saved, stack)
+        _run(worker, new=saved is None)
+    reason = worker.stopping or "all steps are done"
+    path, steps = worker.reporter.run.path, worker.local_step_count  # type: ignore[union-attr]
+    return TrainResult(path, steps, worker.last_evaluation, worker.best, reason, environment)
+
+
+def _build(
+    resolved: Resolved,
+    on_update: OnUpdate | None,
+    environment: Callable[..., Any] | None,
+    trust: bool,
+    saved: SavedRun | None,
+    stack: ExitStack,
+) -> LocalWorker:
+    """Make all parts, the run folder last, so that a mistake found on the way leaves nothing behind."""
+    settings = resolved.settings
+    started = StartedProcesses()
+    stack.callback(started.end)  # the last of all, when the environments are closed
+    with started:
+        manager = build_manager(settings, environment)
+    stack.callback(manager.close)
+    if saved is not None and saved.checkpoint is not None:
+        outline = outline_agent(settings, manager.observation, manager.action)
+        refuse_other(outline, agent_of_checkpoint(saved.checkpoint))
+    agent = build_learner(resolved, manager.observation, manager.action, new=saved is None)
+    manager.use(agent.action_transform)
+    sharing = decide_sharing(settings, manager.observation, manager.action)
+    if settings.init_from and (saved is None or saved.state is None):
+        initialise_from(agent, sharing, trust)
+    updater, engines = build_updater(settings, agent), choose_engines(settings, agent)
+    stack.enter_context(use_threads(engines.threads))
+    evaluator = build_evaluator(settings, agent, environment)
+    compiled: Literal["on", "off"] = "on" if engines.update == "compiled" else "off"
+    decided = replace(sharing, threads=engines.threads, compile=compiled, device=str(engines.device))
+    chosen = [key for key in ("threads", "compile", "device") if getattr(decided, key) != getattr(settings, key)]
+    origins = resolved.origins | dict.fromkeys(chosen, "chosen")
+    if sharing.network.shared != settings.network.shared:
+        origins["network.shared"] = "chosen"
+    if "threads" in chosen and requested_threads():
+        origins["threads"] = VARIABLE
+    worker = LocalWorker(settings, agent, manager, updater, evaluator, on_update)
+    early: list[str] = []  # what is to be told before there is somebody to tell it
+    manager.on_report = early.append
+    worker.started = started
+    with started:
+        restored = ""
+        if saved is not None and saved.checkpoint is not None:
+            if not saved.own and environment is None:
+                refuse_too_much(saved.checkpoint, worker)
+            restored = worker.load_state_dict(saved.checkpoint.read())
+    run = stack.enter_context(new_run(settings)) if saved is None else saved.run
+    signs = saved is None or saved.signs
+    reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count, signs, manager.backend)
+    stack.callback(reporter.close)
+    worker.reporter, worker.black_box.run = reporter, run.path
+    if saved is not None:
+        reporter.resumed(worker, saved, restored)
+    reporter.summarize(worker)
+    if settings.env.id.startswith("ALE/") and saved is None:
+        from ludus.logging.hints import raw_frames  # most runs do without
+
+        if raw := raw_frames(settings.env, manager.observation):
+            reporter.note(raw)
+    if saved is None and (warning := linear_networks(agent)):
+        reporter.warn(warning)
+    if room := getattr(worker.cache, "bytes", 0):
+        where = getattr(settings.agent, "replay_folder", "") or "memory"
+        reporter.note(f"The replay will take {room / 1e6:,.1f} MB of {where} when it is full.")
+    manager.on_report = evaluator.on_report = worker.cache.on_report = reporter.warn
+    for report in early:
+        reporter.warn(report)
+    if engines.update == "compiled":
+        updater.compile(on_failure=reporter.note, during=partial(_compile, worker, reporter))
+    stack.callback(worker.close)
+    return worker
+
+
+def _compile(worker: LocalWorker, reporter: Reporter, build: Callable[[], Any]) -> Any:
+    """Say that the update is being compiled, and wait for it."""
+    reporter.note("Compiling the update (about ten seconds the first time) …")
+    worker.compiling, began = True, time.monotonic()
+    try:
+        return apart_from_signals(build)
+    finally:
+        worker.compiling = False
+        reporter.log_file.note(f"compiling took {time.monotonic() - began:.1f} s")
+
+
+def check_settings(resolved: Resolved, trust: bool = False) -> None:
+    """Raise what a training with these settings would refuse before its first step, with a single environment."""
+    settings = resolved.settings
+    with ExitStack() as stack:
+        manager = make_manager(settings.env, 1)
+        stack.callback(manager.close)
+        agent = build_learner(resolved, manager.observation, manager.action)
+        if settings.init_from:
+            initialise_from(agent, decide_sharing(settings, manager.observation, manager.action), trust)
+        build_updater(settings, agent)
+        choose_engines(settings, agent)
+        build_cache(agent, manager, settings.env.num)
+
+
+def _run(worker: LocalWorker, new: bool) -> None:
+    reporter = worker.reporter
+    assert reporter is not None
+    signals = StopOnSignals(worker, partial(reporter.rescue, worker, "The environment does not return", tells=True))
+    with signals.heed(), tell_of_hangs(worker):
+        try:
+            worker.run(worker.settings.nb_step, worker.local_step_count)
+            if worker.evaluated_at < worker.local_step_count and not worker.interrupted:
+                worker.evaluate()
+            reporter.finish(worker)
+        except KeyboardInterrupt as error:
+            reporter.failed(error)
+            if not signals.hung:
+                reporter.rescue(worker, "Stopped at once", tells=True)
+                reporter.note(signals.hint())
+                raise
+            reporter.note(own_stack(error).rstrip())
+            signals.save()
+            worker.stopping += ", and the environment did not return"
+            worker.close()
+        except BaseException as error:
+            reporter.failed(error)
+            reporter.rescue(worker, "An error ends the run")
+            useless = new and not worker.updates and not worker.black_box.saved
+            if isinstance(error, UserError) and useless:  # leave no half run behind
+                reporter.close()
+                shutil.rmtree(reporter.run.path, ignore_errors=True)
+            raise

@@ -1,0 +1,163 @@
+"""``config.toml``: every setting of a run by its dotted name, each with where its value came from.
+
+TOML has no null: None is written as the string ``"None"``, as on the command line, and read back as None. Arrays are
+read as tuples.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ludus.core.errors import UserError
+from ludus.core.files import open_plain, replace, why
+from ludus.settings.signature import NoKey, sign, why_unsigned
+
+Settings = dict[str, Any]  # "agent.learning_rate" → str, int, float, bool, None, or a tuple of these
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_NONE = "None"
+_LIMIT = 1 << 18  # bytes
+_COMMENT = "  # "
+
+
+def write_config(path: Path, settings: Mapping[str, Any], origins: Mapping[str, str], signs: bool = False) -> str:
+    """Write ``settings``, each with its origin (``default`` where none is given) as a comment.
+
+    ``signs``: put a signature at the end, by which this user's runs are trusted; return why where that cannot be done.
+    """
+    data, reason = render(settings, origins).encode(), ""
+    if signs:
+        try:
+            data = sign(data)
+        except NoKey as error:
+            reason = str(error)
+    replace(path, data)
+    return reason
+
+
+def render(settings: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """The text of a ``config.toml``: values without a table first, then the tables in order."""
+    _check_names(settings)
+    tables: dict[str, list[str]] = {"": []}
+    for name, value in settings.items():
+        table, _, key = name.rpartition(".")
+        origin = " ".join(origins.get(name, "default").split())
+        line = f"{_key(key)} = {_value(name, value)}{_COMMENT}{_printable(origin)}"
+        tables.setdefault(table, []).append(line)
+    head = tables.pop("")
+    parts = [head] if head else []
+    parts += [[f"[{'.'.join(map(_key, table.split('.')))}]", *lines] for table, lines in tables.items()]
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def read_config(path: Path) -> Settings:
+    """Read the settings of a run into dotted names."""
+    return _settings(_read(path), path)
+
+
+def read_signed(path: Path, follows: bool = False) -> tuple[Settings, str]:
+    """As ``read_config``, and why the file is not known to be written by this user; nothing where it is.
+
+    ``follows``: the path is one that the user typed, where links are the user's too.
+    """
+    data = _read(path, follows)
+    return _settings(data, path), why_unsigned(data)
+
+
+def flatten(nested: Mapping[str, Any]) -> Settings:
+    """Join the keys of nested tables by dots."""
+    flat: Settings = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{inner}": x for inner, x in flatten(value).items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def read_origins(path: Path) -> dict[str, str]:
+    """The origins that ``write_config`` wrote; a setting without a comment has none."""
+    header = ""
+    origins: dict[str, str] = {}
+    for line in _read(path).decode().split("\n"):
+        if line.startswith("["):
+            header = line
+        setting, comment, origin = line.rpartition(_COMMENT)
+        if comment:
+            try:
+                parsed = tomllib.loads(f"{header}\n{setting}")
+            except (ValueError, RecursionError):  # a comment inside of a string, or over several lines
+                continue
+            origins |= dict.fromkeys(flatten(parsed), origin)
+    return origins
+
+
+def _read(path: Path, follows: bool = False) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) if follows else open_plain(path) as file:
+            data = file.read(_LIMIT + 1)
+    except OSError as error:
+        raise UserError(f'The settings file "{path}" cannot be read ({why(error)}): check its name.') from error
+    if len(data) > _LIMIT:
+        raise UserError(f'The settings file "{path}" is larger than any such file: give another.')
+    return data
+
+
+def _settings(data: bytes, path: Path) -> Settings:
+    try:
+        flat = flatten(tomllib.loads(data.decode()))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f'The settings file "{path}" is not valid TOML: {error}; mend it there.') from error
+    return {name: _plain(value, name, path) for name, value in flat.items()}
+
+
+def _plain(value: Any, name: str, path: Path) -> Any:
+    if isinstance(value, list):
+        return tuple(_plain(item, name, path) for item in value)
+    if not isinstance(value, str | int | float | bool):
+        raise UserError(
+            f'The setting {name} in "{path}" is a {type(value).__name__}: give a string, number, boolean or an array.'
+        )
+    return None if value == _NONE else value
+
+
+def _check_names(settings: Mapping[str, Any]) -> None:
+    for name in settings:
+        parts = name.split(".")
+        if "" in parts:
+            raise ValueError(f"{name!r} is not a dotted name")
+        for end in range(1, len(parts)):
+            if (table := ".".join(parts[:end])) in settings:
+                raise ValueError(f"{table} is a setting, so {name} cannot be one")
+
+
+def _key(part: str) -> str:
+    return part if _BARE.fullmatch(part) else _string(part)
+
+
+def _value(name: str, value: Any) -> str:
+    if value is None:
+        return f'"{_NONE}"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, int):
+        return repr(int(value))
+    if isinstance(value, float):
+        return repr(float(value))  # TOML writes inf, nan and 1e-05 as Python does
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(name, item) for item in value) + "]"
+    raise TypeError(f"{name}: a setting cannot be a {type(value).__name__}")
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)

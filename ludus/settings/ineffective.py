@@ -1,0 +1,111 @@
+"""Settings that would do nothing with the environment and network at hand: refused, so that nobody waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from inspect import isabstract
+from typing import Any
+
+import torch
+
+from ludus.agents import AGENTS
+from ludus.core.agent import Agent
+from ludus.core.errors import UserError
+from ludus.core.names import resolve
+from ludus.core.network import NetworkSpec
+from ludus.core.spec import Specs
+from ludus.networks.config import NetworkConfig
+from ludus.preprocess.observation import ObsPreprocessor
+from ludus.settings.parse import typed
+from ludus.settings.settings import Resolved, Settings, network_of, to_flat
+
+OFF = ("agent.burn_in", "agent.overlap")  # 0 says that they should do nothing
+KINDS = {1: "vector", 2: "matrix", 3: "image", 4: "volume or clip"}
+SIZES = {"hidden": "mlp", "activation": "mlp", "lstm_size": "lstm"}  # setting of a network → the piece that reads it
+READS = {"mlp": {"mlp", "flat_mlp"}, "lstm": {"lstm"}}
+
+
+def refuse_ineffective(resolved: Resolved, observation: Specs, action: Specs) -> None:
+    """Refuse a flag that would do nothing, and the same in a file unless it says the default, as a run's own file does.
+
+    Defaults and presets may hold such settings, and so may a dict in Python that serves runs of several kinds.
+    """
+    settings, origins = resolved
+    flat = to_flat(settings)
+    for key, why in unused(settings, observation, action):
+        origin = origins.get(key, "default")
+        if key in OFF and not flat[key]:
+            continue
+        if origin == "flag" or (origin.startswith("file") and flat[key] != _default(settings, key)):
+            raise UserError(f"{key} is {typed(flat[key])} ({origin}), but would do nothing: {why}; leave it out.")
+
+
+def unused(settings: Settings[Any], observation: Specs, action: Specs) -> Iterator[tuple[str, str]]:
+    """Every setting that nothing reads, with the reason."""
+    apart, together = (_needs(settings, observation, action, shared) for shared in (False, True))
+    yield from _of_network(settings.network, apart)
+    if apart and apart == together:
+        yield "network.shared", f"agent {settings.agent_name} has nothing to share between networks"
+    if ":" in settings.agent_name:  # who knows what an agent of the user's own reads
+        return
+    config = settings.agent
+    continuous = any(spec.kind == "continuous" for spec in action.values())
+    for name in ("distribution", "log_std_init"):
+        if hasattr(config, name) and not continuous:
+            yield f"agent.{name}", "the environment has no continuous actions"
+    if getattr(config, "distribution", "") == "beta":
+        yield "agent.log_std_init", "agent.distribution is beta, which has no such deviation"
+    shapes = ObsPreprocessor(observation).shapes
+    vectors = [name for name, shape in shapes.items() if observation[name].kind == "continuous" and len(shape) == 1]
+    if getattr(config, "normalize_observation", False) and not vectors:
+        yield "agent.normalize_observation", "the environment has no vector of numbers among its observations"
+    if getattr(config, "n_step", 0) and hasattr(config, "gae_lambda"):
+        yield "agent.gae_lambda", f"agent.n_step is {config.n_step}, and n-step returns take the place of GAE"
+    if hasattr(config, "replay"):
+        from ludus.settings.ineffective_replay import ineffective_replay  # most runs do without
+
+        yield from ineffective_replay(settings)
+
+
+def _needs(settings: Settings[Any], observation: Specs, action: Specs, shared: bool) -> list[NetworkSpec]:
+    """The networks that the agent asks for; none for what is no agent, which is refused when it is made."""
+    kind = resolve(settings.agent_name, AGENTS, "agent")
+    if not (isinstance(kind, type) and issubclass(kind, Agent)) or isabstract(kind):
+        return []
+    with torch.random.fork_rng(devices=[]):  # what an agent makes to find out may draw first weights
+        return [NetworkSpec(*need) for need in kind.requirements(observation, action, settings.agent, shared).values()]
+
+
+def _of_network(config: NetworkConfig, needs: list[NetworkSpec]) -> Iterator[tuple[str, str]]:
+    if ":" in config.name:
+        for name in (field.name for field in fields(config) if field.name not in ("name", "shared")):
+            yield f"network.{name}", f"the network {config.name} does not read it"
+        return
+    ranks = {len(shape) for need in needs for shape in need.inputs.values()}
+    for rank in KINDS.keys() - ranks if needs else ():
+        yield f"network.net{rank}d", f"the environment has no {KINDS[rank]} observation"
+    pieces = {piece for need in needs for piece in _pieces(config, need)}
+    if not needs or any(":" in piece for piece in pieces):  # a piece of the user's own may read everything
+        return
+    for name, piece in SIZES.items():
+        if not READS[piece] & pieces and not (name == "activation" and any(need.streams for need in needs)):
+            yield f"network.{name}", f"no piece of the network is an {piece}"
+
+
+def _pieces(config: NetworkConfig, need: NetworkSpec) -> set[str]:
+    """The names of the pieces that a network has."""
+    if need.joined:
+        from ludus.networks.critic import joined
+
+        config = joined(config)
+    config = config.settled(len(need.inputs))
+    return {config.body, config.head, *(getattr(config, f"net{len(shape)}d") for shape in need.inputs.values())}
+
+
+def _default(settings: Settings[Any], key: str) -> Any:
+    if key in (own := network_of(type(settings.agent))):
+        return own[key]
+    table, _, name = key.partition(".")
+    (field,) = (field for field in fields(getattr(settings, table)) if field.name == name)
+    return field.default if field.default is not MISSING else None

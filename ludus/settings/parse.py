@@ -1,0 +1,94 @@
+"""From a word, a TOML value or a Python value to what a setting's annotation asks for."""
+
+from __future__ import annotations
+
+import math
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from ludus.core.errors import UserError, nearest
+
+BOOLEANS = {"true": True, "false": False}
+LARGEST = 2**63  # whole numbers are below this: torch and numpy count in 64 bits
+FAILURES = (TypeError, ValueError, KeyError, OverflowError)  # what conversions raise
+
+
+def parse_value(key: str, value: Any, annotation: Any, origin: str) -> Any:
+    """Return ``value`` as ``annotation`` wants it, or say in one sentence why that cannot be."""
+    try:
+        return _convert(value, annotation)
+    except FAILURES:
+        hint = nearest(str(value), map(str, _choices(annotation)))
+        raise UserError(f'{key} is "{typed(value)}" ({origin}), but must be {describe(annotation)}.{hint}') from None
+
+
+def typed(value: Any) -> str:
+    """A value as it is typed at the prompt."""
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def describe(annotation: Any) -> str:
+    """Say in words what values ``annotation`` allows."""
+    if choices := _choices(annotation):
+        return "one of " + ", ".join(map(str, choices))
+    if members := union_members(annotation):
+        return " or ".join("None" if m is NoneType else describe(m) for m in members)
+    if get_origin(annotation) is tuple:
+        return f"a list, each item {describe(get_args(annotation)[0])}"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return words.get(annotation, str(annotation))
+
+
+def union_members(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union; nothing for any other annotation."""
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ()
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def _convert(value: Any, annotation: Any) -> Any:
+    if members := union_members(annotation):
+        return _convert_union(value, members)
+    if choices := _choices(annotation):
+        return choices[choices.index(value)]
+    if get_origin(annotation) is tuple:
+        items = [value] if isinstance(value, str | int | float) else list(value)
+        return tuple(_convert(item, get_args(annotation)[0]) for item in items)
+    if annotation in (int, float):
+        return _number(value, annotation)
+    if annotation is bool:
+        return value if isinstance(value, bool) else BOOLEANS[str(value)]
+    if annotation is str and not isinstance(value, str):
+        raise ValueError(value)
+    return value
+
+
+def _convert_union(value: Any, members: tuple[Any, ...]) -> Any:
+    if NoneType in members and value in (None, "None", "none"):
+        return None
+    for member in (m for m in members if m is not NoneType):
+        try:
+            return _convert(value, member)
+        except FAILURES:
+            continue
+    raise ValueError(value)
+
+
+def _number(value: Any, kind: type[int] | type[float]) -> int | float:
+    """A whole number may be written 1e6 or 1_000_000; nothing is rounded, and true is no number."""
+    if isinstance(value, bool):
+        raise ValueError(value)
+    if kind is int and isinstance(value, str) and "e" not in value.lower():
+        return _small(int(value))
+    number = float(value)
+    if math.isnan(number) or (kind is int and number != int(number)):
+        raise ValueError(value)
+    return number if kind is float else _small(int(number if isinstance(value, str) else value))
+
+
+def _small(number: int) -> int:
+    if abs(number) >= LARGEST:
+        raise ValueError(number)
+    return number

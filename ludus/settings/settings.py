@@ -1,0 +1,333 @@
+"""All that decides a run, as typed data: defaults, then a preset, a file and flags; each value keeps its origin."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
+
+import tyro
+
+from ludus.agents import AGENTS, CONFIGS
+from ludus.core.errors import UserError, nearest
+from ludus.core.names import path_of, resolve
+from ludus.environments.config import EnvConfig
+from ludus.environments.config import validate as validate_environment
+from ludus.networks import NETWORKS, SUBMODULES
+from ludus.networks.config import NetworkConfig
+from ludus.settings.config_file import flatten
+from ludus.settings.parse import parse_value
+from ludus.settings.trust import look_in_current_folder, read_file_settings
+
+A = TypeVar("A")
+Flat = dict[str, Any]  # dotted key → value, as in {"agent.learning_rate": 0.001}
+
+DEFAULT_AGENT = "ppo"
+NO_PRESET = "none"
+SHORT = {"agent": "agent.name", "network": "network.name", "stop_at": "evaluation.stop_at"}  # also by these names
+PIECES = tuple(f"network.{name}" for name in ("net1d", "net2d", "net3d", "net4d", "body", "head"))
+TABLES = {"agent.name": AGENTS, "network.name": NETWORKS, **dict.fromkeys(PIECES, SUBMODULES)}  # names of classes
+SMALLEST = {"nb_step": 1, "seed": 0, "threads": 0, "log_every": 0, "checkpoint_every": 0, "keep": 1}
+LONGEST_NAME = 80  # characters of a run's name or tag
+LARGEST = {"seed": 2**63 - 1, "threads": 1024}  # what torch takes; far more threads end the process
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """When and how the policy is measured, on environments of its own."""
+
+    every: int = 25_000  # steps from one evaluation to the next; 0: only at the end
+    episodes: int = 20  # episodes per evaluation; more: a surer mean, a longer wait
+    environments: int = 0  # environments that play them; 0: as many as train
+    stop_at: float | None = None  # end the run when the mean return of an evaluation reaches this
+    greedy: bool = True  # the most likely action; no: sample, as in training
+
+    def validate(self) -> None:
+        """Refuse what cannot be evaluated."""
+        at_least("evaluation.every", self.every, 0)
+        at_least("evaluation.episodes", self.episodes, 1)
+        at_least("evaluation.environments", self.environments, 0)
+        if self.stop_at is not None and not self.every:
+            raise UserError(
+                f"evaluation.stop_at is {self.stop_at:g}, but evaluation.every is 0, so nothing would ever reach it; "
+                "set evaluation.every to some steps, such as 5000."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Generic[A]):
+    """All settings of a run; ``A`` is the agent's own Config."""
+
+    # What learns: ppo, dqn, sac or another that `ludus list agents` shows, or your own as package.module:Class.
+    agent_name: Annotated[str, tyro.conf.arg(name="agent", metavar="NAME")] = DEFAULT_AGENT
+    # decisions to train for, over all environments, up to the end of a rollout; schedules end here
+    nb_step: int = 100_000
+    seed: int = 0  # the same seed, settings and machine give the same run
+    device: str = "auto"  # where networks live: cpu, cuda, cuda:1, …; auto: cuda if there is one
+    # threads of torch and numpy; 0: OMP_NUM_THREADS if it is set, else all cores for CNNs on the CPU and one for MLPs
+    threads: int = 0
+    compile: Literal["auto", "on", "off"] = "auto"  # update as one compiled function; auto: when the run repays it
+    engine: Literal["auto", "torch"] = "auto"  # acting; auto: numpy for plain MLPs on the CPU
+    name: str = ""  # name of the run, which becomes the end of its folder's; for you and `ludus list runs`
+    tags: tuple[str, ...] = ()  # words to find the run by in `ludus list runs`; --tag WORD adds one, and again one more
+    runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # folder under which the run's own folder is made
+    init_from: Annotated[str, tyro.conf.arg(metavar="RUN")] = ""  # run whose weights to start from (fine-tuning)
+    log_every: int = 2_000  # steps from one line of metrics to the next; 0: none
+    checkpoint_every: int = 50_000  # steps from one checkpoint to the next; 0: only at the end
+    keep: int = 3  # newest checkpoints to keep, beside the best
+    quiet: bool = False  # no live console; the log file is written all the same
+    env: EnvConfig
+    agent: A
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def validate(self) -> None:
+        """Refuse sizes that make no sense, here and in every part that can check itself."""
+        for name, smallest in SMALLEST.items():
+            at_least(name, getattr(self, name), smallest)
+        for name, largest in LARGEST.items():
+            at_most(name, getattr(self, name), largest)
+        for key, text in (("name", self.name), *(("tags", tag) for tag in self.tags)):
+            if not text.isprintable() or len(text) > LONGEST_NAME or (key == "tags" and not text.strip()):
+                raise UserError(f"{key} has {text!r}, but must be text of at most {LONGEST_NAME} printable characters.")
+        validate_environment(self.env)
+        for part in (self.agent, self.network, self.evaluation):
+            if hasattr(part, "validate"):
+                part.validate()
+
+
+class Resolved(NamedTuple):
+    """Settings, and where each came from: ``default``, ``preset <name>``, ``file <path>``, ``flag``, ``argument``."""
+
+    settings: Settings[Any]
+    origins: dict[str, str]
+
+
+def at_least(key: str, value: float, smallest: float) -> None:
+    """Refuse a value below ``smallest``."""
+    if value < smallest:
+        raise UserError(f"{key} is {value}, but must be at least {smallest}.")
+
+
+def at_most(key: str, value: float, largest: float) -> None:
+    """Refuse a value above ``largest``."""
+    if value > largest:
+        raise UserError(f"{key} is {value}, but must be at most {largest}.")
+
+
+def resolve_settings(
+    environment: str | None = None,
+    agent: str | type[Any] | None = None,
+    preset: str | None = None,
+    file: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    origin: str = "flag",
+    trust: bool = False,
+) -> Resolved:
+    """Lay defaults, preset, file and overrides (flags, or Python's arguments: ``origin``) over each other.
+
+    A preset that fits the environment and the agent is taken by itself; ``preset="none"`` turns that off. ``trust``:
+    what the file names may be imported, whoever wrote it. Classes are taken for their names.
+    """
+    chosen = flatten(overrides or {})
+    chosen |= {key: name for key, name in (("env.id", environment), ("agent.name", agent)) if name is not None}
+    chosen = {SHORT.get(key, key): value for key, value in chosen.items()}
+    layers = [(origin, {key: name_of(key, value) for key, value in chosen.items()})]
+    if file is not None:
+        layers.insert(0, (f"file {file}", read_file_settings(Path(file), trust)))
+    look_in_current_folder(layers[-1][1])
+    known = {key: value for _, layer in layers for key, value in layer.items()}
+    if preset is None:
+        preset = find_preset(known.get("env.id", ""), known.get("agent.name", DEFAULT_AGENT))
+    if preset != NO_PRESET:
+        layers.insert(0, (f"preset {preset}", load_preset(preset)))
+    resolved = _build(layers)
+    _refuse_all_warmup(resolved.settings)
+    return resolved
+
+
+def name_of(key: str, value: Any) -> Any:
+    """The name of a class (a wrapper may be any function) that was given for a setting; other values as they are."""
+    if key == "env.wrappers":
+        items = value if isinstance(value, list | tuple) else (value,)
+        return tuple(path_of(item, {}) if callable(item) else item for item in items)
+    if isinstance(value, type):
+        return path_of(value, TABLES.get(key, {}))
+    if key in TABLES and not isinstance(value, str):
+        raise UserError(
+            f"{key} is an object of the class {type(value).__name__}; give a class, a name of `ludus list`, or "
+            "package.module:Class."
+        )
+    return value
+
+
+def given_names(agent: Any = None, network: Any = None, wrappers: Any = None) -> Flat:
+    """The settings that a caller gives for those of a run, as names."""
+    given = {"agent.name": agent, "network.name": network, "env.wrappers": wrappers}
+    return {key: name_of(key, value) for key, value in given.items() if value is not None}
+
+
+def to_flat(settings: Settings[Any]) -> Flat:
+    """Every setting by its dotted key, as ``config.toml`` holds it; ``from_flat`` gives the same settings back."""
+    nested = _fields(settings)
+    nested = {key: _fields(value) if is_dataclass(value) else value for key, value in nested.items()}
+    nested["agent"] = {"name": nested.pop("agent_name"), **nested["agent"]}
+    return flatten(nested)
+
+
+def from_flat(flat: Mapping[str, Any]) -> Settings[Any]:
+    """Build the settings that ``to_flat`` took apart; settings that ``flat`` lacks have their defaults."""
+    return _build([("file config.toml", flatten(flat))]).settings
+
+
+def agent_of(agent: str | None, preset: str | None, file: str | Path | None, trust: bool = False) -> str:
+    """The agent that ``resolve_settings`` will choose."""
+    named = load_preset(preset) if preset not in (None, NO_PRESET) else {}
+    read = read_file_settings(Path(file), trust) if file is not None else {}
+    return agent or (named | read).get("agent.name", DEFAULT_AGENT)
+
+
+def setting_types(config: type[Any]) -> dict[str, Any]:
+    """The annotation of every setting by its dotted key, for an agent whose Config is ``config``."""
+    hints = get_type_hints(Settings) | {"agent": config}
+    found: dict[str, Any] = {"agent.name": hints.pop("agent_name")}
+    for name, annotation in hints.items():
+        if is_dataclass(annotation):
+            inner = get_type_hints(annotation)
+            found |= {f"{name}.{part.name}": inner[part.name] for part in fields(annotation)}
+        else:
+            found[name] = annotation
+    return found
+
+
+def agent_config(name: str) -> type[Any]:
+    """The Config class of the agent called ``name``."""
+    kind = resolve(parse_value("agent.name", name, str, "file"), AGENTS, "agent")
+    if name not in AGENTS:
+        from ludus.core.agent import Agent  # it imports torch
+
+        if not (isinstance(kind, type) and issubclass(kind, Agent)):
+            raise UserError(f'agent "{name}" is no subclass of ludus.core.agent.Agent.')
+    config = resolve(name, CONFIGS, "agent") if name in CONFIGS else getattr(kind, "Config", None)
+    if not (isinstance(config, type) and is_dataclass(config)):
+        raise UserError(
+            f'agent "{name}" has no dataclass called Config that holds its settings; see examples/my_agent.py.'
+        )
+    for setting in fields(config):
+        if setting.default is MISSING and setting.default_factory is MISSING:
+            raise UserError(f'agent "{name}": its setting {setting.name} has no default; give it one in its Config.')
+    return config
+
+
+def network_of(config: type[Any]) -> Flat:
+    """The settings of the network that have other defaults for an agent: those that its Config names in NETWORK."""
+    return {f"network.{name}": value for name, value in getattr(config, "NETWORK", {}).items()}
+
+
+def presets() -> dict[str, tuple[str, Flat]]:
+    """Every preset: name (``cartpole/ppo``) → environment and settings."""
+    found: dict[str, tuple[str, Flat]] = {}
+    for entry in sorted((files("ludus") / "presets").iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".toml"):
+            tables = tomllib.loads(entry.read_text(encoding="utf-8"))
+            environment = tables.pop("environment")
+            for agent, table in tables.items():
+                found[f"{entry.name.removesuffix('.toml')}/{agent}"] = (environment, flatten(table))
+    return found
+
+
+def find_preset(environment: str, agent: str) -> str:
+    """The name of the preset for this environment and agent, or ``none``."""
+    fitting = (name for name, (of, _) in presets().items() if _fits(environment, of) and name.endswith(f"/{agent}"))
+    return next(fitting, NO_PRESET)
+
+
+def _fits(environment: str, preset_for: str) -> bool:
+    """Whether a preset is for this environment: by its id, whose version may be left out, or as one of ``ALE/*``."""
+    if preset_for.endswith("*"):
+        return environment.startswith(preset_for.removesuffix("*"))
+    return bool(environment) and environment in (preset_for, preset_for.rpartition("-v")[0])
+
+
+def load_preset(name: str) -> Flat:
+    """The settings of a preset, with the agent that it is for."""
+    known = presets()
+    if name not in known:
+        raise UserError(
+            f'Unknown preset "{name}".{nearest(name, known)} `ludus list presets` shows all; none turns presets off.'
+        )
+    return {"agent.name": name.rpartition("/")[2]} | known[name][1]
+
+
+def _build(layers: list[tuple[str, Flat]]) -> Resolved:
+    values = {key: value for _, layer in layers for key, value in layer.items()}
+    origins = {key: origin for origin, layer in layers for key in layer}
+    if not values.get("env.id"):
+        raise UserError("No environment was given; name one, as in `ludus train CartPole-v1`.")
+    values.setdefault("agent.name", DEFAULT_AGENT)
+    config = agent_config(values["agent.name"])
+    types, values = setting_types(config), network_of(config) | values
+    agent = values["agent.name"]
+    typed = {key: _typed(key, x, types, origins.get(key, "default"), agent) for key, x in values.items()}
+    settings = _make(_unflatten(typed), config)
+    settings.validate()
+    return Resolved(settings, {key: origins.get(key, "default") for key in to_flat(settings)})
+
+
+def _refuse_all_warmup(settings: Settings[Any]) -> None:
+    """Refuse a new run that ends before its replay is used; one that is resumed may end wherever it is told to."""
+    warmup, nb_step = getattr(settings.agent, "warmup", 0), settings.nb_step
+    aims = {"updates_per_step": "learned", "replay_ratio": "replayed"}
+    aim = next((aim for name, aim in aims.items() if getattr(settings.agent, name, 0)), "")
+    if aim and warmup >= nb_step:
+        raise UserError(
+            f"agent.warmup is {warmup}, but nb_step is {nb_step}, so nothing would ever be {aim}; lower agent.warmup, "
+            "or raise nb_step."
+        )
+    if aim == "learned" and (first := _steps_of_a_batch(settings)) > nb_step:
+        raise UserError(
+            f"A batch of agent.batch_size {settings.agent.batch_size} takes {first:,} steps to be in the replay, but "
+            f"nb_step is {nb_step:,}, so nothing would ever be learned; lower agent.batch_size, or raise nb_step."
+        )
+
+
+def _steps_of_a_batch(settings: Settings[Any]) -> int:
+    """The fewest steps after which a replay can hold a batch, of transitions or of sequences."""
+    rows, names = settings.env.num, ("batch_size", "n_step", "sequence", "burn_in", "overlap")
+    size, n_step, sequence, burn_in, overlap = (getattr(settings.agent, name, 0) for name in names)
+    span, stride = (burn_in + sequence, sequence - overlap) if sequence else (n_step, 1)
+    return int(rows * (span + stride * (-(-size // rows) - 1)))
+
+
+def _typed(key: str, value: Any, types: Mapping[str, Any], origin: str, agent: str) -> Any:
+    if key not in types:
+        from ludus.settings.agents_with import unknown  # it asks all agents
+
+        raise unknown(key, origin, agent, types)
+    return parse_value(key, value, types[key], origin)
+
+
+def _fields(data: Any) -> dict[str, Any]:
+    return {f.name: getattr(data, f.name) for f in fields(data)}
+
+
+def _unflatten(flat: Flat) -> Flat:
+    nested: Flat = {}
+    for key, value in flat.items():
+        *path, last = key.split(".")
+        table = nested
+        for name in path:
+            table = table.setdefault(name, {})
+        table[last] = value
+    return nested
+
+
+def _make(nested: Flat, config: type[A]) -> Settings[A]:
+    agent = nested.pop("agent")
+    name = agent.pop("name")
+    parts = {"env": EnvConfig, "network": NetworkConfig, "evaluation": EvaluationConfig}
+    made = {key: make(**nested.pop(key, {})) for key, make in parts.items()}
+    return Settings(agent_name=name, agent=config(**agent), **made, **nested)

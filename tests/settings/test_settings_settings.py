@@ -1,0 +1,265 @@
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ludus.core.agent import Agent
+from ludus.core.errors import UserError
+from ludus.networks.config import NetworkConfig
+from ludus.settings.config_file import read_config, write_config
+from ludus.settings.parse import parse_value
+from ludus.settings.settings import find_preset, from_flat, presets, resolve_settings, setting_types, to_flat
+
+
+@dataclass(frozen=True)
+class OwnConfig:
+    sizes: tuple[int, ...] = (1, 2)
+    target: float | None = 0.5
+
+
+class OwnAgent(Agent):
+    Config = OwnConfig
+
+
+class NoConfig(Agent):
+    pass
+
+
+@dataclass(frozen=True)
+class NeedyConfig:
+    needed: int
+
+
+class NeedyAgent(Agent):
+    Config = NeedyConfig
+
+
+def own(name: str) -> str:
+    return f"{__name__}:{name}"
+
+
+def settings_file(folder: Path, text: str) -> Path:
+    path = folder / "my.toml"
+    path.write_text(text)
+    return path
+
+
+def test_each_layer_wins_over_the_one_before_it_and_is_named(tmp_path: Path) -> None:
+    file = settings_file(tmp_path, "seed = 7\n[agent]\ngamma = 0.5\nclip = 0.3\n")
+    settings, origins = resolve_settings("CartPole-v1", file=file, overrides={"agent.clip": 0.4})
+    assert (settings.agent.gae_lambda, origins["agent.gae_lambda"]) == (0.8, "preset cartpole/ppo")
+    assert (settings.agent.gamma, origins["agent.gamma"]) == (0.5, f"file {file}")  # the preset says 0.98
+    assert (settings.agent.clip, origins["agent.clip"]) == (0.4, "flag")  # the file says 0.3, the preset 0.2
+    assert (settings.keep, origins["keep"]) == (3, "default")
+    assert (settings.env.id, origins["env.id"]) == ("CartPole-v1", "flag")
+    assert origins.keys() == to_flat(settings).keys()
+
+
+def test_a_preset_is_taken_by_itself_only_where_environment_and_agent_fit() -> None:
+    assert find_preset("CartPole-v1", "ppo") == "cartpole/ppo"
+    assert find_preset("CartPole-v0", "ppo") == "none"
+    assert find_preset("Pong-v5", "a2c") == "none"
+    assert find_preset("ALE/Pong-v5", "ppo") == find_preset("ALE/Breakout", "ppo") == "atari/ppo"
+    assert find_preset("ALE/Pong-v5", "dqn") == find_preset("Breakout-v5", "ppo") == "none"
+    assert resolve_settings("CartPole-v1", preset="none").settings.agent.epochs != 20
+    assert set(resolve_settings("CartPole-v1", preset="none").origins.values()) == {"default", "flag"}
+
+
+def test_a_preset_by_name_brings_its_agent_and_not_its_environment() -> None:
+    settings, origins = resolve_settings("Acrobot-v1", preset="cartpole/a2c")
+    assert (settings.agent_name, settings.env.id) == ("a2c", "Acrobot-v1")
+    assert origins["agent.name"] == "preset cartpole/a2c"
+
+
+def test_python_may_give_nested_tables() -> None:
+    settings = resolve_settings("CartPole-v1", overrides={"network": {"hidden": [3, 4]}, "env.num": 2}).settings
+    assert (settings.network.hidden, settings.env.num) == ((3, 4), 2)
+
+
+def test_the_environment_and_the_agent_may_come_from_the_file(tmp_path: Path) -> None:
+    file = settings_file(tmp_path, '[env]\nid = "CartPole-v1"\n[agent]\nname = "a2c"\n')
+    settings, origins = resolve_settings(file=file)
+    assert (settings.env.id, settings.agent_name) == ("CartPole-v1", "a2c")
+    assert origins["agent.rollout"] == "preset cartpole/a2c"
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_resolves(name: str) -> None:
+    environment, values = presets()[name]
+    settings, origins = resolve_settings(environment.replace("*", "Pong-v5"), name.rpartition("/")[2])
+    flat = to_flat(settings)
+    assert {key: flat[key] for key in values} == {k: tuple(x) if isinstance(x, list) else x for k, x in values.items()}
+    assert {origins[key] for key in values} == {f"preset {name}"}
+
+
+@given(
+    rate=st.floats(1e-12, 1e3),
+    hidden=st.lists(st.integers(1, 9999), max_size=4),
+    runs=st.text(st.characters(codec="utf-8", exclude_characters="\r"), min_size=1).filter(lambda s: s != "None"),
+    stop=st.none() | st.floats(allow_nan=False),
+    seed=st.integers(0, 2**62),
+)
+def test_a_config_file_rebuilds_the_same_settings(
+    tmp_path_factory: Any, rate: float, hidden: list[int], runs: str, stop: float | None, seed: int
+) -> None:
+    given = {
+        "agent.learning_rate": rate,
+        "network.hidden": hidden,
+        "runs": runs,
+        "evaluation.stop_at": stop,
+        "seed": seed,
+    }
+    settings, origins = resolve_settings("CartPole-v1", overrides=given)
+    path = tmp_path_factory.mktemp("run") / "config.toml"
+    write_config(path, to_flat(settings), origins)
+    assert from_flat(read_config(path)) == settings
+
+
+def test_an_own_agent_brings_its_own_settings() -> None:
+    settings = resolve_settings(
+        "CartPole-v1", own("OwnAgent"), overrides={"agent.sizes": ["5"], "agent.target": "None"}
+    ).settings
+    assert settings.agent == OwnConfig((5,), None)
+    assert from_flat(to_flat(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "expected"),
+    [
+        ("1e6", int, 1_000_000),
+        ("1_000", int, 1000),
+        ("9007199254740993", int, 9007199254740993),  # a float would lose the last digit
+        (3, float, 3.0),
+        ("true", bool, True),
+        ("None", float | None, None),
+        ("none", float | None, None),
+        (["1", 2], tuple[int, ...], (1, 2)),
+        (7, tuple[int, ...], (7,)),
+        ("-inf", float, float("-inf")),
+    ],
+)
+def test_values_are_coerced(value: Any, annotation: Any, expected: Any) -> None:
+    result = parse_value("key", value, annotation, "flag")
+    assert (result, type(result)) == (expected, type(expected))
+
+
+BAD_VALUES = {
+    ("nb_step", "1.5", "whole number"),
+    ("nb_step", True, "whole number"),
+    ("nb_step", "inf", "whole number"),
+    ("agent.gamma", "fast", "a number"),
+    ("agent.gamma", float("nan"), "a number"),
+    ("agent.gamma", None, "a number"),
+    ("quiet", "yes", "true or false"),
+    ("quiet", 1, "true or false"),
+    ("compile", "onn", 'Did you mean "on"'),
+    ("device", 3, "a text"),
+    ("network.hidden", "64 x", "whole number"),
+    ("evaluation.stop_at", "high", "a number or None"),
+    ("nb_step", 0, "at least 1"),
+    ("seed", -1, "at least 0"),
+    ("keep", 0, "at least 1"),
+    ("evaluation.episodes", 0, "at least 1"),
+    ("env.num", 0, "1 or more"),
+    ("agent.rollout", 0, "greater than 0"),
+    ("network.hidden", (64, -1), "1 or more"),
+    ("agent.lerning_rate", 1, 'Did you mean "agent.learning_rate"'),
+    ("nbstep", 1, 'Did you mean "nb_step"'),
+}
+
+
+@pytest.mark.parametrize(("key", "value", "said"), sorted(BAD_VALUES, key=str))
+def test_a_bad_value_is_refused_in_one_sentence_with_its_key(key: str, value: Any, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve_settings("CartPole-v1", overrides={key: value})
+    message = str(caught.value)
+    assert key in message
+    assert said in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"environment": None}, "ludus train CartPole-v1"),
+        ({"agent": "pppo"}, 'Unknown agent "pppo". Did you mean "ppo"'),
+        ({"agent": own("NoConfig")}, "Config"),
+        ({"agent": own("NeedyAgent")}, "needed"),
+        ({"agent": own("Missing")}, "Missing"),
+        ({"agent": "no_such_module:Agent"}, "no_such_module"),
+        ({"preset": "cartpol/ppo"}, 'Did you mean "cartpole/ppo"'),
+        ({"preset": "cartpole/a2c", "agent": "ppo", "overrides": {"agent.n_step": 3}}, "agent.n_step"),
+        ({"file": "nowhere.toml"}, "nowhere.toml"),
+    ],
+)
+def test_a_bad_name_is_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=r"^[^\n]+$") as caught:
+        resolve_settings(**({"environment": "CartPole-v1"} | arguments))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("agent", ["dqn", "r2d2", "sac", "acer"])
+def test_a_run_that_would_only_warm_up_is_refused(agent: str) -> None:
+    aim = "replayed" if agent == "acer" else "learned"
+    given = {"agent.warmup": 500, "nb_step": 500}
+    with pytest.raises(UserError, match=rf"^agent\.warmup is 500, but nb_step is 500, so nothing .* be {aim}; lower"):
+        resolve_settings("CartPole-v1", agent, overrides=given)
+    resolve_settings("CartPole-v1", agent, overrides=given | {"nb_step": 501})
+
+
+def test_a_run_too_short_for_one_batch_is_refused() -> None:
+    given = {"agent.sequence": 10, "agent.burn_in": 5, "agent.warmup": 100, "env.num": 8, "nb_step": 2_600}
+    # 32 sequences of each of 8 environments: 15 steps for the first, 10 for each of the others
+    with pytest.raises(UserError, match=r"^A batch of agent\.batch_size 256 takes 2,600 steps .* nb_step is 2,599, so"):
+        resolve_settings("Pendulum-v1", "sac", "none", overrides=given | {"nb_step": 2_599})
+    resolve_settings("Pendulum-v1", "sac", "none", overrides=given)
+    with pytest.raises(UserError, match=r"^A batch of agent\.batch_size 128 takes 4,120 steps"):
+        resolve_settings("CartPole-v1", "dqn", "none", overrides={"agent.n_step": 500, "nb_step": 4_000})
+
+
+def test_agents_have_networks_of_their_own_by_default_which_all_else_overrides() -> None:
+    for agent in ("sac", "td3", "ddpg", "hddpg"):
+        resolved = resolve_settings("Pendulum-v1", agent, "none")
+        assert resolved.settings.network.hidden == (256, 256)
+        assert resolved.settings.network.activation == "relu"
+        assert resolved.origins["network.hidden"] == "default"
+    assert resolve_settings("Pendulum-v1", "sac").settings.network.hidden == (64, 64)  # the preset's
+    wide = resolve_settings("Pendulum-v1", "sac", "none", overrides={"network.hidden": (7,)}).settings
+    assert (wide.network.hidden, wide.network.activation) == ((7,), "relu")
+    assert from_flat(to_flat(wide)) == wide
+    assert resolve_settings("CartPole-v1", "r2d2", "none").settings.network.body == "lstm"
+    assert resolve_settings("CartPole-v1", "dqn", "none").settings.network == NetworkConfig()
+
+
+def test_a_run_that_needs_no_warm_up_or_was_begun_is_not_refused_for_it() -> None:
+    resolve_settings("CartPole-v1", overrides={"nb_step": 10})
+    resolve_settings("CartPole-v1", "acer", overrides={"nb_step": 10, "agent.replay_ratio": 0})
+    settings = resolve_settings("CartPole-v1", "dqn", overrides={"nb_step": 2000}).settings
+    shorter = replace(settings, nb_step=500)  # as a resume may ask for
+    shorter.validate()
+    assert from_flat(to_flat(shorter)) == shorter
+
+
+def test_a_bad_file_is_named(tmp_path: Path) -> None:
+    file = settings_file(tmp_path, "[agent]\nlerning_rate = 3\n")
+    with pytest.raises(UserError, match=r"my\.toml"):
+        resolve_settings("CartPole-v1", file=file)
+    file = settings_file(tmp_path, "[agent]\nname = 3\n")
+    with pytest.raises(UserError, match=r"agent\.name"):
+        resolve_settings("CartPole-v1", file=file)
+
+
+def test_every_setting_has_a_dotted_key() -> None:
+    types = setting_types(OwnConfig)
+    assert types["agent.sizes"] == tuple[int, ...]
+    assert types.keys() >= {"nb_step", "agent.name", "env.num", "network.hidden", "evaluation.stop_at"}
+    assert "agent_name" not in types
+
+
+def test_an_id_without_its_version_has_the_preset_too():
+    assert find_preset("CartPole", "ppo") == find_preset("CartPole-v1", "ppo") == "cartpole/ppo"
+    assert find_preset("Cart", "ppo") == "none"
+    assert find_preset("", "ppo") == "none"
