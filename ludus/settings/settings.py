@@ -230,7 +230,7 @@ def network_of(config: type[Any]) -> Flat:
 def presets() -> dict[str, tuple[str, Flat]]:
     """Every preset: name (``cartpole/ppo``) → environment and settings."""
     found: dict[str, tuple[str, Flat]] = {}
-    for entry in sorted((files("ludus") / "presets").iterdir(), key=lambda entry: entry.name):
+    for entry in sorted(files("ludus.settings.presets").iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".toml"):
             tables = tomllib.loads(entry.read_text(encoding="utf-8"))
             environment = tables.pop("environment")
