@@ -59,14 +59,14 @@ class SubProcEnvManager(BatchManager):
         groups = 2 if config.alternate else 1
         cuts = [slice(num * g // groups, num * (g + 1) // groups) for g in range(groups)]
         parts = divide(cuts, min(config.workers or cores(), num))
-        self._crew = WorkerPool(config, name, parts, num, (rows.observation, rows.action), branch)
-        super().__init__(name, num, rows.reader, rows.layout, branch, self._crew.memory, groups, replays=True)
+        self._pool = WorkerPool(config, name, parts, num, (rows.observation, rows.action), branch)
+        super().__init__(name, num, rows.reader, rows.layout, branch, self._pool.memory, groups, replays=True)
         self.on_report: Callable[[str], None] = _warn
-        self.backend = f"subproc, {self._crew.workers} process{'es' * (self._crew.workers > 1)}"
+        self.backend = f"subproc, {self._pool.workers} process{'es' * (self._pool.workers > 1)}"
         self.restarts = 0
         self._reported: Counter[tuple[str, ...]] = Counter()  # how often each stack was reported
         self._config, self._parts = config, [[p for p in parts if p.group == g] for g in range(groups)]
-        self._targets = [[(key, x[rows]) for key, x in self._crew.actions.items()] for rows in self.groups]
+        self._targets = [[(key, x[rows]) for key, x in self._pool.actions.items()] for rows in self.groups]
         self._rewards = [self._memory.reward[rows] for rows in self.groups]
         # parts that begin episodes instead of stepping, when sent next (lost) or already sent (begun): part → how far
         # the numbers of these episodes are from those in the account
@@ -74,7 +74,7 @@ class SubProcEnvManager(BatchManager):
         self._begun: dict[int, int] = {}
         self._flying = [False] * groups
         try:
-            failed = self._crew.start(range(self._crew.workers))
+            failed = self._pool.start(range(self._pool.workers))
         except BaseException:
             self.close()
             raise
@@ -94,10 +94,10 @@ class SubProcEnvManager(BatchManager):
         if self._lost:
             self._send_lost(group)
         else:
-            self._crew.step(group)
+            self._pool.step(group)
 
     def episodes(self) -> list[Episode]:
-        self._crew.relieve()
+        self._pool.relieve()
         return super().episodes()
 
     def reset(self, seed: int) -> EnvStep:
@@ -108,7 +108,7 @@ class SubProcEnvManager(BatchManager):
         return None  # ``config.timeout`` decides
 
     def close(self) -> None:
-        self._crew.close()
+        self._pool.close()
 
     def state_dict(self) -> State:
         if any(self._flying):
@@ -122,10 +122,10 @@ class SubProcEnvManager(BatchManager):
         super().load_state_dict(state)
 
     def _remarks(self) -> int:
-        return self._crew.remarks
+        return self._pool.remarks
 
     def _begin(self) -> None:
-        parts = self._crew.parts
+        parts = self._pool.parts
         for part in parts:
             self._write_begin(part, 0)
         self._wait(parts)
@@ -134,7 +134,7 @@ class SubProcEnvManager(BatchManager):
 
     def _advance(self, group: int) -> None:
         parts = self._parts[group]
-        if failed := self._crew.wait(group, self._config.timeout):
+        if failed := self._pool.wait(group, self._config.timeout):
             self._mend(failed)
             self._wait(parts)
         self._flying[group] = False
@@ -144,11 +144,11 @@ class SubProcEnvManager(BatchManager):
         self._note(group, self._rewards[group], self._infos)
 
     def _infos(self, row: int) -> dict[str, float]:
-        size = int(self._crew.infos_size[row])
+        size = int(self._pool.infos_size[row])
         if not size:
             return {}
-        self._crew.infos_size[row] = 0
-        infos: dict[str, float] = json.loads(self._crew.infos[row, :size].tobytes())
+        self._pool.infos_size[row] = 0
+        infos: dict[str, float] = json.loads(self._pool.infos[row, :size].tobytes())
         return infos
 
     def _snapshot(self) -> State:
@@ -156,28 +156,28 @@ class SubProcEnvManager(BatchManager):
 
         These rows come back by seed and actions, which are those of the episodes that were lost.
         """
-        crew, taken = self._crew, list[Any]()
-        asked = [part for part in crew.parts if crew.mans(part) and part.number not in self._lost]
+        pool, taken = self._pool, list[Any]()
+        asked = [part for part in pool.parts if pool.mans(part) and part.number not in self._lost]
         for part in asked:
-            crew.write(part, {"do": "snapshot", "branch": self._branch})
-        failed = crew.wait_all(asked, self._config.timeout)
+            pool.write(part, {"do": "snapshot", "branch": self._branch})
+        failed = pool.wait_all(asked, self._config.timeout)
         dead = {worker for worker, _ in failed}
-        for part in crew.parts:
-            taken += crew.answer(part) if part in asked and part.worker not in dead else [None] * part.count
+        for part in pool.parts:
+            taken += pool.answer(part) if part in asked and part.worker not in dead else [None] * part.count
         self._mend(failed, go_on=False)
         return {"rows": taken}
 
     def _restore(self, snapshot: State) -> dict[int, str]:
-        crew, reasons = self._crew, dict[int, str]()
-        for part in crew.parts:
+        pool, reasons = self._pool, dict[int, str]()
+        for part in pool.parts:
             places = [self._saved(row, snapshot["rows"][row]) for row in range(part.rows.start, part.rows.stop)]
-            crew.write(part, {"do": "restore", "seed": self._seed, "branch": self._branch, "rows": places})
-        if failed := crew.wait_all(crew.parts, self._config.timeout):
+            pool.write(part, {"do": "restore", "seed": self._seed, "branch": self._branch, "rows": places})
+        if failed := pool.wait_all(pool.parts, self._config.timeout):
             self._mend(failed)
-            self._wait(crew.parts)
-        for part in crew.parts:
+            self._wait(pool.parts)
+        for part in pool.parts:
             begun = self._begun.pop(part.number, 0)
-            answers = [FAILED] * part.count if begun else crew.answer(part)
+            answers = [FAILED] * part.count if begun else pool.answer(part)
             for row, why in enumerate(answers, part.rows.start):
                 if why:
                     self._lose(row)
@@ -199,25 +199,25 @@ class SubProcEnvManager(BatchManager):
 
     def _settle(self) -> None:
         """Let what is under way come to its end, whatever it is; an interrupt may have left more than steps."""
-        self._mend(self._crew.settle(self._config.timeout), go_on=False)
+        self._mend(self._pool.settle(self._config.timeout), go_on=False)
 
     def _wait(self, parts: Sequence[Part]) -> None:
-        while failed := self._crew.wait_all(parts, self._config.timeout):
+        while failed := self._pool.wait_all(parts, self._config.timeout):
             self._mend(failed)
 
     def _mend(self, failed: Failed, go_on: bool = True) -> None:
         """Report and replace workers; what they were doing begins anew with the next episodes, now or when sent."""
         while failed:
             worker, error = failed.pop()
-            own = [part for part in self._crew.parts if part.worker == worker]
-            interrupted = [part for part in own if self._crew.busy(part)]
+            own = [part for part in self._pool.parts if part.worker == worker]
+            interrupted = [part for part in own if self._pool.busy(part)]
             self._report(worker, error)
             for part in own:
-                self._crew.infos_size[part.rows] = 0
+                self._pool.infos_size[part.rows] = 0
                 if part not in interrupted or not go_on:
                     self._lost[part.number] = self._lost.get(part.number, 0) + 1
-            if again := self._crew.start([worker]):
-                self._crew.interrupt(interrupted)  # for the next round of this loop
+            if again := self._pool.start([worker]):
+                self._pool.interrupt(interrupted)  # for the next round of this loop
                 failed += again
             elif go_on:
                 for part in interrupted:
@@ -241,8 +241,8 @@ class SubProcEnvManager(BatchManager):
 
     def _place(self, worker: int) -> str:
         """Which environment a worker was busy with."""
-        row = self._crew.where(worker)
-        actions = {name: x[row].tolist() for name, x in self._crew.actions.items()}
+        row = self._pool.where(worker)
+        actions = {name: x[row].tolist() for name, x in self._pool.actions.items()}
         action = str(actions.get("action", actions))
         action = action if len(action) <= LONG else f"{action[:LONG]}…"
         seed = int(self._memory.seed[row])
@@ -253,14 +253,14 @@ class SubProcEnvManager(BatchManager):
             if part.number in self._lost:
                 self._write_begin(part, self._lost.pop(part.number))
             else:
-                self._crew.order(part.number, STEP)
+                self._pool.order(part.number, STEP)
 
     def _write_begin(self, part: Part, offset: int) -> None:
         """Order a part to begin the episodes that are so many after those in the account."""
         self._begun[part.number] = offset
         episodes = (self._account_rows(part).episode[self._own(part)] + offset).tolist()
         letter = {"do": "begin", "seed": self._seed, "branch": self._branch, "episodes": episodes}
-        self._crew.write(part, letter)
+        self._pool.write(part, letter)
 
     def _account_rows(self, part: Part) -> EpisodeStats:
         return self._accounts[part.group]

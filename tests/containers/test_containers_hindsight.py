@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_containers_resume import assert_same_run, stop_at
+from test_runs_resume import assert_same_run, stop_at
 
 import ludus
 from ludus.agents.dqn import DQN

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from containers_setup import make_worker, saved, train
 from signal_worlds import Hangs
-from test_containers_resume import assert_same_run
+from test_runs_resume import assert_same_run
 
 import ludus
 from ludus.containers import signals
@@ -127,13 +127,13 @@ def test_a_hang_does_not_lose_the_replay(tmp_path: Path, once: Path, own: dict[s
         train(tmp_path, hangs, "dqn", **settings, checkpoint_every=0)
     run = RunDirectory.open("latest", tmp_path).path
     assert saved(run)["manager"] is None
-    (track,) = saved(run)["cache"]["tracks"]
+    (track,) = saved(run)["cache"]["groups"]
     resumed = ludus.resume(run, environment=Hangs)
     assert resumed.steps >= 200
     log = (run / "log.txt").read_text()
     assert "restarted at an episode boundary" in log
     assert "The replay was not saved" not in log
-    (later,) = saved(run)["cache"]["tracks"]
+    (later,) = saved(run)["cache"]["groups"]
     assert later["time"] > track["time"] >= 39
 
 

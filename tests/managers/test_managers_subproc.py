@@ -16,7 +16,7 @@ import torch
 
 from ludus.core.errors import UserError
 from ludus.environments.config import EnvConfig
-from ludus.managers import crew
+from ludus.managers import worker_pool
 from ludus.managers.make import make_manager
 from ludus.managers.subproc import SubProcEnvManager
 from ludus.managers.worker_pool import divide, gpus
@@ -29,7 +29,7 @@ WORLDS = "subproc_worlds"
 @pytest.fixture(scope="module")
 def server():
     """A fork server for all of these tests: starting one is most of the time that a manager takes to begin."""
-    launcher = Launcher("forkserver", crew.PRELOAD)
+    launcher = Launcher("forkserver", worker_pool.PRELOAD)
     launcher._ensure_server()
     yield launcher
     launcher.close()
@@ -48,7 +48,7 @@ def nothing_left(server, monkeypatch):
             self._server = self._channel = None
             super().close()
 
-    monkeypatch.setattr(crew, "Launcher", Shared)
+    monkeypatch.setattr(worker_pool, "Launcher", Shared)
     before, running = open_fds(), children()
     yield
     if set(open_fds()) - set(before):
@@ -536,14 +536,14 @@ def test_an_interrupt_in_a_save_leaves_no_order_out(monkeypatch):
             raise KeyboardInterrupt
         return []
 
-    pid = ours._crew._processes[0].pid
+    pid = ours._pool._processes[0].pid
     os.kill(pid, signal.SIGSTOP)  # its order is still out when the next save begins
     with monkeypatch.context() as patch:
-        patch.setattr(ours._crew, "wait_all", interrupt)
+        patch.setattr(ours._pool, "wait_all", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ours.state_dict()
-    assert ours._crew.busy(ours._crew.parts[0])
-    waited, letters = ours._crew.wait_all, []
+    assert ours._pool.busy(ours._pool.parts[0])
+    waited, letters = ours._pool.wait_all, []
 
     def wait_all(parts, *args):
         letters.append([part.number for part in parts])
@@ -551,7 +551,7 @@ def test_an_interrupt_in_a_save_leaves_no_order_out(monkeypatch):
         return waited(parts, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ours._crew, "wait_all", wait_all)
+        patch.setattr(ours._pool, "wait_all", wait_all)
         state = ours.state_dict()
     assert [0 in numbers for numbers in letters] == [True, True]  # first for the old order, then for the new one
     assert ours.restarts == 0
@@ -564,7 +564,7 @@ def test_busy_workers_are_ended_together(monkeypatch):
     ours = SubProcEnvManager(config("CartPole-v1", workers=4), 4)
     ours.reset(0)
     sent = []
-    for worker, process in enumerate(ours._crew._processes):
+    for worker, process in enumerate(ours._pool._processes):
         os.kill(process.pid, signal.SIGSTOP)  # deaf to all but SIGKILL
         monkeypatch.setattr(process, "send", lambda n, w=worker, send=process.send: (sent.append((n, w)), send(n)))
     ours.close()
@@ -572,7 +572,7 @@ def test_busy_workers_are_ended_together(monkeypatch):
 
 
 def kill(manager, worker):
-    process = manager._crew._processes[worker]
+    process = manager._pool._processes[worker]
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait(60)
 
@@ -603,7 +603,7 @@ def test_many_kills_leak_nothing(tmp_path):
 
 
 def test_a_manager_of_its_own_leaves_no_server(monkeypatch):
-    monkeypatch.setattr(crew, "Launcher", Launcher)
+    monkeypatch.setattr(worker_pool, "Launcher", Launcher)
     before = open_fds(), children()
     ours = SubProcEnvManager(config("CartPole-v1"), 2)
     ours.reset(0)
@@ -691,9 +691,9 @@ def test_time_in_which_all_processes_were_stopped_is_no_hang():
 
 
 def test_a_poll_counts_as_waiting_only_if_it_ended_when_asked():
-    assert crew._counted(0.3, 0.5) == 0.3
-    assert crew._counted(0.6, 0.5) == 0.5
-    assert crew._counted(60.0, 0.5) == 0.0
+    assert worker_pool._counted(0.3, 0.5) == 0.3
+    assert worker_pool._counted(0.6, 0.5) == 0.5
+    assert worker_pool._counted(60.0, 0.5) == 0.0
 
 
 def running(pid):
@@ -714,7 +714,7 @@ def test_workers_take_turns_with_gpus(monkeypatch, visible, count, seen):
         found = gpus()
     assert [device.name for device in found] == (visible.split(",") if visible else [str(i) for i in range(count)])
     config = EnvConfig(f"{WORLDS}:Sees", 3, "subproc", workers=3)
-    monkeypatch.setattr(crew, "gpus", lambda: found)
+    monkeypatch.setattr(worker_pool, "gpus", lambda: found)
     manager = SubProcEnvManager(config, 3)
     try:
         shown = manager.reset(0).observation["observation"][:, 0].tolist()

@@ -128,7 +128,7 @@ def test_two_local_classes_of_one_name_are_not_confused() -> None:
 
 OTHER = """
 import ludus, sys
-from test_containers_classes import Calm, Wide, Halved
+from test_runs_classes import Calm, Wide, Halved
 run = sys.argv[1]
 try:
     ludus.load(run)
@@ -145,13 +145,14 @@ def test_another_process_is_given_the_classes(tmp_path: Path) -> None:
     agent, network = local_classes()
     settings = RUN | {"runs": str(tmp_path), "env.wrappers": [partial(Halved)]}
     run = ludus.train("CartPole-v1", agent, network=network, nb_step=64, settings=settings).run
-    code = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]\n" + OTHER
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "containers")]
+    code = f"import sys; sys.path[:0] = {folders!r}\n" + OTHER
     said = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=True).stdout
     refusal, *rest = said.splitlines()
-    assert refusal.startswith('agent "test_containers_classes:local_classes.<locals>.Local')
+    assert refusal.startswith('agent "test_runs_classes:local_classes.<locals>.Local')
     assert " was defined in a function, a notebook or at a prompt, so it cannot be imported by that name" in refusal
     assert "ludus.load(run, agent=…)" in refusal
-    assert rest == ["Calm test_containers_classes:Calm", "True", "Calm"]
+    assert rest == ["Calm test_runs_classes:Calm", "True", "Calm"]
 
 
 SCRIPT = """

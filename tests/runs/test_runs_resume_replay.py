@@ -11,10 +11,11 @@ import gymnasium
 import numpy as np
 import pytest
 from containers_setup import TOY, make_worker, train
-from test_containers_resume import MANAGERS, all_but_offset, assert_same_run
+from test_runs_resume import MANAGERS, all_but_offset, assert_same_run
 
 import ludus
-from ludus.containers import state, trust
+from ludus.containers import state
+from ludus.settings import trust
 
 SMALL: dict[str, Any] = {
     "nb_step": 360,

@@ -1,1 +1,1 @@
-"""Tuned settings as data: one TOML file per environment, one table per agent. ``ludus.settings.settings`` reads them."""
+"""Tuned settings as data: one TOML file per environment, one table per agent."""
