@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.agents.off_policy import OffPolicy, with_experience
-from ludus.agents.replayed import (
-    ACTION,
+from ludus.agents.replay_actor_critic import (
     FlatActions,
     actor_and_critics,
     adapt,
@@ -37,6 +36,7 @@ from ludus.core.updater import Updater
 from ludus.experience.config import WIDE, ReplayConfig
 from ludus.exploration.action_noise import ActionNoise, NoiseKind, make_action_noise
 from ludus.exploration.parameter_noise import ParameterNoise
+from ludus.networks.critic import ACTION
 from ludus.ops.q_learning import clipped_double, ddpg_actor_loss, hysteretic, smoothed_action
 from ludus.ops.replay import counted
 

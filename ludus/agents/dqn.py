@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ludus.agents.by_hand import q_loss_by_hand
 from ludus.agents.off_policy import OffPolicy, one_choice, states_passed, with_experience
-from ludus.agents.replayed import collected, seeded
+from ludus.agents.replay_actor_critic import collected, seeded
 from ludus.core.batch import Batch, Learned
 from ludus.core.errors import UserError, refuse_outside
 from ludus.core.hidden_state import HiddenState

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ludus.agents import soft
 from ludus.agents.off_policy import OffPolicy, states_passed, with_experience
-from ludus.agents.replayed import (
-    ACTION,
+from ludus.agents.replay_actor_critic import (
     BELOW_ONE,
+    EXCESS,
     FlatActions,
     actor_and_critics,
     burned_in,
@@ -23,6 +22,10 @@ from ludus.agents.replayed import (
     ends,
     numpy_actor,
     random_actions,
+    soft_alpha_loss,
+    soft_learn,
+    soft_losses,
+    soft_targets,
     surprise,
 )
 from ludus.core.batch import Batch, Learned
@@ -35,6 +38,7 @@ from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
 from ludus.core.updater import Updater
 from ludus.experience.config import WIDE, ReplayConfig
+from ludus.networks.critic import ACTION
 from ludus.ops.distributions import tanh_gaussian_draw, tanh_gaussian_sample
 from ludus.ops.q_learning import sac_actor_loss, sac_critic_loss, sac_value
 from ludus.ops.replay import counted
@@ -223,7 +227,7 @@ class SAC(OffPolicy):
         """Half the squared TD errors of all critics."""
         seen = self.preprocess(batch.observation)
         value, bonus = self.target_value(batch, seen)
-        target = soft.targets(self, batch, value, bonus)
+        target = soft_targets(self, batch, value, bonus)
         now, first = ends(seen, batch.first, start=True)
         q = self.q(now, self.seen_action(batch), batch.state, first)
         loss = (counted(batch.weight) * sac_critic_loss(q, target)).sum()
@@ -237,16 +241,16 @@ class SAC(OffPolicy):
         share = counted(batch.weight)
         loss = (share * sac_actor_loss(q, log_prob, self.log_alpha.exp())).sum()
         entropy = -(share * log_prob.detach()).sum() / share.sum().clamp(min=1e-8)
-        return {"actor": loss}, {"entropy": entropy, soft.EXCESS: entropy - self.target_entropy}
+        return {"actor": loss}, {"entropy": entropy, EXCESS: entropy - self.target_entropy}
 
     def alpha_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """The temperature's; of a batch that has what ``actor_loss`` told."""
-        return soft.alpha_loss(self, batch)
+        return soft_alpha_loss(self, batch)
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """All losses of a batch that ``prepare`` made ready."""
-        return soft.all_losses(self, batch)
+        return soft_losses(self, batch)
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """A step each of critics, actor and temperature."""
-        return soft.learn(self, self.prepare(batch), updater)
+        return soft_learn(self, self.prepare(batch), updater)

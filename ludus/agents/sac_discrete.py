@@ -10,9 +10,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ludus.agents import soft
 from ludus.agents.off_policy import OffPolicy, one_choice, states_passed
-from ludus.agents.replayed import burned_in, chunk, ends, observation_shapes, surprise
+from ludus.agents.replay_actor_critic import (
+    EXCESS,
+    burned_in,
+    chunk,
+    ends,
+    observation_shapes,
+    soft_alpha_loss,
+    soft_learn,
+    soft_losses,
+    soft_targets,
+    surprise,
+)
 from ludus.core.batch import Batch, Learned
 from ludus.core.errors import refuse_outside
 from ludus.core.hidden_state import HiddenState
@@ -169,7 +179,7 @@ class DiscreteSAC(OffPolicy):
         """Half the squared TD errors of all critics."""
         seen = self.preprocess(batch.observation)
         value, bonus = self.target_value(batch, seen)
-        target = soft.targets(self, batch, value, bonus)
+        target = soft_targets(self, batch, value, bonus)
         now, first = ends(seen, batch.first, start=True)
         q = taken(self.q(now, batch.state, first), batch.action[self.name])
         loss = (counted(batch.weight) * sac_critic_loss(q, target)).sum()
@@ -189,17 +199,17 @@ class DiscreteSAC(OffPolicy):
             most = math.log(self.choices) if mask is None else mask.sum(-1).clamp(min=1).log()
             mean = share / share.sum().clamp(min=1e-8)
             found = {"entropy": (mean * entropy).sum()}
-            found[soft.EXCESS] = (mean * (entropy - self.config.target_entropy * most)).sum()
+            found[EXCESS] = (mean * (entropy - self.config.target_entropy * most)).sum()
         return {"actor": loss}, found
 
     def alpha_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """The temperature's; of a batch that has what ``actor_loss`` told."""
-        return soft.alpha_loss(self, batch)
+        return soft_alpha_loss(self, batch)
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """All losses of a batch that ``prepare`` made ready."""
-        return soft.all_losses(self, batch)
+        return soft_losses(self, batch)
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """A step each of critics, actor and temperature."""
-        return soft.learn(self, self.prepare(batch), updater)
+        return soft_learn(self, self.prepare(batch), updater)

@@ -106,7 +106,7 @@ def _read(words: list[str], flags: Mapping[str, Flag], agent: str) -> tuple[list
     try:
         return read_words(words, flags)
     except UnknownFlag as error:
-        from ludus.settings.agents_with import agents_with_setting
+        from ludus.settings.ineffective import agents_with_setting
 
         plain = error.key.replace("agent.no_", "agent.", 1)  # the flag that turns a setting off
         if who := agents_with_setting(error.key, agent) or agents_with_setting(plain, agent):

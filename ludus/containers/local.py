@@ -10,22 +10,24 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ludus.containers.blackbox import BlackBox
-from ludus.containers.build import build_cache
+from ludus.containers.blackbox import BlackBox, generators
+from ludus.containers.build import build_cache, bytes_of
 from ludus.containers.evaluate import Evaluation, Evaluator, evaluate_worker
 from ludus.containers.loop import begin, collect, improve
-from ludus.containers.state import restore_worker, worker_state
 from ludus.core.agent import Agent
 from ludus.core.container import Container
 from ludus.core.environment import EnvironmentManager
-from ludus.core.errors import Stop
+from ludus.core.errors import Stop, UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.step import EnvStep
 from ludus.core.types import State, Tensors
 from ludus.core.updater import Updater
+from ludus.experience.replay import ExperienceReplay
 from ludus.logging.clock import Clock
 from ludus.logging.episodes import RecentEpisodes
+from ludus.managers.history import LARGEST, LONGEST
 from ludus.parallel.children import StartedProcesses
 from ludus.settings.settings import Settings
 
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from ludus.runs.report import Reporter
 
 OnUpdate = Callable[..., Any]  # hook(numbers, worker), or hook(numbers)
+STEP = 256  # bytes that a step of a rollout may take beside its observation and action
+SNAPSHOT = 1 << 20  # bytes that the snapshot of an environment may take
+ROOM = 1 << 26  # bytes for all that does not grow with anything
 HOOK = "on_update"  # how the reason begins where the hook ended the run
 
 
@@ -209,12 +214,102 @@ class LocalWorker(Container):
         return max(self.manager.longest, self.evaluator.longest)
 
     def state_dict(self) -> State:
-        """All that a resume needs."""
-        return worker_state(self)
+        """All that a resume needs, by part; in the midst of an update, without the rollout that it breaks off."""
+        whole = self.began and self.between
+        replay = self.began and self.in_call and isinstance(self.cache, ExperienceReplay)
+        replay = replay and self.cache.config.save_replay  # type: ignore[attr-defined]
+        last = self.last_evaluation
+        return {
+            "agent": dict(self.agent.state_dict()),
+            "updater": self.updater.state_dict(),
+            "noise": self.noise.state_dict(),
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "generators": {name: generator.get_state() for name, generator in generators(self.agent).items()},
+            "manager": self.manager.state_dict() if whole else None,
+            "cache": self.cache.state_dict() if whole or replay else None,
+            "groups": [[rows.start, rows.stop] for rows in self.manager.groups],
+            "hidden_state": dict(self.hidden_state),
+            "evaluator": self.evaluator.state_dict(),
+            "counters": {
+                "step": self.local_step_count,
+                "updates": self.updates,
+                "best": self.best,
+                "evaluated_at": self.evaluated_at,
+                "evaluation": None if last is None else [list(last.returns), list(last.lengths)],
+                "owed": self.owed,
+            }
+            | self.episodes.state_dict(),
+        }
 
     def load_state_dict(self, state: State) -> str:
         """Take over a run where ``state_dict`` saw it; return how the environments came back."""
-        return restore_worker(self, state)
+        try:
+            self._load_learning(state)
+            self._load_counters(state["counters"])
+            return self._load_experience(state)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"The checkpoint does not fit this run's settings and code ({type(error).__name__}: {reason}); bring "
+                "back the agent, network and environment that it was made with."
+            ) from error
+
+    def _load_learning(self, state: State) -> None:
+        self.agent.load_state_dict(state["agent"])
+        self.updater.load_state_dict(state["updater"])
+        self.noise.load_state_dict(state["noise"])
+        self.evaluator.load_state_dict(state["evaluator"])
+        torch.set_rng_state(state["torch"])
+        if state["cuda"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"], self.device)
+        for name, generator in generators(self.agent).items():
+            generator.set_state(state["generators"][name])
+
+    def _load_counters(self, counters: State) -> None:
+        self.local_step_count, self.updates = counters["step"], counters["updates"]
+        self.best, self.evaluated_at, self.owed = counters["best"], counters["evaluated_at"], counters["owed"]
+        last = counters["evaluation"]
+        self.last_evaluation = None if last is None else Evaluation(*last)
+        self.episodes.load_state_dict(counters)
+
+    def _load_experience(self, state: State) -> str:
+        groups = [[rows.start, rows.stop] for rows in self.manager.groups]
+        if state["cache"] is not None and state["groups"] != groups:
+            raise UserError(
+                f"The checkpoint was made with {len(state['groups'])} groups of environments, and now there are "
+                f"{len(groups)}; set env.alternate and env.num back to what they were."
+            )
+        if state["cache"] is not None:
+            self.cache.load_state_dict(state["cache"])
+        if state["manager"] is None:  # the run broke off in a rollout: go on with episodes that it has not seen
+            self.env_seed = (self.env_seed + 1 + self.local_step_count) % (2**31 - 1)
+            self._drop_open_returns(torch.ones(self.manager.batch, dtype=torch.bool))
+            return "restarted at an episode boundary: the run broke off in the midst of an update"
+        self.manager.load_state_dict(state["manager"])
+        self.env_step = self.manager.last().to(self.device)
+        self.cache.amend(self.env_step)
+        self.hidden_state = HiddenState(state["hidden_state"]).map(lambda x: x.to(self.device))
+        self.began = True
+        self._drop_open_returns(self.env_step.first)
+        return self.manager.restored
+
+    def _drop_open_returns(self, first: Tensor) -> None:
+        """Zero the reward scaler's running returns of rows that begin an episode: those before may have been lost."""
+        scaler = getattr(self.agent, "reward_scaler", None)
+        if scaler is not None:
+            scaler.carried[first] = 0
+
+    def most_state_bytes(self) -> int:
+        """An upper bound of what ``state_dict`` holds, with environments that come with packages."""
+        rows, manager = self.manager.batch, self.manager
+        action = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.action.values())
+        step = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.observation.values()) + action + STEP
+        cache = self.cache
+        kept = cache.most_bytes if isinstance(cache, ExperienceReplay) else int(getattr(cache, "bytes", 0))
+        kept += rows * step * (getattr(self.settings.agent, "rollout", 0) + 2)
+        actions = min(LARGEST, LONGEST * rows * action)
+        return 8 * bytes_of(self.agent) + 2 * (kept + actions) + rows * SNAPSHOT + ROOM
 
     def close(self) -> None:
         """Close the environments and what reports."""

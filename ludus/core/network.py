@@ -19,7 +19,7 @@ class NetworkSpec(NamedTuple):
 
     inputs: Shapes
     outputs: Shapes
-    joined: bool = False  # all inputs meet before the first layer, as a critic's observation and action must
+    concatenate: bool = False  # concatenate all vector inputs before the first layer, as Q(s, a) critics do
     members: int = 1  # of an ensemble; where there are several, the outputs are [T, B, members, …]
     streams: bool = False  # each output has a hidden layer of its own
     noisy: bool = False  # layers after the trunk explore by themselves (NoisyNet)

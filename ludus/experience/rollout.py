@@ -10,8 +10,31 @@ from ludus.core.cache import ExperienceCache
 from ludus.core.hidden_state import HiddenState
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
-from ludus.experience.lane import ENDING, RolloutRows, block
-from ludus.experience.saved import load_rollout, save_rollout
+
+ENDING = ("reward", "terminated", "truncated")
+
+
+class RolloutRows:
+    """Rows that are written together: their views by time step, made once, as indexing costs more than the copy."""
+
+    def __init__(self, rows: slice, blocks: Tensors) -> None:
+        self.rows = rows
+        self.cursor = -1  # the time step of the last observation; -1 before the first
+        self.state, self.last_state = HiddenState(), HiddenState()
+        self.view(blocks)
+
+    def view(self, blocks: Tensors) -> None:
+        """Look at the blocks that there are; what the agent says comes later than the first observation."""
+        views = {name: list(x[:, self.rows].unbind(0)) for name, x in blocks.items()}
+        self.observation = [x for name, x in views.items() if name.startswith("observation/")]
+        self.said = [x for kind in ("action/", "experience/") for name, x in views.items() if name.startswith(kind)]
+        self.first, self.reward, self.terminated, self.truncated = (views[name] for name in ("first", *ENDING))
+
+    def carry(self, length: int) -> None:
+        """Make the last observation the first of the next rollout."""
+        for rows in (*self.observation, self.first):
+            rows[0].copy_(rows[length])
+        self.state, self.cursor = self.last_state, 0
 
 
 class RolloutCache(ExperienceCache):
@@ -96,11 +119,36 @@ class RolloutCache(ExperienceCache):
 
     def state_dict(self) -> State:
         """The open rollout; of one that was learned from, only the row that begins the next."""
-        return save_rollout(self)
+        blocks = self.blocks
+        if self.consumed:
+            blocks = {name: x[self.length :] for name, x in blocks.items() if _carried(name)}
+        return {
+            "consumed": self.consumed,
+            "blocks": dict(blocks),
+            "lanes": [
+                {"start": lane.rows.start, "stop": lane.rows.stop, "cursor": lane.cursor}
+                | {"state": dict(lane.state), "last_state": dict(lane.last_state)}
+                for lane in self.lanes.values()
+            ],
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Take over an open rollout."""
-        load_rollout(self, state)
+        self.consumed = state["consumed"]
+        start = self.length if self.consumed else 0
+        for name, x in state["blocks"].items():
+            self.allocate({name: x[0]}, self.length + _carried(name))
+            self.blocks[name][start : start + len(x)].copy_(x)
+        if self.blocks:
+            ending = (torch.zeros(1), *(torch.zeros(1, dtype=torch.bool) for _ in range(2)))
+            self.allocate(dict(zip(ENDING, ending, strict=True)), self.length)
+        self.lanes, self.covered = {}, 0
+        for saved in state["lanes"]:
+            lane = self.add_lane(saved["start"], saved["stop"])
+            lane.cursor = saved["cursor"]
+            lane.state, lane.last_state = (
+                HiddenState(saved[name]).map(lambda x: x.to(self.device)) for name in ("state", "last_state")
+            )
 
     def _open(self, step: EnvStep, start: int) -> RolloutRows:
         """Make the lane of the rows from ``start`` on, at its first write."""
@@ -124,3 +172,15 @@ class RolloutCache(ExperienceCache):
 
     def _named(self, kind: str) -> Tensors:
         return {k[len(kind) + 1 :]: x for k, x in self.blocks.items() if k.startswith(kind + "/")}
+
+
+def block(length: int, batch: int, x: Tensor, device: torch.device) -> Tensor:
+    """Zeros ``[length, batch, …]``; images ``[B, C, H, W]`` lie channels-last, so that no update has to turn them."""
+    if x.dim() == 4 and x.shape[1] < min(x.shape[2:]):
+        channels, height, width = x.shape[1:]
+        return torch.zeros(length, batch, height, width, channels, dtype=x.dtype, device=device).movedim(-1, 2)
+    return torch.zeros((length, batch, *x.shape[1:]), dtype=x.dtype, device=device)
+
+
+def _carried(name: str) -> bool:
+    return name == "first" or name.startswith("observation/")

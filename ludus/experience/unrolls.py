@@ -15,8 +15,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
-from ludus.experience.lane import block
-from ludus.experience.rollout import RolloutCache
+from ludus.experience.rollout import RolloutCache, block
 from ludus.experience.space import free_room
 
 ACCOUNT = 3 * 4 + 2  # bytes a step beside what was seen and said: reward, discount and weight, and two endings

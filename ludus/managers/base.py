@@ -22,7 +22,7 @@ from ludus.environments.infos import numeric_row
 from ludus.environments.masks import ObservationReader
 from ludus.environments.rows import WARNINGS, StepArrays, episode_seed
 from ludus.environments.spaces import Arrays, Layout
-from ludus.managers import saved
+from ludus.managers import saved_state
 from ludus.managers.episode_stats import COUNTED, EpisodeStats, Infos
 from ludus.managers.history import History
 from ludus.preprocess.actions import ActionPreprocessor
@@ -210,24 +210,24 @@ class BatchManager(EnvironmentManager):
         return {
             "seed": self._seed,
             "branch": self._branch,
-            "account": saved.tensors(joined),
-            "last": saved.step_state(self._memory),
+            "account": saved_state.tensors(joined),
+            "last": saved_state.step_state(self._memory),
             "finished": [list(episode) for episode in self._finished],
-            "actions": saved.actions_state([self._actions(row) for row in range(self.batch)]),
-            "snapshot": saved.tensors(self._snapshot()),
+            "actions": saved_state.actions_state([self._actions(row) for row in range(self.batch)]),
+            "snapshot": saved_state.tensors(self._snapshot()),
         }
 
     def load_state_dict(self, state: State) -> None:
-        saved.check(state, self._memory, self.name)
+        saved_state.check(state, self._memory, self.name)
         self._seed, self._branch = int(state["seed"]), int(state["branch"])
         self._finished = [Episode(*episode) for episode in state["finished"]]
-        saved.load_step(state["last"], self._memory)
-        counted = saved.arrays(state["account"])
-        actions = saved.load_actions(state["actions"])
+        saved_state.load_step(state["last"], self._memory)
+        counted = saved_state.arrays(state["account"])
+        actions = saved_state.load_actions(state["actions"])
         for account, rows in zip(self._accounts, self.groups, strict=True):
             account.load({name: x[rows] for name, x in counted.items()}, actions[rows])
-        reasons = self._restore(saved.arrays(state["snapshot"]))
-        self.restored = saved.told(reasons, self.batch, self.name)
+        reasons = self._restore(saved_state.arrays(state["snapshot"]))
+        self.restored = saved_state.told(reasons, self.batch, self.name)
 
     def _account_of(self, row: int) -> EpisodeStats:
         return next(a for a, rows in zip(self._accounts, self.groups, strict=True) if rows.start <= row < rows.stop)

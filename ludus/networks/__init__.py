@@ -5,10 +5,10 @@ NETWORKS = {
 }
 
 SUBMODULES = {
-    "identity1d": "ludus.networks.net1d.identity:Identity1D",
-    "identity2d": "ludus.networks.net2d.identity:Identity2D",
-    "identity3d": "ludus.networks.net3d.identity:Identity3D",
-    "identity4d": "ludus.networks.net4d.identity:Identity4D",
+    "identity1d": "ludus.networks.identity:Identity1D",
+    "identity2d": "ludus.networks.identity:Identity2D",
+    "identity3d": "ludus.networks.identity:Identity3D",
+    "identity4d": "ludus.networks.identity:Identity4D",
     "lstm": "ludus.networks.net1d.lstm:LSTM",
     "flat_mlp": "ludus.networks.net2d.flat_mlp:FlatMLP",
     "mlp": "ludus.networks.net1d.mlp:MLP",

@@ -12,42 +12,47 @@ from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
 
 
-def build_network(config: NetworkConfig, need: NetworkSpec) -> Network:
-    """Build what ``need`` asks for, of the kind that ``config.name`` means.
+def build_network(config: NetworkConfig, spec: NetworkSpec) -> Network:
+    """Build what ``spec`` asks for, of the kind that ``config.name`` means.
 
     A ``Network`` of the user's is made as ``Class(inputs, outputs)``; any other ``nn.Module`` as ``Class(inputs)`` if
     its constructor has one required argument, as ``Class()`` if it has none (see CustomNetwork).
     """
     config.validate()
-    if need.members == 1:
-        return _build_one(config, need)
+    if spec.members == 1:
+        return _build_one(config, spec)
     from ludus.networks.ensemble import make_ensemble
 
-    return make_ensemble([_build_one(config, need) for _ in range(need.members)])
+    return make_ensemble([_build_one(config, spec) for _ in range(spec.members)])
 
 
-def _build_one(config: NetworkConfig, need: NetworkSpec) -> Network:
+def _build_one(config: NetworkConfig, spec: NetworkSpec) -> Network:
     made_by: Any = resolve(config.name, NETWORKS, "network")
     if made_by is not ModularNetwork:
-        from ludus.networks.own import make_own
+        from ludus.networks.custom import make_custom
 
-        if need.noisy:
+        if spec.noisy:
             raise UserError(
                 f'The agent asks for noisy layers, which a network of your own ("{config.name}") is not given: '
                 'turn them off with --agent.no-noisy, or set network.name to "modular".'
             )
-        return make_own(made_by, config.name, need.inputs, need.outputs)
-    if need.joined:
-        from ludus.networks.critic import TAKEN, MemoryFirst, joined, remembers  # most runs do without
+        return make_custom(made_by, config.name, spec.inputs, spec.outputs)
+    if spec.concatenate:
+        from ludus.networks.critic import (  # most runs do without
+            ACTION,
+            RecurrentCritic,
+            concatenate_inputs,
+            is_recurrent,
+        )
 
-        if TAKEN in need.inputs and remembers(config, need):
-            return MemoryFirst(need, config)
-        config = joined(config)
-    network = ModularNetwork(need.inputs, need.outputs, config, need.streams, need.noisy)
-    config = config.settled(len(need.inputs))
+        if ACTION in spec.inputs and is_recurrent(config, spec):
+            return RecurrentCritic(spec, config)
+        config = concatenate_inputs(config)
+    network = ModularNetwork(spec.inputs, spec.outputs, config, spec.streams, spec.noisy)
+    config = config.settled(len(spec.inputs))
     names = (config.net1d, config.net2d, config.net3d, config.net4d, config.body, config.head)
     if own := [name for name in names if ":" in name]:
-        from ludus.networks.own import rehearse
+        from ludus.networks.custom import check_on_zeros
 
-        rehearse(network, need.inputs, need.outputs, f"with {', '.join(own)}")
+        check_on_zeros(network, spec.inputs, spec.outputs, f"with {', '.join(own)}")
     return network

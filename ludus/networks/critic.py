@@ -1,4 +1,4 @@
-"""Networks that judge an action: it meets the observation before their first layer, and no memory ever sees it."""
+"""Q(s, a) critics: the action is concatenated before the first layer; a recurrent piece sees observations alone."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ludus.networks import SUBMODULES
 from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
 
-TAKEN = "taken_action"  # the input that is no observation
-MEMORY = "memory"  # what is remembered of observations
+ACTION = "taken_action"  # the critic's input beside the observations
+MEMORY = "memory"  # the output of the recurrent part
 
 
-def joined(config: NetworkConfig) -> NetworkConfig:
-    """The same pieces, but what vectors and matrices would go through one by one they go through together.
+def concatenate_inputs(config: NetworkConfig) -> NetworkConfig:
+    """The same pieces with the source layers of vectors and matrices moved behind their concatenation.
 
-    A critic Q(s, a) needs that: where observation and action have a layer each and are then added up by a linear one,
-    the best action does not depend on the observation. Images still have their sources. The joined features go through
-    the body, if one is set, else through ``net1d``; an mlp follows where these are something else.
+    With a layer each for observation and action and a linear layer that adds them up, the best action would not depend
+    on the observation. Images keep their sources. The concatenated features go through the body, if one is set, else
+    through ``net1d``; an mlp follows where these are something else.
     """
     if config.body not in ("auto", "identity1d"):
         body, head = config.body, "mlp"
@@ -40,35 +40,34 @@ def joined(config: NetworkConfig) -> NetworkConfig:
     )
 
 
-def remembers(config: NetworkConfig, need: NetworkSpec) -> bool:
-    """Whether a piece that such a network would have is recurrent."""
-    shapes = [shape for shape in need.inputs.values() if len(shape) in (1, 2, 3, 4)]
+def is_recurrent(config: NetworkConfig, spec: NetworkSpec) -> bool:
+    """Whether a piece of such a network is recurrent."""
+    shapes = [shape for shape in spec.inputs.values() if len(shape) in (1, 2, 3, 4)]
     sources = {config.net3d_for(shape) if len(shape) == 3 else getattr(config, f"net{len(shape)}d") for shape in shapes}
-    names = {*sources, config.settled(len(need.inputs)).body, config.head}
+    names = {*sources, config.settled(len(spec.inputs)).body, config.head}
     return any(resolve(name, SUBMODULES, "piece of a network").recurrent for name in names)
 
 
-class MemoryFirst(Network):
-    """A memory of observations, and an mlp that judges what is remembered together with an action.
+class RecurrentCritic(Network):
+    """A recurrent network of the observations, whose output is concatenated with the action for an mlp.
 
-    What is remembered does not depend on the action judged, so that one step's values are those after the steps that
-    were, whatever actions they are asked for.
+    The hidden state does not depend on the action, so Q of other actions at a step needs no other history.
     """
 
     recurrent = True
 
-    def __init__(self, need: NetworkSpec, config: NetworkConfig) -> None:
+    def __init__(self, spec: NetworkSpec, config: NetworkConfig) -> None:
         super().__init__()
-        seen = {name: shape for name, shape in need.inputs.items() if name != TAKEN}
+        seen = {name: shape for name, shape in spec.inputs.items() if name != ACTION}
         self.memory = ModularNetwork(seen, {MEMORY: (config.lstm_size,)}, config)
         plain = replace(config, net1d="mlp", body="auto", head="identity1d")
-        inputs = {MEMORY: (config.lstm_size,), TAKEN: need.inputs[TAKEN]}
-        self.judge = ModularNetwork(inputs, need.outputs, joined(plain), need.streams, need.noisy)
+        inputs = {MEMORY: (config.lstm_size,), ACTION: spec.inputs[ACTION]}
+        self.q_network = ModularNetwork(inputs, spec.outputs, concatenate_inputs(plain), spec.streams, spec.noisy)
 
     def initial_state(self, batch: int) -> HiddenState:
         return self.memory.initial_state(batch)
 
     def forward(self, observation: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensors, HiddenState]:
         remembered, new = self.memory(observation, state, first)
-        outputs, _ = self.judge(remembered | {TAKEN: observation[TAKEN]}, HiddenState(), first)
+        outputs, _ = self.q_network(remembered | {ACTION: observation[ACTION]}, HiddenState(), first)
         return outputs, new

@@ -21,3 +21,27 @@ class Identity(SubModule):
 
     def forward(self, x: Tensor, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
         return x, state
+
+
+class Identity1D(Identity):
+    """Pass vectors on."""
+
+    dim = 1
+
+
+class Identity2D(Identity):
+    """Pass sequences on."""
+
+    dim = 2
+
+
+class Identity3D(Identity):
+    """Pass images on."""
+
+    dim = 3
+
+
+class Identity4D(Identity):
+    """Pass volumes on."""
+
+    dim = 4

@@ -95,6 +95,14 @@ class Checkpoint:
         """The memory that the tensors of these parts of the state take, or those of all."""
         return sum(self._tensors.outline[name].nbytes for name in self._names(parts))
 
+    def refuse_larger(self, most: int) -> None:
+        """Refuse a checkpoint that would take more memory than its run can have saved."""
+        if (size := self.bytes()) > most:
+            raise UserError(
+                f'The checkpoint "{self.folder}" holds {size / 1e6:,.0f} MB, where the settings of its run can need '
+                f"{most / 1e6:,.0f} MB at most: take another checkpoint, or copy it again from its source."
+            )
+
     def read(self, *parts: str) -> State:
         """The state, on the CPU; of these parts alone, where some are named."""
         needed, free = self.bytes(*parts), free_memory()

@@ -28,7 +28,6 @@ from ludus.containers.evaluate import Evaluation
 from ludus.containers.hang import tell_of_hangs
 from ludus.containers.local import LocalWorker, OnUpdate
 from ludus.containers.signals import StopOnSignals, apart_from_signals
-from ludus.containers.state import refuse_too_much
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.core.errors import UserError
 from ludus.core.names import import_path, refuse_while_importing
@@ -207,7 +206,7 @@ def _build(
         restored = ""
         if saved is not None and saved.checkpoint is not None:
             if not saved.own and environment is None:
-                refuse_too_much(saved.checkpoint, worker)
+                saved.checkpoint.refuse_larger(worker.most_state_bytes())
             restored = worker.load_state_dict(saved.checkpoint.read())
     run = stack.enter_context(new_run(settings)) if saved is None else saved.run
     signs = saved is None or saved.signs

@@ -304,7 +304,7 @@ def _steps_of_a_batch(settings: Settings[Any]) -> int:
 
 def _typed(key: str, value: Any, types: Mapping[str, Any], origin: str, agent: str) -> Any:
     if key not in types:
-        from ludus.settings.agents_with import unknown  # it asks all agents
+        from ludus.settings.ineffective import unknown  # it asks all agents
 
         raise unknown(key, origin, agent, types)
     return parse_value(key, value, types[key], origin)

@@ -17,7 +17,7 @@ from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.step import EnvStep
 from ludus.exploration.action_noise import OU
-from ludus.networks.critic import TAKEN
+from ludus.networks.critic import ACTION
 
 
 @pytest.mark.parametrize("name", ["ddpg", "td3"])
@@ -313,7 +313,7 @@ class Named(Point):
 
     def __init__(self) -> None:
         super().__init__()
-        self.observation_space = gymnasium.spaces.Dict({TAKEN: self.observation_space})
+        self.observation_space = gymnasium.spaces.Dict({ACTION: self.observation_space})
 
 
 def test_what_it_cannot_act_in_is_refused() -> None:

@@ -13,10 +13,10 @@ import torch
 from actor_setup import make_worker
 from torch import nn
 
-from ludus.agents.replayed import ACTION
 from ludus.containers.loop import begin, collect
 from ludus.core.batch import Batch
 from ludus.core.hidden_state import HiddenState
+from ludus.networks.critic import ACTION
 
 GAMMA, ALPHA = 0.9, 0.5
 LSTM = {"network__body": "lstm", "agent__sequence": 6, "agent__burn_in": 2, "agent__overlap": 2}

@@ -23,7 +23,7 @@ from ludus.core.errors import UserError
 from ludus.environments.gym import make
 from ludus.environments.snapshot import put, put_vector, take, take_vector
 from ludus.environments.toy import CountingEnv
-from ludus.managers.saved import arrays, tensors
+from ludus.managers.saved_state import arrays, tensors
 from ludus.runs import checkpoint
 
 FAST = ("Ant-v5", "HalfCheetah-v5", "Humanoid-v5")

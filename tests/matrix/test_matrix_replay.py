@@ -32,7 +32,7 @@ from ludus.agents.sac import SAC
 from ludus.agents.sac_discrete import DiscreteSAC
 from ludus.core.batch import Batch, Learned
 from ludus.core.noise import Noise
-from ludus.networks.critic import TAKEN
+from ludus.networks.critic import ACTION
 
 MASK = "action_mask"
 SMALLEST = 1e-30  # a learning rate that moves nothing
@@ -245,9 +245,9 @@ def test_settings_that_do_not_fit_together_are_refused(name: str, tmp_path: Path
 def test_an_observation_called_as_what_critics_judge_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(OBSERVATIONS, "clash", spaces.Dict({TAKEN: spaces.Box(-1, 1, (2,), np.float32)}))
+    monkeypatch.setitem(OBSERVATIONS, "clash", spaces.Dict({ACTION: spaces.Box(-1, 1, (2,), np.float32)}))
     assert_refused(
-        ("separate", "clash", "tanh", "sac", "simple", False), {}, f'observation is called "{TAKEN}"', tmp_path
+        ("separate", "clash", "tanh", "sac", "simple", False), {}, f'observation is called "{ACTION}"', tmp_path
     )
 
 

@@ -1,4 +1,4 @@
-"""What agents ask for beside inputs and outputs: inputs that are joined, streams, noisy layers."""
+"""What agents ask for beside inputs and outputs: inputs that are concatenate_inputs, streams, noisy layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import NetworkSpec, Shapes
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
-from ludus.networks.critic import TAKEN, joined
+from ludus.networks.critic import ACTION, concatenate_inputs
 from ludus.networks.ensemble import Ensemble, PlainEnsemble
 from ludus.networks.noisy import NoisyLinear
 from ludus.networks.streams import Stream
@@ -53,7 +53,7 @@ def mixed(need: NetworkSpec, **config: Any) -> Tensor:
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("config", [{}, {"body": "mlp"}, {"net1d": "identity1d"}, {"head": "mlp"}])
 def test_a_critic_mixes_observation_and_action(members: int, config: Any) -> None:
-    need = NetworkSpec(CRITIC, Q, joined=True, members=members)
+    need = NetworkSpec(CRITIC, Q, concatenate=True, members=members)
     assert mixed(need, **config) > 1e-3
     assert mixed(NetworkSpec(CRITIC, Q), body="identity1d") == 0  # else only the last layer adds them up
 
@@ -64,8 +64,8 @@ def test_several_observations_act_together_by_default() -> None:
 
 def test_images_go_through_their_source_and_then_meet_the_action() -> None:
     inputs = {"image": (1, 36, 36), "speed": (3,), "action": (2,)}
-    assert mixed(NetworkSpec(inputs, Q, joined=True)) > 1e-6
-    network: Any = build_network(NetworkConfig(hidden=(7,)), NetworkSpec(inputs, Q, joined=True))
+    assert mixed(NetworkSpec(inputs, Q, concatenate=True)) > 1e-6
+    network: Any = build_network(NetworkConfig(hidden=(7,)), NetworkSpec(inputs, Q, concatenate=True))
     assert set(network.pieces) == {"source/image", "body"}
     assert network.pieces["body"].input_shape == (512 + 3 + 2,)
 
@@ -83,22 +83,22 @@ def test_images_go_through_their_source_and_then_meet_the_action() -> None:
     ],
 )
 def test_pieces_of_a_joined_network(given: Any, expected: tuple[str, str, str]) -> None:
-    made = joined(NetworkConfig(**given, hidden=(5,)))
+    made = concatenate_inputs(NetworkConfig(**given, hidden=(5,)))
     assert (made.net1d, made.body, made.head) == expected
     assert made.hidden == (5,)
 
 
 def test_what_a_recurrent_critic_remembers_does_not_depend_on_actions() -> None:
-    inputs = {"observation": (4,), TAKEN: (2,)}
-    network: Any = build_network(NetworkConfig(body="lstm", hidden=(9,)), NetworkSpec(inputs, Q, joined=True))
+    inputs = {"observation": (4,), ACTION: (2,)}
+    network: Any = build_network(NetworkConfig(body="lstm", hidden=(9,)), NetworkSpec(inputs, Q, concatenate=True))
     given = rows(inputs)
-    given[TAKEN].requires_grad_()
+    given[ACTION].requires_grad_()
     outputs, state = network(given, network.initial_state(B), FIRST)
     assert outputs["q"].shape == (T, B, 1)
     assert network.recurrent
     assert set(state) == {"body/h", "body/c"}
-    assert not any(x.grad_fn is not None and _reaches(x, given[TAKEN]) for x in state.values())
-    (slope,) = torch.autograd.grad(outputs["q"][-1].sum(), given[TAKEN])
+    assert not any(x.grad_fn is not None and _reaches(x, given[ACTION]) for x in state.values())
+    (slope,) = torch.autograd.grad(outputs["q"][-1].sum(), given[ACTION])
     assert slope[-1].abs().min() > 0
     assert not slope[:-1].any()  # of earlier actions
 
@@ -148,13 +148,13 @@ def test_gradients_by_hand_step_aside(changes: Any) -> None:
 
 
 def test_members_of_an_ensemble_differ_and_are_of_the_right_kind() -> None:
-    plain = build_network(NetworkConfig(), NetworkSpec(CRITIC, Q, joined=True, members=2))
+    plain = build_network(NetworkConfig(), NetworkSpec(CRITIC, Q, concatenate=True, members=2))
     assert isinstance(plain, PlainEnsemble)
     weights = plain.layers[0].weight
     assert isinstance(weights, Tensor)
     assert not torch.equal(weights[0], weights[1])
     config = NetworkConfig(name=f"{__name__}:Own")
-    assert isinstance(build_network(config, NetworkSpec(CRITIC, Q, joined=True, members=2)), Ensemble)
+    assert isinstance(build_network(config, NetworkSpec(CRITIC, Q, concatenate=True, members=2)), Ensemble)
 
 
 def test_what_cannot_be_noisy_is_refused() -> None:

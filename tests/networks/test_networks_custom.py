@@ -7,7 +7,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
-from ludus.networks.own import make_own
+from ludus.networks.custom import make_custom
 
 T, B = 3, 2
 FIRST = torch.zeros(T, B, dtype=torch.bool)
@@ -151,6 +151,6 @@ class Blind(nn.Module):
 
 def test_a_critic_that_does_not_read_the_action_is_refused() -> None:
     outputs = {"value": (1,)}
-    make_own(Blind, "mine:Blind", {"observation": (3,)}, outputs)
+    make_custom(Blind, "mine:Blind", {"observation": (3,)}, outputs)
     with pytest.raises(UserError, match=r"^Network Blind does not read taken_action, .* an argument taken_action=None"):
-        make_own(Blind, "mine:Blind", {"observation": (3,), "taken_action": (2,)}, outputs)
+        make_custom(Blind, "mine:Blind", {"observation": (3,), "taken_action": (2,)}, outputs)

@@ -46,7 +46,7 @@ def loss(outputs: Tensors) -> Tensor:
 @pytest.mark.parametrize("hidden", [(8, 6), (5,)])
 @pytest.mark.parametrize("n", [2, 5])
 @pytest.mark.parametrize(
-    "need", [NetworkSpec(CRITIC, OUTPUTS, joined=True), NetworkSpec({"observation": (4,)}, OUTPUTS)]
+    "need", [NetworkSpec(CRITIC, OUTPUTS, concatenate=True), NetworkSpec({"observation": (4,)}, OUTPUTS)]
 )
 def test_a_batch_of_mlps_is_its_members(need: NetworkSpec, n: int, hidden: tuple[int, ...], activation: str) -> None:
     networks = members(n, need, hidden=hidden, activation=activation)
@@ -65,7 +65,7 @@ def test_a_batch_of_mlps_is_its_members(need: NetworkSpec, n: int, hidden: tuple
 
 
 def test_members_do_not_touch_each_other() -> None:
-    batched = build_network(NetworkConfig(), NetworkSpec(CRITIC, {"q": (1,)}, joined=True, members=3))
+    batched = build_network(NetworkConfig(), NetworkSpec(CRITIC, {"q": (1,)}, concatenate=True, members=3))
     q = batched(rows(CRITIC), HiddenState(), FIRST)[0]["q"]
     q[:, :, 1].sum().backward()
     for p in batched.parameters():
@@ -78,11 +78,11 @@ def test_members_do_not_touch_each_other() -> None:
     ("need", "config"),
     [
         (NetworkSpec(CRITIC, OUTPUTS), {"body": "identity1d"}),  # a source each
-        (NetworkSpec(CRITIC, OUTPUTS, joined=True), {"body": "lstm"}),
-        (NetworkSpec(CRITIC, OUTPUTS, joined=True), {"head": "mlp"}),
-        (NetworkSpec(CRITIC, OUTPUTS, joined=True, streams=True), {}),
-        (NetworkSpec(CRITIC, OUTPUTS, joined=True, noisy=True), {}),
-        (NetworkSpec({"image": (1, 2, 2), "action": (2,)}, OUTPUTS, joined=True), {"net3d": "identity3d"}),
+        (NetworkSpec(CRITIC, OUTPUTS, concatenate=True), {"body": "lstm"}),
+        (NetworkSpec(CRITIC, OUTPUTS, concatenate=True), {"head": "mlp"}),
+        (NetworkSpec(CRITIC, OUTPUTS, concatenate=True, streams=True), {}),
+        (NetworkSpec(CRITIC, OUTPUTS, concatenate=True, noisy=True), {}),
+        (NetworkSpec({"image": (1, 2, 2), "action": (2,)}, OUTPUTS, concatenate=True), {"net3d": "identity3d"}),
         (NetworkSpec({"observation": (4,)}, OUTPUTS), {"net1d": "identity1d"}),
     ],
 )
@@ -96,7 +96,7 @@ def test_other_members_run_one_after_the_other(need: NetworkSpec, config: Any) -
 
 
 def test_every_member_has_a_memory_of_its_own() -> None:
-    need = NetworkSpec(CRITIC, {"q": (1,)}, joined=True)
+    need = NetworkSpec(CRITIC, {"q": (1,)}, concatenate=True)
     networks, x = members(2, need, body="lstm", lstm_size=4), rows(CRITIC)
     ensemble = make_ensemble(networks)
     assert ensemble.recurrent
@@ -112,7 +112,7 @@ def test_every_member_has_a_memory_of_its_own() -> None:
 
 
 def test_it_can_be_traced_as_a_function_of_its_parameters() -> None:
-    batched = build_network(NetworkConfig(hidden=(8,)), NetworkSpec(CRITIC, {"q": (1,)}, joined=True, members=2))
+    batched = build_network(NetworkConfig(hidden=(8,)), NetworkSpec(CRITIC, {"q": (1,)}, concatenate=True, members=2))
     x = {name: y.detach() for name, y in rows(CRITIC).items()}
 
     def q(parameters: Tensors) -> Tensor:
@@ -127,7 +127,7 @@ def test_it_can_be_traced_as_a_function_of_its_parameters() -> None:
 
 @pytest.mark.parametrize("body", ["identity1d", "lstm"])
 def test_only_the_first_members_may_be_asked(body: str) -> None:
-    need = NetworkSpec(CRITIC, OUTPUTS, joined=True)
+    need = NetworkSpec(CRITIC, OUTPUTS, concatenate=True)
     network, x = make_ensemble(members(3, need, hidden=(8,), body=body)), rows(need.inputs)
     state = network.initial_state(B)
     whole, some = network(x, state, FIRST)[0], network(x, state, FIRST, members=2)[0]

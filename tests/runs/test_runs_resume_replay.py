@@ -14,7 +14,7 @@ from containers_setup import TOY, make_worker, train
 from test_runs_resume import MANAGERS, all_but_offset, assert_same_run
 
 import ludus
-from ludus.containers import state
+from ludus.containers import local
 from ludus.settings import trust
 
 SMALL: dict[str, Any] = {
@@ -137,8 +137,8 @@ def test_a_replay_that_keeps_whole_stacks_is_within_what_a_checkpoint_may_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing to spare: what the replay may hold has to be counted right."""
-    monkeypatch.setattr(state, "ROOM", 0)
-    monkeypatch.setattr(state, "SNAPSHOT", 0)
+    monkeypatch.setattr(local, "ROOM", 0)
+    monkeypatch.setattr(local, "SNAPSHOT", 0)
     monkeypatch.setattr(trust, "OWN", ("ludus.environments.image_toy",))  # as if no code of a user were in it
     stack, repeat = "FrameStackObservation(stack_size=8)", "RepeatAction(num_repeats=2)"
     wrappers = tuple(f"gymnasium.wrappers:{wrapper}" for wrapper in (stack, repeat))
@@ -152,6 +152,7 @@ def test_a_replay_that_keeps_whole_stacks_is_within_what_a_checkpoint_may_hold(
 
 @pytest.mark.parametrize("agent", ["dqn", "acer"])
 def test_what_a_checkpoint_may_hold_counts_the_replay(agent: str) -> None:
-    worker = make_worker(CHOICE, agent, agent__replay=10_000)
-    assert state._most_bytes(worker.cache) >= 100_000
+    small, worker = (make_worker(CHOICE, agent, agent__replay=replay) for replay in (1_000, 10_000))
+    assert worker.most_state_bytes() >= small.most_state_bytes() + 2 * 90 * 1000
+    small.close()
     worker.close()

@@ -1,32 +1,37 @@
-"""What actors and critics that learn from a replay share: actions as one vector, targets and priorities of a batch."""
+"""What the actor-critics with a replay share (DDPG, TD3, SAC): flat actions, targets, priorities, the entropy bonus."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ludus.agents.off_policy import OffPolicy
-from ludus.core.batch import Batch
+from ludus.agents.off_policy import OffPolicy, with_experience
+from ludus.core.batch import Batch, Learned
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import NetworkSpec, Shapes
 from ludus.core.spec import Spec, Specs, network_inputs
 from ludus.core.step import EnvStep
 from ludus.core.types import Tensors
+from ludus.core.updater import Updater
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.parameter_noise import ParameterNoise, rms_distance
-from ludus.networks.critic import TAKEN
+from ludus.networks.critic import ACTION
 from ludus.networks.numpy_actor import NumpyMlp, plain_input, plain_network
-from ludus.ops.q_learning import mixed_priority, n_step_targets, soft_n_step_targets, td_target
+from ludus.ops.q_learning import mixed_priority, n_step_targets, soft_n_step_targets, td_target, temperature_loss
 from ludus.preprocess.observation import ObsPreprocessor
 
-ACTION = TAKEN  # the name under which a critic gets it
+if TYPE_CHECKING:
+    from ludus.agents.sac import SAC
+    from ludus.agents.sac_discrete import DiscreteSAC
+
+EXCESS = "excess_entropy"  # what an actor's loss tells: the policy's entropy, less what it should keep
 PRIORITY_MIX = 0.9  # share of the largest surprise in a sequence's priority, the rest is the mean (R2D2)
 ADAPT_EVERY = 50  # updates between two looks at how far noise on parameters moves actions
 BELOW_ONE = 1 - 2**-20  # the largest random action: atanh of it is finite
@@ -88,7 +93,7 @@ def actor_and_critics(observation: Specs, action: Specs, config: Any, outputs: i
         raise UserError(f'An observation is called "{ACTION}", as is what a critic gets beside it; rename it.')
     return {
         "actor": NetworkSpec(shapes, {"policy": (outputs * size,)}),
-        "critic": NetworkSpec(shapes | {ACTION: (size,)}, {"value": (1,)}, joined=True, members=config.critics),
+        "critic": NetworkSpec(shapes | {ACTION: (size,)}, {"value": (1,)}, concatenate=True, members=config.critics),
     }
 
 
@@ -181,3 +186,42 @@ def surprise(error: Tensor, batch: Batch, config: ReplayConfig) -> Tensors:
 def seeded(numbers: Tensor) -> torch.Generator:
     """A generator that acting's own numbers seed: learning's must not know of acting."""
     return torch.Generator(numbers.device).manual_seed(int(numbers[0]))
+
+
+def soft_targets(agent: SAC | DiscreteSAC, batch: Batch, value: Tensor, bonus: Tensor) -> Tensor:
+    """What the critics should say: n-step returns collect the entropy bonus at every state that they pass.
+
+    ``value`` and ``bonus`` are those of the states that transitions lead to, ``[T, B]``.
+    """
+    if agent.config.n_step == 1:
+        return targets(batch, value, agent.config)
+    passed = bonus if agent.config.sequence else agent.bonus_passed(batch)
+    return targets(batch, value, agent.config, passed)
+
+
+def soft_alpha_loss(agent: SAC | DiscreteSAC, batch: Batch) -> tuple[Tensors, Tensors]:
+    """The temperature rises where the policy has less than the entropy that it should keep."""
+    return {"alpha": temperature_loss(agent.log_alpha, -batch.experience[EXCESS], 0.0)}, {}
+
+
+def soft_losses(agent: SAC | DiscreteSAC, batch: Batch) -> tuple[Tensors, Tensors]:
+    """The losses of critics, actor and temperature together."""
+    losses, metrics = agent.critic_loss(batch)
+    more, found = agent.actor_loss(batch)
+    if agent.config.learn_alpha:
+        more |= agent.alpha_loss(with_experience(batch, **found))[0]
+    return losses | more, metrics | found
+
+
+def soft_learn(agent: SAC | DiscreteSAC, batch: Batch, updater: Updater) -> Learned:
+    """A step each of critics, actor and temperature, all with the temperature of before."""
+    metrics = updater.step(agent.critic_loss, batch, "critic")
+    priority = metrics.pop("priority", None)
+    found = updater.step(agent.actor_loss, batch, "actor")
+    metrics |= {"loss/actor": found["loss/actor"], "entropy": found["entropy"]}
+    metrics["alpha"] = agent.log_alpha.detach().exp()
+    if agent.config.learn_alpha:
+        more = with_experience(batch, **{EXCESS: found[EXCESS]})
+        metrics["loss/alpha"] = updater.step(agent.alpha_loss, more, "alpha")["loss/alpha"]
+    agent.follow()
+    return Learned(metrics, priority)

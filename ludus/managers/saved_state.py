@@ -1,4 +1,4 @@
-"""What a manager saves, between its arrays and the tensors of a checkpoint; and what is said of its restoring."""
+"""A manager's arrays as tensors of a checkpoint and back, and the sentence on how its environments came back."""
 
 from __future__ import annotations
 

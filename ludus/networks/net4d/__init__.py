@@ -1,1 +1,0 @@
-"""Pieces that take volumes or clips ``[F, D, H, W]``."""
