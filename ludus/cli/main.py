@@ -23,7 +23,7 @@ COMMANDS = {
     "play": ("RUN", "watch a trained policy, in a window or as a video"),
     "list": ("[WHAT]", "agents, networks, environments, presets or runs"),
     "check": ("ENV", "find every problem of an environment before training"),
-    "replay": ("RUN", "redo the update in which a run's numbers went bad"),
+    "diagnose": ("RUN", "show where the first NaN or Inf of a failed run came from"),
 }
 
 

@@ -125,11 +125,11 @@ def _refuse_large_rollout(settings: Settings[Any], observation: Specs) -> None:
 
 
 def _refuse_large_networks(settings: Settings[Any], observation: Specs, action: Specs) -> None:
-    """Refuse networks that do not fit in memory seven times: gradients, two moments, and the black box's copies."""
+    """Refuse networks that do not fit in memory four times: parameters, gradients and two moments."""
     outline = outline_agent(settings, observation, action)
     if outline is None:
         return
-    needed, free = 7 * sum(p.nbytes for p in outline.parameters()), _free(settings.device)
+    needed, free = 4 * sum(p.nbytes for p in outline.parameters()), _free(settings.device)
     if needed > free:
         raise UserError(
             f"Learning with networks of {sum(p.numel() for p in outline.parameters()) / 1e6:,.0f} million parameters "

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.containers.blackbox import BlackBox, generators
 from ludus.containers.build import build_cache, bytes_of
 from ludus.containers.evaluate import Evaluation, Evaluator, evaluate_worker
+from ludus.containers.guard import Guard
 from ludus.containers.loop import begin, collect, improve
 from ludus.core.agent import Agent
 from ludus.core.container import Container
@@ -106,7 +106,7 @@ class LocalWorker(Container):
             if (generator := getattr(part, "generator", None)) is not None:
                 generator.manual_seed(own_seed)
         self.clock = Clock()
-        self.black_box = BlackBox(agent, updater, manager, every=32 if hasattr(agent.config, "updates_per_step") else 1)
+        self.guard = Guard(agent, updater, manager)
         self.scheduled: Mapping[str, float] = {}  # what follows the progress of the run, to log
         self.env_step: EnvStep
         self.hidden_state = HiddenState()
@@ -137,7 +137,7 @@ class LocalWorker(Container):
             before, self.between, self.in_call = self.local_step_count, False, False
             with self.started:
                 decisions = collect(self)
-            self.black_box.step = before + decisions
+            self.guard.step = before + decisions
             metrics, updates = improve(self)
             self.local_step_count += decisions
             self.updates += updates
@@ -329,3 +329,9 @@ def takes_two(hook: OnUpdate) -> bool:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = sum(p.kind in positional and p.default is p.empty for p in parameters)
     return needed >= 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
+def generators(agent: Agent) -> dict[str, torch.Generator]:
+    """The generators of random numbers that the agent and its modules hold, by name."""
+    held = [(prefix, key, x) for prefix, module in agent.named_modules() for key, x in vars(module).items()]
+    return {f"{prefix}.{key}".lstrip("."): x for prefix, key, x in held if isinstance(x, torch.Generator)}

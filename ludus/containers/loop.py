@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ludus.containers.alternate import alternate
-from ludus.containers.blackbox import BlackBox
+from ludus.containers.guard import Guard
 from ludus.core.agent import Agent
 from ludus.core.cache import ExperienceCache
 from ludus.core.environment import EnvironmentManager
@@ -29,7 +29,7 @@ class Loop(Protocol):
     updater: Updater
     noise: Noise
     clock: Clock
-    black_box: BlackBox
+    guard: Guard
     device: torch.device
     env_step: EnvStep  # what the environments said last, written to the cache already
     hidden_state: HiddenState  # before the agent acts on it
@@ -75,9 +75,7 @@ def improve(loop: Loop) -> tuple[Tensors, int]:
     count = 0
     while loop.cache.ready():
         batch = loop.cache.read()
-        loop.black_box.before(batch)
-        learned = loop.agent.learn(batch, loop.updater)
-        loop.black_box.after(learned.metrics)
+        learned = loop.guard.learn(batch)
         if learned.priority is not None and batch.index is not None:
             loop.cache.feedback(batch.index, learned.priority)
         metrics, count = learned.metrics, count + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +13,7 @@ from ludus.core.agent import Agent
 from ludus.core.batch import Batch
 from ludus.core.errors import UserError
 from ludus.core.types import State, Tensors
-from ludus.core.updater import LossFunction, Updater
+from ludus.core.updater import LossFunction, NonFiniteError, Updater
 from ludus.networks.mode import depends_on_mode
 from ludus.networks.tape import Tape
 from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_, rmsprop_tf_
@@ -93,6 +94,7 @@ class LocalUpdater(Updater):
         self._coefficients = dict(agent.loss_coefficients())
         self._tape = Tape(agent)
         self.by_hand = self._tape.complete  # until all is compiled
+        self._norms: list[Tensor] = []
         self._step: Callable[[LossFunction, Batch, Part], Tensors] = self._eager
         # modules are switched between training and evaluation mode only if they learn and the modes differ: a switch
         # visits every layer
@@ -122,10 +124,21 @@ class LocalUpdater(Updater):
         torch.set_flush_denormal(True)
         self.train(True)
         try:
-            return self._step(loss, batch, self.parts[group])
+            metrics = self._step(loss, batch, self.parts[group])
         finally:
             self.train(False)
             torch.set_flush_denormal(self._flushed)
+        norm = metrics["gradient_norm"]
+        if not norm.is_cpu:
+            self._norms.append(norm)
+        elif not math.isfinite(norm):
+            raise NonFiniteError(loss, batch, group, metrics)
+        return metrics
+
+    def take_norms(self) -> list[Tensor]:
+        """The norms of gradients on a GPU since the last call, to be looked at in one wait."""
+        norms, self._norms = self._norms, []
+        return norms
 
     def train(self, mode: bool) -> None:
         """Put the networks in training mode (BatchNorm, Dropout), or in evaluation mode.
@@ -197,8 +210,18 @@ class LocalUpdater(Updater):
         return {"value": self.flat.value, "steps": part.steps, "lr": part.lr} | self._moments
 
     def move(self, gradient: Tensor, at: Tensors, part: Part, eager: bool = False) -> Tensor:
-        """Clip the gradient and step what ``moving`` names, in place; return the norm that it had."""
-        norm = clip_norm_(gradient, self.max_grad_norm, looks=eager and gradient.is_cpu)
+        """Clip the gradient and step what ``moving`` names, in place; return the norm that it had.
+
+        Parameters stay as they are where the norm is not finite.
+        """
+        looks = eager and gradient.is_cpu
+        norm = clip_norm_(gradient, self.max_grad_norm, looks)
+        if looks:
+            if not math.isfinite(norm):
+                return norm
+        else:
+            finite = torch.isfinite(norm)
+            gradient, at = gradient.where(finite, 0.0), at | {"lr": at["lr"] * finite}
         value, square = part.of(at["value"]), part.of(at["square"])
         if self.optimizer == "adam":
             adam = fused_adam_ if eager else adam_

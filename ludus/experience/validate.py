@@ -1,4 +1,4 @@
-"""A look at every batch for what would silently spoil learning: numbers that are none, and masks that allow nothing."""
+"""Find NaN, Inf and masks that allow nothing in a batch, and observations outside of their bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ludus.core.types import Tensors
 
 
 class Fault(NamedTuple):
-    """The first number of a batch that is none, and where it stands."""
+    """The first NaN or Inf of a batch, and where it stands."""
 
     kind: Literal["observation", "reward"]
     name: str  # of the observation
@@ -27,7 +27,7 @@ class Fault(NamedTuple):
 
 
 class NotFinite(UserError):
-    """An environment gave a number that is none; ``fault`` says where."""
+    """An environment gave a NaN or an Inf; ``fault`` says where."""
 
     def __init__(self, message: str, fault: Fault) -> None:
         super().__init__(message)
@@ -61,6 +61,17 @@ class Bounds:
                 found[name] = float(x[wrong][0])
                 del self._limits[name]
         return found
+
+
+def finite_flags(batch: Batch, action: Specs) -> list[Tensor]:
+    """0-dimensional tensors, one of which is not finite where ``check_batch`` refuses (or where a sum overflows)."""
+    seen = [x for x in batch.observation.values() if x.is_floating_point()]
+    flags = [x.sum() for x in (*seen, batch.reward)]
+    for name, spec in action.items():
+        if (mask := batch.observation.get(mask_name(name, action))) is not None:
+            stuck = _stuck(mask[:-1], batch, spec.choices).any()
+            flags.append(torch.where(stuck, torch.nan, 0.0))
+    return flags
 
 
 def check_batch(batch: Batch, action: Specs, environment: str) -> None:
@@ -107,8 +118,13 @@ def _finite(x: Tensor) -> bool:
 
 
 def _check_mask(mask: Tensor, batch: Batch, sizes: tuple[int, ...], what: str) -> None:
-    for part in torch.split(mask.bool(), list(sizes), dim=-1):
-        stuck = ~part.any(-1) & (batch.weight > 0)
-        if bool(stuck.any()):
-            where = place(batch, int(stuck.nonzero()[0, 1]))
-            raise UserError(f"{what} allows nothing ({where}); allow one choice at least, or end the episode there.")
+    stuck = _stuck(mask, batch, sizes)
+    if bool(stuck.any()):
+        where = place(batch, int(stuck.nonzero()[0, 1]))
+        raise UserError(f"{what} allows nothing ({where}); allow one choice at least, or end the episode there.")
+
+
+def _stuck(mask: Tensor, batch: Batch, sizes: tuple[int, ...]) -> Tensor:
+    """Where a mask allows nothing for one of its choices, ``[T, B]``."""
+    parts = [part.any(-1) for part in torch.split(mask.bool(), list(sizes), dim=-1)]
+    return ~torch.stack(parts).all(0) & (batch.weight > 0)

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ludus.containers.build import Engines
 from ludus.containers.evaluate import Evaluation
 from ludus.core.agent import Agent
@@ -195,12 +193,12 @@ class Reporter:
             self.log_file.warning("".join(traceback.format_exception(error)))
 
     def rescue(self, worker: LocalWorker, why: str, tells: bool = False) -> None:
-        """Save what an early end would lose, unless that is saved already or the parameters are spoilt.
+        """Save what an early end would lose, unless that is saved already or training diverged.
 
         ``tells``: say so too where nothing was saved because nothing was learned yet.
         """
         saved = not worker.between and self.keeper.has(worker.local_step_count)
-        if worker.updates and not saved and all(bool(torch.isfinite(p).all()) for p in worker.agent.parameters()):
+        if worker.updates and not saved and not worker.guard.diverged:
             try:
                 self.checkpoint(worker)
                 new = "" if worker.between else "; a resume from there begins new episodes"

@@ -25,6 +25,7 @@ from ludus.containers.build import (
     outline_agent,
 )
 from ludus.containers.evaluate import Evaluation
+from ludus.containers.guard import TrainingFailed
 from ludus.containers.hang import tell_of_hangs
 from ludus.containers.local import LocalWorker, OnUpdate
 from ludus.containers.signals import StopOnSignals, apart_from_signals
@@ -36,6 +37,7 @@ from ludus.environments.failure import own_stack
 from ludus.logging.logfile import LogFile
 from ludus.managers.make import make_manager
 from ludus.parallel.children import StartedProcesses
+from ludus.runs.failure import save_failure
 from ludus.runs.open_run import SavedRun, new_run, open_run
 from ludus.runs.policy import Player, agent_of_checkpoint, initialise_from, load, refuse_other
 from ludus.runs.report import Reporter
@@ -212,7 +214,7 @@ def _build(
     signs = saved is None or saved.signs
     reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count, signs, manager.backend)
     stack.callback(reporter.close)
-    worker.reporter, worker.black_box.run = reporter, run.path
+    worker.reporter = reporter
     if saved is not None:
         reporter.resumed(worker, saved, restored)
     reporter.summarize(worker)
@@ -281,10 +283,12 @@ def _run(worker: LocalWorker, new: bool) -> None:
             worker.stopping += ", and the environment did not return"
             worker.close()
         except BaseException as error:
-            reporter.failed(error)
+            told = save_failure(reporter.run.path, worker, error) if isinstance(error, TrainingFailed) else error
+            reporter.failed(told)
             reporter.rescue(worker, "An error ends the run")
-            useless = new and not worker.updates and not worker.black_box.saved
-            if isinstance(error, UserError) and useless:  # leave no half run behind
+            if isinstance(error, UserError) and new and not worker.updates and told is error:  # leave no half run
                 reporter.close()
                 shutil.rmtree(reporter.run.path, ignore_errors=True)
-            raise
+            if told is error:
+                raise
+            raise told from error

@@ -70,11 +70,11 @@ RUNS = [
     ["evaluate", "RUN", "--episodes", "1"],
     ["play", "RUN", "--out", "film.gif"],
     ["resume", "RUN", "--nb-step", "200"],
-    ["replay", "RUN"],
+    ["diagnose", "RUN"],
     ["train", "CartPole-v1", *TRAIN, "--init-from", "RUN"],
     ["train", *TRAIN, "--config", "RUN/config.toml"],
 ]
-MAKES_NO_ENVIRONMENT = ("replay", "--init-from")  # so these may go on where only the environment is hostile
+MAKES_NO_ENVIRONMENT = ("diagnose", "--init-from")  # so these may go on where only the environment is hostile
 
 
 @pytest.fixture
@@ -116,16 +116,16 @@ def edit(run, *changes):
     path.write_text(text)
 
 
-def box(run):
-    """Something where the black box is looked for."""
-    shutil.copytree(run / "best", run / "blackbox")
+def dump(run):
+    """Something where the dump is looked for."""
+    shutil.copytree(run / "best", run / "failure")
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_nothing_that_a_run_names_is_imported_by_any_command(run, unharmed, capsys, kind):
     *changes, (said,) = HOSTILE[kind]
     edit(run, *changes)
-    box(run)
+    dump(run)
     for words in RUNS:
         capsys.readouterr()
         code = main([str(run) if word == "RUN" else word.replace("RUN", str(run)) for word in words])
@@ -349,7 +349,7 @@ LINKS = {  # what a link stands for, and the commands that would write or delete
     "best": ["evaluate", "play"],
     "best/state.json": ["evaluate", "play"],
     "best/tensors.safetensors": ["evaluate"],
-    "config.toml": ["evaluate", "play", "resume", "replay"],
+    "config.toml": ["evaluate", "play", "resume", "diagnose"],
     "metrics.jsonl": ["resume"],
     "log.txt": ["resume"],
     ".lock": ["resume"],
@@ -367,7 +367,7 @@ def test_links_inside_of_a_run_are_not_followed(run, alone, capsys, name, kind):
         pytest.skip("only what is appended to can be written elsewhere by a hard link")
     if name == "videos":
         place.mkdir()
-    box(run)
+    dump(run)
     place.rename(target)
     if kind == "hard link":
         os.link(target, place)
@@ -445,7 +445,7 @@ def test_names_and_paths_cannot_command_the_terminal(run, here, capsys):
     run.rename(evil)
     assert main(["evaluate", str(evil), "--episodes", "1"]) == 0
     assert main(["play", str(evil)]) == 0
-    assert main(["replay", str(evil)]) == 2
+    assert main(["diagnose", str(evil)]) == 2
     edit(evil, ("quiet = true", "quiet = false"))
     assert main(["resume", str(evil), "--nb-step", "160"]) == 0
     edit(evil, ('"CartPole-v1"', '"Cart\\u001b[2JPole-v1"'))
@@ -538,11 +538,11 @@ def test_networks_of_another_size_than_the_checkpoints_are_not_built(run, capsys
     built = []
     monkeypatch.setattr("torch.nn.init.orthogonal_", lambda x, gain=1.0: built.append(x.device.type))
     edit(run, ("hidden = [64, 64]", change))
-    box(run)
+    dump(run)
     for words in (["evaluate", str(run)], ["play", str(run)], ["resume", str(run), "--nb-step", "200"]):
         assert main(words) == 2
         assert "another network" in capsys.readouterr().err
-    assert main(["replay", str(run)]) == 2
+    assert main(["diagnose", str(run)]) == 2
     assert set(built) <= {"meta"}
 
 

@@ -234,8 +234,8 @@ def test_a_bad_number_from_a_replay_is_that_of_an_item(tmp_path: Path, capsys: A
     with pytest.raises(UserError, match=r"Stumbles \(item \d+ of the batch of 64\): a reward is not") as caught:
         train(tmp_path, f"{__name__}:Stumbles", "dqn", **QUICK | {"nb_step": 2_000, "agent__batch_size": 64})
     item = re.findall(r"item \d+ of the batch of 64", str(caught.value))[0]
-    (run,) = (path.parent for path in tmp_path.rglob("blackbox"))
-    assert main(["replay", str(run)]) == 0
+    (run,) = (path.parent for path in tmp_path.rglob("failure"))
+    assert main(["diagnose", str(run)]) == 0
     assert f"{item} from the replay, t=1 of 1 in it: the reward from its step()" in capsys.readouterr().out
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 import ludus
 from ludus.cli.main import main
-from ludus.containers.blackbox import BlackBox
+from ludus.containers.guard import Guard
 from ludus.core.errors import UserError
 from ludus.core.types import State
 from ludus.managers.vector import VectorEnvManager
@@ -307,18 +307,18 @@ def test_a_second_ctrl_c_in_an_evaluation_plays_it_again_after_the_resume(tmp_pa
 def test_an_error_in_a_rollout_leaves_the_exact_checkpoint_of_its_beginning(tmp_path: Path) -> None:
     straight = train(tmp_path / "straight", "CartPole-v1", **EVERYTHING | {"checkpoint_every": 1}).run
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BlackBox, "before", _interrupt_at(6, BlackBox.before))
+        patch.setattr(Guard, "learn", _interrupt_at(6, Guard.learn))
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path / "broken", "CartPole-v1", **EVERYTHING | {"checkpoint_every": 1})
     assert_same_run(straight, ludus.resume(RunDirectory.open("latest", tmp_path / "broken").path).run)
 
 
-def _interrupt_at(call: int, function: Callable[..., None]) -> Callable[..., None]:
+def _interrupt_at(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
     calls = iter(range(1, 1000))
 
-    def interrupting(*given: Any) -> None:
+    def interrupting(*given: Any) -> Any:
         if next(calls) == call:
             raise KeyboardInterrupt
-        function(*given)
+        return function(*given)
 
     return interrupting

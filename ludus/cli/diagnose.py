@@ -1,0 +1,247 @@
+"""``ludus diagnose RUN``: compute the loss of a failed update again, and say where the first NaN or Inf appears."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.table import Table
+from rich.text import Text
+
+from ludus.cli.arguments import parse
+from ludus.logging.terminal import Console
+from ludus.runs.folder import RunDirectory
+
+if TYPE_CHECKING:  # they import torch, and `--help` should not
+    from torch import Tensor
+
+    from ludus.runs.diagnose import Diagnosis, Range
+
+NOT_REPRODUCED = 1  # exit code
+BEFORE = 3  # environment steps shown before the bad one
+ELEMENTS = 6  # numbers shown of an observation or an action
+LARGE_REWARD, LARGE_OBSERVATION, LARGE_RATE, LARGE_PARAMETER = 1e5, 1e3, 1e-2, 1e3  # beyond these they are suspects
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Compute the loss of a run's failed update again, and say where the first NaN or Inf appears."""
+
+    # The folder of a run, a folder of runs (its latest is taken), or latest.
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    dump: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = ""  # where it is, if it was moved out of the run
+    trust: tyro.conf.FlagCreatePairsOff[bool] = (
+        False  # import what the run's config.toml names, though you did not make it on this machine
+    )
+    runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # where latest is looked for
+
+
+def run(argv: list[str]) -> int:
+    """Diagnose and print; the exit code is 0 if the failure came again."""
+    given = parse(Arguments, argv, "diagnose")
+    directory = RunDirectory.open(given.run, given.runs)  # a wrong name is told before torch is imported
+    from ludus.runs.diagnose import diagnose
+
+    found = diagnose(directory, Path(given.dump) if given.dump else None, given.trust)
+    console, settings = Console(), found.settings
+    title = f"{settings.env.id}, {settings.agent_name}: {directory.path}, step {found.step:,}"
+    console.print(Text(title), style="bold", soft_wrap=True)
+    console.print(Text(_verdict(found) + "\n"), soft_wrap=True)
+    if found.wrong["kind"] == "learning":
+        _show_learning(console, found)
+    else:
+        _show_environment(console, found)
+    _show_numbers(console, found)
+    if line := advice(found):
+        console.print(Text.assemble(("fix", "bold green"), f"  {line}"), soft_wrap=True)
+    return 0 if found.again else NOT_REPRODUCED
+
+
+def _verdict(found: Diagnosis) -> str:
+    wrong = found.wrong
+    if wrong["kind"] != "learning":
+        there = "is in the saved batch" if found.again else "is not in the saved batch, which was changed since"
+        return f"The {wrong['kind']} that is {wrong['value']} {there}."
+    said = f"The run ended because {(wrong['spoilt'] or ['a gradient was not finite'])[0]}."
+    if found.again:
+        return f"{said} Computed again, the update fails in the same way."
+    return (
+        f"{said} Computed again, it does NOT fail. It may depend on what no parameter, buffer or batch holds (a "
+        "counter of the agent's own, a random number), or on a compiled update or another machine."
+    )
+
+
+def _show_learning(console: Console, found: Diagnosis) -> None:
+    if acted := _acted(found):
+        _say(console, "acting", acted)
+    if bad := [f"{name} is {_number(x)}" for name, x in found.losses.items() if not math.isfinite(x)]:
+        _say(console, "loss", ", ".join(bad))
+    if found.module is not None:
+        at, cause = found.module, found.module.inputs
+        given = f"from inputs between {_number(cause.low)} and {_number(cause.high)}"
+        if cause.nan or cause.infinite:
+            given = f"from inputs of which {cause.nan + cause.infinite} of {cause.size} are not finite"
+        kinds = [f"{n} {what}" for n, what in ((at.output.nan, "NaN"), (at.output.infinite, "infinite")) if n]
+        gives = f"{' and '.join(kinds)} of {at.output.size} numbers"
+        whose = "its parameters are finite" if at.parameters_finite else "its parameters are not finite"
+        _say(console, "forward", f"{at.name} ({at.kind}) gives {gives} {given}; {whose}")
+    elif found.again:
+        _say(console, "forward", f"the output of every module is finite{', but not the loss made of them' * bool(bad)}")
+        if found.backward:
+            _say(console, "backward", found.backward)
+    if found.gradients:
+        shown = ", ".join(found.gradients[:3]) + (", …" if len(found.gradients) > 3 else "")
+        _say(console, "gradients", f"not finite in {len(found.gradients)} parameters: {shown}")
+    console.print()
+
+
+def _show_environment(console: Console, found: Diagnosis) -> None:
+    """The steps of one environment up to the one that gave the bad number."""
+    wrong, batch = found.wrong, found.batch
+    row, time = wrong["row"], wrong["time"]
+    step = time if wrong["kind"] == "observation" else time + 1  # the observation that came with it
+    element = f"[{', '.join(map(str, wrong['element']))}]" if wrong["element"] else ""
+    what = "the reward" if wrong["kind"] == "reward" else f'observation "{wrong["name"]}"{element}'
+    begins = step == 0 and batch.index is None  # a rollout before it would have shown what it ended with
+    by = "reset()" if begins or bool(batch.first[step, row]) else "step()"
+    _say(console, "where", f"{_whose(found, row, step)}: {what} from its {by}")
+    table = _table("t", *batch.observation, *(_label("action", k) for k in batch.action), "reward", "ended")
+    for t in range(max(0, step - BEFORE), min(step, len(batch.reward)) + 1):
+        acted = [_row(x[t, row]) if t < len(x) else "" for x in batch.action.values()]
+        came = [_number(batch.reward[t - 1, row].item()), _ending(found, t - 1, row)] if t else ["", ""]
+        seen = [_row(x[t, row]) for x in batch.observation.values()]
+        table.add_row(str(t), *seen, *acted, *came, style="red" if t == step else "")
+    console.print(table)
+    console.print(Text("Reward and ending came with the observation on their line; the action is the answer to it.\n"))
+
+
+def _whose(found: Diagnosis, row: int, t: int) -> str:
+    """The environment and time in a rollout, or the item of a batch that was drawn from a replay."""
+    length, items = found.batch.reward.shape
+    if found.batch.index is None:
+        return f"environment {row}, t={t} of {length} in the rollout"
+    return f"item {row} of the batch of {items} from the replay, t={t} of {length} in it"
+
+
+def _ending(found: Diagnosis, t: int, row: int) -> str:
+    batch = found.batch
+    if bool(batch.first[t + 1, row]):
+        return "reset"
+    return "terminated" if bool(batch.terminated[t, row]) else "truncated" if bool(batch.truncated[t, row]) else ""
+
+
+def _show_numbers(console: Console, found: Diagnosis) -> None:
+    from ludus.runs.diagnose import value_range
+
+    batch = found.batch
+    tensors = {_label("observation", k): x for k, x in batch.observation.items()}
+    tensors |= {_label("action", k): x for k, x in batch.action.items()} | {"reward": batch.reward} | batch.experience
+    if found.part is not None:
+        made = {k: x for k, x in found.part.experience.items() if k not in batch.experience}
+        tensors |= {f"{k}, in the failing step": x for k, x in made.items()}
+    ranges = {name: value_range(x) for name, x in tensors.items()}
+    ranges |= {f"parameters of {k}": x for k, x in found.parameters.items()}
+    table = _table("numbers", "min", "max", "NaN", "infinite")
+    for name, x in ranges.items():
+        counts = [str(count) if count else "" for count in (x.nan, x.infinite)]
+        table.add_row(name, _number(x.low), _number(x.high), *counts, style="red" if x.nan + x.infinite else "")
+    console.print(table, "")
+
+
+def advice(found: Diagnosis) -> str:
+    """What to change, by what was found: the likeliest, or nothing where nothing was found."""
+    if not found.again:
+        return ""
+    if found.wrong["kind"] != "learning":
+        return _advice_environment(found)
+    agent, batch = found.settings.agent, found.batch
+    from ludus.runs.diagnose import value_range
+
+    reward = _size(value_range(batch.reward))
+    if reward > LARGE_REWARD and not getattr(agent, "normalize_reward", True):
+        return f"Rewards reach {_number(reward)}: turn on --agent.normalize-reward, or scale them in the environment."
+    for name, x in batch.observation.items():
+        size = _size(value_range(x)) if x.is_floating_point() else 0.0
+        if size > LARGE_OBSERVATION and not getattr(agent, "normalize_observation", True):
+            return f'Observation "{name}" reaches {_number(size)}: turn on --agent.normalize-observation.'
+    rate = getattr(agent, "learning_rate", math.nan)
+    clip = " and set --agent.max-grad-norm 0.5" if getattr(agent, "max_grad_norm", 1.0) == 0 else ""
+    slower = f"lower --agent.learning-rate from {rate:g}, to {3e-4 if rate > LARGE_RATE else rate / 3:.1g} say{clip}."
+    if grown := {name: _size(x) for name, x in found.parameters.items() if _size(x) > LARGE_PARAMETER}:
+        return f"The parameters of {', '.join(grown)} had grown to {_number(max(grown.values()))}: {slower}"
+    at = found.module
+    if at is None and found.backward and all(map(math.isfinite, found.losses.values())):
+        return (
+            "Mend the gradient of that operation: it is NaN though the loss is finite, as that of a root or a norm is "
+            "at 0, or of a torch.where whose other branch overflows."
+        )
+    own = at is not None and at.origin.partition(".")[0] not in ("torch", "ludus")
+    if at is not None and own and not (at.inputs.nan or at.inputs.infinite) and at.parameters_finite:
+        return f"Mend the forward of {at.kind} ({at.origin}): its inputs and parameters are finite, its output is not."
+    return f"Probably the steps are too large: {slower}"
+
+
+def _advice_environment(found: Diagnosis) -> str:
+    wrong, batch = found.wrong, found.batch
+    row, before = wrong["row"], wrong["time"] - (wrong["kind"] == "observation")
+    by_action = before >= 0 and not bool(batch.first[before + 1, row])  # and not by a reset
+    actions = {k: x[before, row] for k, x in batch.action.items()} if by_action else {}
+    for name, x in actions.items():
+        if not bool(x.isfinite().all()):
+            return (
+                f'The action "{name}" that led there was {_row(x)} already, so the policy broke before the environment '
+                "did: lower --agent.learning-rate."
+            )
+    what = f"a reward of {wrong['value']}"
+    if wrong["kind"] == "observation":
+        what = f'{wrong["value"]} in observation "{wrong["name"]}"'
+    led = ", ".join(f"{_label('action', name)} {_row(x)}" for name, x in actions.items())
+    environment = found.settings.env.id
+    return (
+        f"{environment} gives {what}{f' after {led}' if led else ''}: mend it there; `ludus check {environment}` helps."
+    )
+
+
+def _acted(found: Diagnosis) -> str:
+    """What acting gave that was not finite already, before any learning from it."""
+    batch, bad = found.batch, []
+    for name, x in (batch.action | batch.experience).items():
+        if not bool(x.isfinite().all()):
+            time, row = (~x.isfinite()).nonzero()[0, :2].tolist()
+            bad.append((time, row, name))
+    if not bad:
+        return ""
+    time, row, name = min(bad)
+    return f"{name} was not finite already when the policy acted ({_whose(found, row, time)})"
+
+
+def _size(x: Range) -> float:
+    return max(abs(x.low), abs(x.high)) if math.isfinite(x.low) else 0.0
+
+
+def _say(console: Console, label: str, text: str) -> None:
+    console.print(Text.assemble((f"{label:<9}", "bold"), f" {text}"), soft_wrap=True)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    return table
+
+
+def _row(x: Tensor) -> str:
+    numbers: list[Any] = x.reshape(-1).tolist()
+    shown = " ".join(map(_number, numbers[:ELEMENTS])) + (" …" if len(numbers) > ELEMENTS else "")
+    return shown if x.dim() == 0 or len(numbers) == 1 else f"[{shown}]"
+
+
+def _label(kind: str, name: str) -> str:
+    return kind if name == kind else f"{kind} {name}"
+
+
+def _number(x: float) -> str:
+    return f"{x:.4g}"
