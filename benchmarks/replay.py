@@ -44,7 +44,10 @@ def filled(job: str, capacity: int, prioritized: bool = False) -> tuple[Experien
     seconds = 0.0
     for start in range(0, capacity, 1024):
         numbers = range(start, min(start + 1024, capacity))
-        steps = [EnvStep({"observation": drawn[i % 1024]}, reward, no, no, flags[i % EPISODE]) for i in numbers]
+        steps = [
+            EnvStep({"observation": drawn[i % 1024]}, reward, no, no, flags[i % EPISODE], ~flags[i % EPISODE])
+            for i in numbers
+        ]
         said_steps = [AgentStep({"action": actions[i % 1024]}, {}, state) for i in numbers]
         began = time.thread_time()
         for step, acted in zip(steps, said_steps, strict=True):

@@ -146,6 +146,15 @@ class ACER(ActorCritic):
         probabilities = self.policy.describe(outputs, step.observation)[self._action]["probabilities"]
         return self.unscaled((probabilities * outputs["q"]).sum(-1))
 
+    def _value_of(self, observation: Tensors, state: HiddenState) -> Tensor:
+        if self.config.targets == "vtrace":
+            return super()._value_of(observation, state)
+        step = {name: x.unsqueeze(0) for name, x in observation.items()}
+        rows = len(next(iter(observation.values())))
+        outputs, _ = self.outputs(step, state, torch.zeros(1, rows, dtype=torch.bool, device=self.device))
+        logits = self.policy.distribution(outputs, step)[self._logits]
+        return (logits.softmax(-1) * outputs["q"]).sum(-1)[0]
+
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Batch:
         """Scale the rewards, if told to, and add where traces may pass."""
@@ -161,7 +170,7 @@ class ACER(ActorCritic):
         logits = self.policy.distribution(outputs, batch.observation)[self._logits]  # [T+1, B, A], masked
         log_p = logits.log_softmax(-1)
         learn = (self._by_retrace if self.config.targets == "retrace" else self._by_vtrace)(outputs, log_p, batch)
-        logits, log_p, share = logits[:-1], log_p[:-1], shares(batch.weight)
+        logits, log_p, share = logits[:-1], log_p[:-1], shares(batch.real.to(batch.reward.dtype))
         metrics: Tensors = {}
         if self.config.trust_region:
             with torch.no_grad():
@@ -189,8 +198,8 @@ class ACER(ActorCritic):
         with torch.no_grad():
             value = (log_p.exp() * q).sum(-1)
             log_ratio = (log_p[:-1] - log_mu).gather(-1, action.unsqueeze(-1)).squeeze(-1)
-            traced = log_ratio, batch.reward, batch.discount, batch.experience["continues"], taken, value[1:]
-            target = retrace(*traced, config.trace_lambda)
+            traced = log_ratio, batch.reward, batch.discount, batch.experience["continues"], taken
+            target = retrace(*traced, batch.next_value(value, self._final_values(batch)), config.trace_lambda)
             given = log_p[:-1], log_mu, action, target, q[:-1], value[:-1]
             return _Step(acer_weights(*given, config.importance_clip), taken, target)
 
@@ -200,7 +209,8 @@ class ACER(ActorCritic):
         value = outputs["value"].squeeze(-1)  # [T+1, B]
         with torch.no_grad():
             log_ratio = (log_p[:-1] - batch.experience["log_policy"]).gather(-1, action.unsqueeze(-1)).squeeze(-1)
-            traced = log_ratio, batch.reward, batch.discount, batch.experience["continues"], value[:-1], value[1:]
+            value_t = batch.next_value(value, self._final_values(batch))
+            traced = log_ratio, batch.reward, batch.discount, batch.experience["continues"], value[:-1], value_t
             clip = config.importance_clip
             made = vtrace(*traced, rho_bar=clip, lambda_=config.trace_lambda, pg_rho_bar=clip)
             at = action.unsqueeze(-1), made.advantage.unsqueeze(-1)

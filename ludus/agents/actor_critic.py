@@ -215,7 +215,8 @@ class ActorCritic(Agent):
         last = {name: x[-1:] for name, x in batch.observation.items()}
         with_value = [name for name in self.networks if name != "actor"]
         outputs, _ = self.outputs(last, batch.last_state, batch.first[-1:], with_value)
-        value_t = torch.cat([value[1:], outputs["value"].squeeze(-1)])
+        every = torch.cat([value, outputs["value"].squeeze(-1)])  # [T+1, B]
+        value_t = batch.next_value(every, self._final_values(batch))
         reward = self.scaled_reward(batch)
         if getattr(self.config, "n_step", 0):
             target = n_step_returns(reward, batch.discount, batch.continues, value_t, self.config.n_step)
@@ -224,6 +225,29 @@ class ActorCritic(Agent):
             advantage = gae(reward, batch.discount, batch.continues, value, value_t, self.config.gae_lambda)
             target = advantage + value
         return replace(batch, experience=batch.experience | {"advantage": advantage, "return": target})
+
+    @torch.inference_mode()
+    def final_value(self, final: Tensors, state: HiddenState) -> Tensor | None:
+        """V of the last observations of episodes, where the value depends on a memory that their reset clears."""
+        return self._value_of(final, state) if self.recurrent else None
+
+    def _final_values(self, batch: Batch) -> Tensor | None:
+        """V of ``batch.final`` ``[T, B]``; a recurrent network has computed it while acting."""
+        if "final_value" in batch.experience:
+            return batch.experience["final_value"]
+        if not batch.final:
+            return None
+        time, rows = batch.reward.shape
+        final = {name: x.flatten(0, 1) for name, x in batch.final.items()}
+        return self._value_of(final, HiddenState()).view(time, rows)
+
+    def _value_of(self, observation: Tensors, state: HiddenState) -> Tensor:
+        """V of observations ``[B, …]`` that do not begin an episode, in the units that the critic learns."""
+        step = {name: x.unsqueeze(0) for name, x in observation.items()}
+        rows = len(next(iter(observation.values())))
+        first = torch.zeros(1, rows, dtype=torch.bool, device=self.device)
+        outputs, _ = self.outputs(step, state, first, [name for name in self.networks if name != "actor"])
+        return outputs["value"][0].squeeze(-1)
 
     def scaled_reward(self, batch: Batch) -> Tensor:
         """The rewards ``[T, B]`` as learned from: a fresh rollout updates their scale first, a replayed one does not.
@@ -235,13 +259,13 @@ class ActorCritic(Agent):
             return batch.reward
         if batch.index is None:
             ended = batch.terminated | batch.truncated
-            self.reward_scaler.update(batch.reward, ended, batch.weight, self.config.gamma)
+            self.reward_scaler.update(batch.reward, ended, batch.real, self.config.gamma)
         return self.reward_scaler.scale(batch.reward)
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Policy gradient, value and entropy losses over real rows."""
         terms, value = self.evaluate(batch)
-        advantage, share = batch.experience["advantage"], shares(batch.weight)
+        advantage, share = batch.experience["advantage"], shares(batch.real)
         if self.config.normalize_advantage:
             advantage = normalize(advantage, share)
         losses = {
@@ -267,14 +291,14 @@ class ActorCritic(Agent):
     def fit(prepared: Batch) -> Tensors:
         """How much of the returns' variance the values that acting saw explain."""
         kept = prepared.experience
-        return {"explained_variance": explained_variance(kept["value"], kept["return"], prepared.weight)}
+        return {"explained_variance": explained_variance(kept["value"], kept["return"], prepared.real)}
 
     @torch.no_grad()
     def observe(self, batch: Batch) -> None:
         """Update the observation normalizer from real rows, once the learning that used it is done."""
         if self.normalizer is not None:
             rows = {name: x[:-1] for name, x in batch.observation.items()}
-            self.normalizer.update(self.preprocess(rows), batch.weight)
+            self.normalizer.update(self.preprocess(rows), batch.real)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """The learning rate at this share of the run."""

@@ -67,7 +67,7 @@ def q_loss_by_hand(agent: DQN, known: type[DQN]) -> LossFunction | None:
         with torch.no_grad():
             found = q.detach()
             aim = torch.addcmul(batch.reward, batch.discount, target(x[1:]).amax(-1))
-            share = counted(batch.weight) if config.prioritized else None
+            share = counted(batch.weight, batch.real) if config.prioritized else None
             value, q.grad, taken = huber_q(found, batch.action[agent.name], aim, share)
             metrics = {"q": found.mean()}
             if config.prioritized:

@@ -228,7 +228,7 @@ class DDPG(OffPolicy):
         squares = (error := target.unsqueeze(-1) - q).square()
         if config.hysteretic < 1:
             squares = hysteretic(error, decrease=config.hysteretic) * squares
-        loss = (counted(batch.weight) * squares.sum(-1)).sum()
+        loss = (counted(batch.weight, batch.real) * squares.sum(-1)).sum()
         return {"critic": loss}, {"q": q.detach().mean()} | surprise(error, batch, config)
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
@@ -237,7 +237,7 @@ class DDPG(OffPolicy):
         action = self.run("actor", seen, batch.state, first)[0]["policy"].tanh()
         alone = {"members": 1} if self.config.critics > 1 else {}
         q = self.q(seen, action, batch.state, first, **alone)[..., 0]
-        return {"actor": (counted(batch.weight) * ddpg_actor_loss(q)).sum()}, {}
+        return {"actor": (counted(batch.weight, batch.real) * ddpg_actor_loss(q)).sum()}, {}
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """All losses of a batch that ``prepare`` made ready."""

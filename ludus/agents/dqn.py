@@ -231,9 +231,9 @@ class DQN(OffPolicy):
         metrics = {"q": self.head.q(now, taus[0]).detach().mean()}
         if config.prioritized:
             metrics["priority"] = (
-                mixed_priority(surprise, batch.weight, config.priority_mix) if config.sequence else surprise[0]
+                mixed_priority(surprise, batch.real, config.priority_mix) if config.sequence else surprise[0]
             )
-        return {"value": (loss * counted(batch.weight)).sum()}, metrics
+        return {"value": (loss * counted(batch.weight, batch.real)).sum()}, metrics
 
     def _outputs(self, batch: Batch) -> tuple[Tensors, Tensors, Tensors, Tensors]:
         """What the network says now, what chooses the next action, and what the target says now and next."""

@@ -128,7 +128,7 @@ class PPO(ActorCritic):
     @torch.no_grad()
     def weigh(self, batch: Batch) -> Batch:
         """Add each row's ``share`` of a mean over real rows, and the advantage ``weighted`` by it."""
-        share, advantage = shares(batch.weight), batch.experience["advantage"]
+        share, advantage = shares(batch.real), batch.experience["advantage"]
         advantage = normalize(advantage, share) if self.config.normalize_advantage else advantage
         return replace(batch, experience=batch.experience | {"share": share, "weighted": advantage * share})
 

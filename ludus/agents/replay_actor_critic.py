@@ -169,10 +169,9 @@ def targets(batch: Batch, value: Tensor, config: ReplayConfig, bonus: Tensor | N
     if not config.sequence:
         reward = batch.reward if bonus is None else batch.reward + collected(batch, bonus)
         return td_target(reward, batch.discount, value)
-    real = replace(batch, weight=(batch.weight > 0).to(batch.weight.dtype))  # without importance weights
     if bonus is not None:
-        return soft_n_step_targets(batch.reward, batch.discount, real.continues, value, bonus, config.n_step)
-    return n_step_targets(batch.reward, batch.discount, real.continues, value, config.n_step)
+        return soft_n_step_targets(batch.reward, batch.discount, batch.continues, value, bonus, config.n_step)
+    return n_step_targets(batch.reward, batch.discount, batch.continues, value, config.n_step)
 
 
 def surprise(error: Tensor, batch: Batch, config: ReplayConfig) -> Tensors:
@@ -180,7 +179,7 @@ def surprise(error: Tensor, batch: Batch, config: ReplayConfig) -> Tensors:
     if not config.prioritized:
         return {}
     size = error.detach().abs().mean(-1)
-    return {"priority": mixed_priority(size, batch.weight, PRIORITY_MIX) if config.sequence else size[0]}
+    return {"priority": mixed_priority(size, batch.real, PRIORITY_MIX) if config.sequence else size[0]}
 
 
 def seeded(numbers: Tensor) -> torch.Generator:

@@ -230,7 +230,7 @@ class SAC(OffPolicy):
         target = soft_targets(self, batch, value, bonus)
         now, first = ends(seen, batch.first, start=True)
         q = self.q(now, self.seen_action(batch), batch.state, first)
-        loss = (counted(batch.weight) * sac_critic_loss(q, target)).sum()
+        loss = (counted(batch.weight, batch.real) * sac_critic_loss(q, target)).sum()
         return {"critic": loss}, {"q": q.detach().mean()} | surprise(q - target.unsqueeze(-1), batch, self.config)
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
@@ -238,7 +238,7 @@ class SAC(OffPolicy):
         seen, first = ends(self.preprocess(batch.observation), batch.first, start=True)
         action, log_prob = self.sample(seen, batch.state, first, batch.experience["now"])
         q = self.q(seen, action, batch.state, first)
-        share = counted(batch.weight)
+        share = counted(batch.weight, batch.real)
         loss = (share * sac_actor_loss(q, log_prob, self.log_alpha.exp())).sum()
         entropy = -(share * log_prob.detach()).sum() / share.sum().clamp(min=1e-8)
         return {"actor": loss}, {"entropy": entropy, EXCESS: entropy - self.target_entropy}

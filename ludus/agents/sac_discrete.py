@@ -182,7 +182,7 @@ class DiscreteSAC(OffPolicy):
         target = soft_targets(self, batch, value, bonus)
         now, first = ends(seen, batch.first, start=True)
         q = taken(self.q(now, batch.state, first), batch.action[self.name])
-        loss = (counted(batch.weight) * sac_critic_loss(q, target)).sum()
+        loss = (counted(batch.weight, batch.real) * sac_critic_loss(q, target)).sum()
         return {"critic": loss}, {"q": q.detach().mean()} | surprise(q - target.unsqueeze(-1), batch, self.config)
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
@@ -192,7 +192,7 @@ class DiscreteSAC(OffPolicy):
         log_p = self.log_policy(seen, batch.state, first, mask)
         with torch.no_grad():
             q = self.q(seen, batch.state, first)
-        share = counted(batch.weight)
+        share = counted(batch.weight, batch.real)
         loss = (share * sac_discrete_actor_loss(q, log_p, self.log_alpha.exp())).sum()
         with torch.no_grad():
             entropy = -(log_p.exp() * log_p).sum(-1)

@@ -42,8 +42,10 @@ def alternate(loop: Loop) -> int:
             raw = manager.recv(group)
             clock.lap("environment")
             steps[group] = raw.to(loop.device)
-            cache.env_write(steps[group], states[group], rows.start)
-            decisions += len(raw.first) - int(np.count_nonzero(raw.first.numpy()))
+            final = steps[group].final
+            final_value = None if final is None else agent.final_value(final, states[group])
+            cache.env_write(steps[group], states[group], rows.start, final_value)
+            decisions += len(raw.real) if manager.all_real else int(np.count_nonzero(raw.real.numpy()))
             if group == 0 and (goes_on := cache.accepts(rows.start)):
                 numbers = loop.noise.next()
             if goes_on:

@@ -109,7 +109,9 @@ def _flatten(batch: Batch) -> Tensors:
 
 
 def _unflatten(tensors: Tensors) -> Batch:
-    made: dict[str, Any] = {"observation": {}, "action": {}, "experience": {}, "window": {}, "state": HiddenState()}
+    made: dict[str, Any] = {name: {} for name in ("observation", "action", "experience", "final", "window")} | {
+        "state": HiddenState()
+    }
     for name, x in tensors.items():
         place, slash, inner = name.partition("/")
         if slash:

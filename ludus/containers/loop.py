@@ -61,8 +61,9 @@ def _together(loop: Loop) -> int:
         raw = manager.step(agent_step.action)
         clock.lap("environment")
         step, state = raw.to(loop.device), agent_step.state
-        cache.env_write(step, state)
-        decisions += manager.batch - int(np.count_nonzero(raw.first.numpy()))
+        final_value = None if step.final is None else agent.final_value(step.final, state)
+        cache.env_write(step, state, 0, final_value)
+        decisions += manager.batch if manager.all_real else int(np.count_nonzero(raw.real.numpy()))
         if not cache.accepts(0):
             break
     loop.env_step, loop.hidden_state = step, state

@@ -64,6 +64,14 @@ class Agent(nn.Module, ABC):
         """The expected discounted return from each observation ``[B]``, in the environment's rewards."""
         raise UserError(f"{type(self).__name__} has no value function: its class defines no method value.")
 
+    def final_value(self, final: Tensors, state: HiddenState) -> Tensor | None:
+        """V of the last observations of episodes that were reset in the same step ``[B]``, for the learner.
+
+        ``state`` is the hidden state before the reset, which only acting knows. None: the value does not depend on it,
+        and learning computes it from ``Batch.final``.
+        """
+        return None
+
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
         """The parameters of the policy's distribution by action name, ``[B, …]`` each."""
         raise UserError(f"{type(self).__name__} has no distribution of actions: its class defines no such method.")

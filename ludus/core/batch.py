@@ -22,7 +22,7 @@ class Learned(NamedTuple):
 
 @dataclass
 class Batch:
-    """Experience for a learner, time-major. ``weight`` is 0 where ``first[t+1]``: such a transition never was."""
+    """Experience for a learner, time-major. Rows that are not ``real`` are padding across an episode boundary."""
 
     observation: Tensors  # [T+1, B, …]; [T, B, …] in a minibatch, where no successor is needed
     first: Tensor  # [T+1, B] bool; [T, B] in a minibatch
@@ -31,10 +31,14 @@ class Batch:
     terminated: Tensor  # [T, B] bool
     truncated: Tensor  # [T, B] bool
     discount: Tensor  # [T, B] γ·(1−terminated)
-    weight: Tensor  # [T, B] 1 for real transitions, else 0
+    real: Tensor  # [T, B] bool: this transition happened; False is padding
+    weight: Tensor  # [T, B] importance weights of a prioritized replay, else 1; padding has one too
     experience: Tensors  # [T, B, …]
     state: HiddenState = field(default_factory=HiddenState)  # [B, …] at t=0
     last_state: HiddenState = field(default_factory=HiddenState)  # [B, …] at t=T
+    # [T, B, …] where episodes are reset in the same step and the environment gives it: the last observation of an
+    # episode that ended at t, in place of which observation[t+1] begins the next one. Empty: not known.
+    final: Tensors = field(default_factory=dict)
     index: Tensor | None = None  # from a replay: a monotone write number
     # n-step returns from a replay, for agents that ask: the states s_{t+1} to s_{t+n−1} that a return passes, as
     # observation/… and action/… [n−1, B, …], and discount [n−1, B]: γ^k, or 0 where the return had stopped by then
@@ -44,13 +48,21 @@ class Batch:
     def continues(self) -> Tensor:
         """``[T, B]``: 1 where a trace may pass from t to t+1, else 0.
 
-        It stops at terminated, truncated or ``first[t+1]``, and before a transition that never was: where an episode
-        was lost without an ending, V(s_{t+1}) is the last thing known of it.
+        It stops at terminated, truncated or ``first[t+1]``, and before padding: where an episode was lost without an
+        ending, V(s_{t+1}) is the last thing known of it.
         """
-        real = self.weight > 0
-        passes = (real & ~(self.terminated | self.truncated)).to(self.weight.dtype)
-        passes[:-1] *= real[1:]
-        return passes
+        passes = self.real & ~(self.terminated | self.truncated | self.first[1:])
+        passes[:-1] &= self.real[1:]
+        return passes.to(self.reward.dtype)
+
+    def next_value(self, value: Tensor, final_value: Tensor | None = None) -> Tensor:
+        """``[T, B]``: the value of the state that each transition led to, from V of all observations ``[T+1, B]``.
+
+        Where an episode ended and was reset in the same step, that is ``final_value``, V of its last observation
+        ``[T, B]``. Where the last observation is not known (None), V(s_t) stands in for it.
+        """
+        reset = self.real & self.first[1:]
+        return torch.where(reset, value[:-1] if final_value is None else final_value, value[1:])
 
     def minibatches(
         self, n: int, by: Literal["transition", "environment"], generator: torch.Generator
@@ -83,6 +95,7 @@ class Batch:
             observation={k: x[:time] for k, x in self.observation.items()},
             first=self.first[:time],
             last_state=HiddenState(),
+            final={},
         )
 
     def since(self, time: int) -> Batch:
@@ -91,7 +104,7 @@ class Batch:
         return replace(later, last_state=self.last_state, index=self.index)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        """Apply ``function`` to every ``[T, B, …]`` tensor."""
+        """Apply ``function`` to every ``[T, B, …]`` tensor; ``final`` is left out."""
         return Batch(
             observation={k: function(x) for k, x in self.observation.items()},
             first=function(self.first),
@@ -100,6 +113,7 @@ class Batch:
             terminated=function(self.terminated),
             truncated=function(self.truncated),
             discount=function(self.discount),
+            real=function(self.real),
             weight=function(self.weight),
             experience={k: function(x) for k, x in self.experience.items()},
         )

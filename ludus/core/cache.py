@@ -20,12 +20,15 @@ class ExperienceCache(ABC):
     on_report: Callable[[str], object] = staticmethod(warnings.warn)  # told what a user should know
 
     @abstractmethod
-    def env_write(self, step: EnvStep, state: HiddenState, start: int = 0) -> None:
-        """Take what environments said (rows from ``start`` on), and the hidden state before the agent acts on it."""
+    def env_write(self, step: EnvStep, state: HiddenState, start: int = 0, final_value: Tensor | None = None) -> None:
+        """Take a step of environments (rows from ``start`` on), and the hidden state before the agent acts on it.
+
+        ``final_value`` is what ``Agent.final_value`` gave for ``step.final``.
+        """
 
     @abstractmethod
     def agent_write(self, step: AgentStep, start: int = 0) -> None:
-        """Take what the agent said to the step that these rows had last."""
+        """Take the agent's answer to the step that these rows had last."""
 
     @abstractmethod
     def ready(self) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ludus.core.spec import Specs
 from ludus.core.step import EnvStep, Episode
@@ -16,11 +17,33 @@ from ludus.core.types import State, Tensors
 GoalReward = Callable[..., tuple[NDArray[Any], NDArray[Any] | None]]  # of goals reached and wanted: rewards, endings
 
 
-class EnvironmentManager(ABC):
-    """Steps B environments as one batch, with next-step autoreset.
+class TensorEnvironment(Protocol):
+    """``num_envs`` environments of torch tensors ``[num_envs, …]`` on a device, for ``env.backend tensor``.
 
-    The step after an ending is the reset: its action is ignored and its ``first`` is true, so that the
-    observation after an ending is always the true successor. ``groups`` are row ranges that step on their own.
+    Made as ``MyEnv(num_envs, **options)``. Observations and actions are one tensor each, or tensors by name where the
+    space is a Dict. A row that ends is reset in the same step: the observation begins its next episode, and ``final``
+    has, at every step, the last observations of rows that ended (other rows may hold anything), or is None at every
+    step where these are not known. One that also has ``state_dict`` and ``load_state_dict`` resumes exactly.
+    """
+
+    num_envs: int
+    observation_space: Any  # the Gymnasium space of one row
+    action_space: Any
+
+    def reset(self, seed: int) -> Any:
+        """Begin new episodes in all rows; return their observations."""
+
+    def step(self, actions: Any) -> tuple[Any, Tensor, Tensor, Tensor, Any]:
+        """Step all rows; return observations, rewards, terminated, truncated, and the final observations or None."""
+
+
+class EnvironmentManager(ABC):
+    """Steps B environments as one batch; ``groups`` are row ranges that step on their own.
+
+    Most reset a row at the step after its ending: the action of that step is ignored, ``first`` is true and ``real``
+    false, so the observation after an ending is always the true successor. A manager that resets in the same step says
+    ``first`` and ``real`` there and gives the last observations as ``EnvStep.final`` at every step, or at none. A row
+    with both must have ended: ``terminated`` or ``truncated``.
     """
 
     batch: int
@@ -29,6 +52,7 @@ class EnvironmentManager(ABC):
     action: Specs
     on_report: Callable[[str], object] = staticmethod(warnings.warn)  # told what to warn of
     backend: str = ""  # what steps the environments, as a run shows it
+    all_real: bool = False  # whether every step after the reset is real, so that steps are counted without looking
     forgets: bool = False  # whether a reset makes environments forget all, as native ones do
     calls: int = 0  # steps and resets so far, each of a whole group
     longest: float = 0.0  # seconds of the longest of them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from ludus.core.types import Tensors
 
 
 class EnvStep(NamedTuple):
-    """What B environments say. Reward and endings are those of the transition that led to ``observation``.
+    """One step of B environments. Reward and endings are those of the transition that led to ``observation``.
 
     A manager may write its next step into the same memory: whoever keeps a step copies it.
     """
@@ -21,18 +22,28 @@ class EnvStep(NamedTuple):
     reward: Tensor  # [B] float32
     terminated: Tensor  # [B] bool
     truncated: Tensor  # [B] bool
-    first: Tensor  # [B] bool: this observation begins an episode; reward and endings of such a row mean nothing
+    first: Tensor  # [B] bool: this observation begins an episode
+    # [B] bool: the transition that led here happened, so its reward and endings count. A manager that resets a row at
+    # the step after its ending has real = ~first; one that resets in the same step has rows where both are true.
+    real: Tensor
+    final: Tensors | None = None  # [B, …] same-step resets: the last observations of rows that ended, if known
 
     def rows(self, rows: slice) -> EnvStep:
-        """Some of the environments."""
-        return EnvStep({name: x[rows] for name, x in self.observation.items()}, *(x[rows] for x in self[1:]))
+        """Return some of the environments."""
+        return self._map(lambda x: x[rows])
 
     def to(self, device: torch.device) -> EnvStep:
-        """The same on the device where the agent is."""
-        if device.type == "cpu":
+        """Return the same step on the device where the agent is."""
+        if self.reward.device == device or device.type == self.reward.device.type == "cpu":
             return self
-        observation = {name: x.to(device, non_blocking=True) for name, x in self.observation.items()}
-        return EnvStep(observation, *(x.to(device, non_blocking=True) for x in self[1:]))
+        return self._map(lambda x: x.to(device, non_blocking=True))
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> EnvStep:
+        observation = {name: function(x) for name, x in self.observation.items()}
+        final = None if self.final is None else {name: function(x) for name, x in self.final.items()}
+        flat = map(function, (self.reward, self.terminated, self.truncated, self.first, self.real))
+        reward, terminated, truncated, first, real = flat
+        return EnvStep(observation, reward, terminated, truncated, first, real, final)
 
 
 class AgentStep(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from ludus.core.errors import UserError, nearest
 
-Backend = Literal["auto", "simple", "vector", "envpool", "subproc"]
+Backend = Literal["auto", "simple", "vector", "envpool", "subproc", "tensor"]
 Start = Literal["forkserver", "spawn"]
 Wrapper = tuple[str, dict[str, Any]]  # where it is (package.module:Class), and its arguments
 _WRAPPER = re.compile(r"([\w.]+:[\w.<>]+)(?:\((.*)\))?", re.DOTALL)
@@ -26,7 +26,8 @@ class EnvConfig:
     # How many run at once: more give more varied batches and fewer, larger forward passes; fewer learn sooner per step.
     num: int = 8
     # What steps them: simple (a loop in this process), vector (Gymnasium's native), envpool (C++ threads), subproc (own
-    # processes, which pays where a step takes long); auto picks vector for 6 or more where there is one, else simple.
+    # processes, which pays where a step takes long), tensor (your own, of torch tensors that may live on a GPU); auto
+    # picks vector for 6 or more where there is one, else simple.
     backend: Backend = "auto"
     # Arguments of the environment's constructor as key=value, the value as in TOML (gravity=-5.0 name='"x"' slow=true).
     options: tuple[str, ...] = ()
@@ -72,7 +73,7 @@ def validate(config: EnvConfig) -> None:
             )
     parse_options(config.options)
     parse_wrappers(config.wrappers)
-    if config.wrappers and config.backend in ("vector", "envpool"):
+    if config.wrappers and config.backend in ("vector", "envpool", "tensor"):
         raise UserError(
             f"env.wrappers has {config.wrappers[0]}, but env.backend {config.backend} steps all environments as one, "
             "which takes no wrapper; set env.backend to simple or subproc."

@@ -16,7 +16,7 @@ from ludus.experience.config import ReplayConfig
 from ludus.experience.frames import Frames
 from ludus.experience.hindsight import REACHED, WANTED, Hindsight
 from ludus.experience.ring import Ring
-from ludus.experience.row_group import ARRIVAL, Arrival, Integers
+from ludus.experience.row_group import ARRIVAL, FINAL, Arrival, Integers
 from ludus.experience.slot_index import SlotIndex
 from ludus.experience.windows import n_step
 
@@ -93,7 +93,8 @@ class Reader:
         self._arrived = Output(ARRIVAL, ring.flat[ARRIVAL], states, drawn)
         arrival = Arrival(self._arrived.view)
         self._first, self._reward = arrival.first, arrival.reward[1:]  # [W, M] and [W - 1, M]
-        self._terminated, self._truncated = arrival.terminated[1:], arrival.truncated[1:]
+        self._terminated, self._truncated, self._real = arrival.terminated[1:], arrival.truncated[1:], arrival.real[1:]
+        self._all_real = torch.ones_like(self._reward[:1], dtype=torch.bool)  # no other transition can be drawn
         self._weight, self._discount = torch.zeros_like(self._reward[:1]), torch.zeros_like(self._reward)
         self._discounts = torch.tensor([0.0, gamma], device=self._device).unbind()
         powers = gamma ** torch.arange(states, dtype=torch.float64)
@@ -117,7 +118,7 @@ class Reader:
         weight = self._weight.fill_(1) if weight is None else weight.to(self._device)[None]
         self._at_once.take(where.states)
         if self._sequence:
-            read = self._batch(where.states, ~self._first[1:] * weight)
+            read = self._batch(where.states, self._usable(), weight.expand_as(self._reward))
             read.state = self._states(*self._places.split(numbers.numpy()))
         elif self._hindsight is not None:
             time, row = self._places.split(numbers.numpy())
@@ -157,13 +158,14 @@ class Reader:
     def _transitions(self, where: Where, weight: Tensor) -> Batch:
         """One-step transitions, or n-step ones as one."""
         if self._span == 1:
-            return self._batch(where.states, weight)
-        window = n_step(self._reward, self._terminated, self._truncated, self._first, self._powers)
+            read = self._batch(where.states, self._all_real, weight)
+            return self._with_final(read, where.slots[1], self._first[1]) if self._finals else read
+        window = n_step(self._reward, self._terminated, self._truncated, self._usable(), self._powers)
         ends = where.slots.gather(0, window.steps[None])
         states = torch.cat([where.acts, ends[0]])
         self._later.take(states)
-        return replace(
-            self._batch(states, weight),
+        read = replace(
+            self._batch(states, self._all_real, weight),
             first=torch.cat([self._first[:1], torch.zeros_like(self._first[:1])]),
             reward=window.reward[None],
             terminated=window.terminated[None],
@@ -171,6 +173,22 @@ class Reader:
             discount=window.discount[None],
             window=self._states_passed(where.slots[1 : self._span], window.steps) if self._window else {},
         )
+        if not self._finals:
+            return read
+        return self._with_final(read, ends[0], self._first.gather(0, window.steps[None])[0])
+
+    def _usable(self) -> Tensor:
+        """Which transitions are real and lead to a state that is known ``[W − 1, M]``."""
+        if self._finals:
+            return self._real
+        return self._real & ~(self._first[1:] & ~self._terminated)
+
+    def _with_final(self, read: Batch, slots: Tensor, reset: Tensor) -> Batch:
+        """Put last observations in the place of successors that were ``reset`` in the same step ``[M]``."""
+        for name, x in read.observation.items():
+            final = self._ring.flat[FINAL + name].index_select(0, slots)
+            x[1] = torch.where(reset.view(-1, *[1] * (final.dim() - 1)), final, x[1])
+        return replace(read, first=torch.cat([self._first[:1], torch.zeros_like(self._first[:1])]))
 
     def _states_passed(self, slots: Tensor, steps: Tensor) -> Tensors:
         """What is at the slots ``[n − 1, M]`` inside of windows that reached so many ``steps`` ``[M]``."""
@@ -217,7 +235,12 @@ class Reader:
         index = torch.from_numpy(starts).to(self._device)
         return HiddenState({name: x.index_select(0, index) for name, x in self._hidden.flat.items()})
 
-    def _batch(self, states: Tensor, weight: Tensor) -> Batch:
+    @property
+    def _finals(self) -> bool:
+        """Whether the replay keeps last observations of episodes."""
+        return FINAL + self._names[0] in self._ring.columns
+
+    def _batch(self, states: Tensor, real: Tensor, weight: Tensor) -> Batch:
         """What was read of the slots of ``states``."""
         observation = dict(self._seen)
         for name, frames in self._frames.items():
@@ -230,6 +253,7 @@ class Reader:
             terminated=self._terminated,
             truncated=self._truncated,
             discount=torch.where(self._terminated, *self._discounts, out=self._discount),
+            real=real,
             weight=weight,
             experience=dict(self._learned),
         )

@@ -11,14 +11,14 @@ from ludus.core.cache import ExperienceCache
 from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
-from ludus.core.types import State
+from ludus.core.types import State, Tensors
 from ludus.experience.config import ReplayConfig
 from ludus.experience.frames import Frames
 from ludus.experience.hindsight import Hindsight, RewardFunction, refuse_hindsight
 from ludus.experience.priorities import Priorities
 from ludus.experience.reader import Reader
 from ludus.experience.ring import Ring
-from ludus.experience.row_group import ARRIVAL, Arrival, Integers, RowGroup, plain
+from ludus.experience.row_group import ARRIVAL, FINAL, Arrival, Integers, RowGroup, plain
 from ludus.experience.slot_index import SlotIndex
 from ludus.experience.space import bytes_needed, free_room, refuse_if_too_large, refuse_too_short
 
@@ -29,9 +29,12 @@ DUE = 1 - 1e-9  # a credit of 1: ten times 0.1 must do
 class ExperienceReplay(ExperienceCache):
     """A ring ``[N, B, …]`` per tensor, in native types, from which transitions or sequences are drawn.
 
-    Reward and endings lie with the observation that they came with, as in EnvStep. Only what is real and complete can
-    be drawn: each group of rows has a queue of it (see RowGroup), so that no draw is ever rejected. ``read`` gives
-    memory that the next ``read`` uses again. With ``window``, n-step transitions come with the states that they pass.
+    Reward and endings lie with the observation that they came with, as in EnvStep; where episodes are reset in the same
+    step, the last observation of the one that ended lies there too. Only what is real and complete can be drawn: each
+    group of rows has a queue of it (see RowGroup), so that no draw is ever rejected. A truncated transition whose last
+    observation is not known cannot be drawn, since nothing tells the value of what it led to; in a sequence it counts
+    as padding, since the reset has cleared the memory that this value depends on. ``read`` gives memory that the next
+    ``read`` uses again. With ``window``, n-step transitions come with the states that they pass.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class ExperienceReplay(ExperienceCache):
         self._seen = [f"observation/{name}" for name in self._plain]
         self._said: list[str] = []  # action/… and experience/…: known when the agent has spoken
         self._keys: list[tuple[int, str]] = []  # the same, as places in an AgentStep
-        self._fresh = np.zeros((batch, self.length), np.bool_)  # where episodes begin, on the CPU whatever the device
+        self._drawable = np.zeros((batch, self.length), np.bool_)  # whether the transition that led to a slot can be
         self._places = SlotIndex(self.length, batch)
         self._tracks: dict[int, RowGroup] = {}  # by their first row
         self._priorities = Priorities(self._places, config.priority_exponent) if config.prioritized else None
@@ -78,6 +81,7 @@ class ExperienceReplay(ExperienceCache):
         if config.hindsight and reward_fn is not None:
             self._hindsight = Hindsight(config.hindsight, self.length, batch, reward_fn)
         self._real, self._earning, self._reads, self._credit = 0, 0, 0, 0.0
+        self._finals = False  # whether last observations of episodes are kept
         kept = self._ring, self._hidden, self._frames, self._hindsight
         self._reader = Reader(config, gamma, list(observation), self._places, *kept, window)
 
@@ -91,7 +95,7 @@ class ExperienceReplay(ExperienceCache):
         """How many transitions, or sequences, can be drawn."""
         return sum([group.size for group in self._tracks.values()])
 
-    def env_write(self, step: EnvStep, state: HiddenState, start: int = 0) -> None:
+    def env_write(self, step: EnvStep, state: HiddenState, start: int = 0, final_value: Tensor | None = None) -> None:
         """Write observation, reward, endings and ``first`` at the next slot, and let what is complete be drawn."""
         group = self._tracks.get(start) or self._open(step, start)
         group.time += 1
@@ -99,8 +103,13 @@ class ExperienceReplay(ExperienceCache):
         arrays = group.arrays(step, self._plain)
         for target, x in zip(group.heard, arrays, strict=True):
             target[at][...] = x
-        fresh = arrays[0] if step.first.is_cpu else step.first.cpu().numpy()
-        self._fresh[group.rows, time % self.length] = fresh
+        fresh, real = arrays[:2] if step.first.is_cpu else (x.cpu().numpy() for x in (step.first, step.real))
+        if step.final is not None and not self.config.sequence:
+            self._write_final(group, step.final)
+        drawable = real
+        if not self._finals and 1 in (real & fresh).tobytes():  # truncated, and the last observation is not known
+            drawable = real & ~(fresh & ~step.terminated.cpu().numpy())
+        self._drawable[group.rows, time % self.length] = drawable
         self._places.now[group.rows] = time
         for name, frames in self._frames.items():
             frames.write(group.all, time, step.observation[name], fresh)
@@ -122,7 +131,7 @@ class ExperienceReplay(ExperienceCache):
         if time - self._span >= group.oldest:
             self._offer(group, time - self._span)
         if time:
-            self._earn(group, len(fresh) - int(np.count_nonzero(fresh)))
+            self._earn(group, int(np.count_nonzero(real)))
 
     def agent_write(self, step: AgentStep, start: int = 0) -> None:
         """Write action and experience at the slot of the last observation."""
@@ -182,20 +191,22 @@ class ExperienceReplay(ExperienceCache):
         """Write the last observation of every row again; a transition that led to one that is now lost is no more."""
         for group in self._tracks.values():
             rows, at = step.rows(group.rows), group.at()
-            slot, fresh = group.time % self.length, rows.first.cpu().numpy()
-            group.heard[0][at][...] = plain(rows.first)
-            for name, target in zip(self._plain, group.heard[4:], strict=True):
-                target[at][...] = plain(rows.observation[name])
-            was_fresh = self._fresh[group.rows, slot].copy()
+            slot, fresh, real = group.time % self.length, rows.first.cpu().numpy(), rows.real.cpu().numpy()
+            first, was_real = group.heard[0][at], group.heard[1][at]
+            was_fresh = torch.as_tensor(first).cpu().numpy().copy()
             begun = fresh & ~was_fresh
-            self._fresh[group.rows, slot] = fresh
+            first[...] = plain(rows.first)
+            was_real &= plain(rows.real)
+            for name, target in zip(self._plain, group.heard[5:], strict=True):
+                target[at][...] = plain(rows.observation[name])
+            self._drawable[group.rows, slot] &= real
             for name, frames in self._frames.items():
                 frames.amend(group.all, group.time, rows.observation[name], fresh, was_fresh)
             if self._hindsight is not None:
                 self._hindsight.write(group.all[begun], group.time, begun[begun])
             if self._span == 1 and not self.config.sequence:
                 newest = group.take_back((group.time - 1) * self.batch)
-                lost = np.isin(newest % self.batch, group.all[begun])
+                lost = np.isin(newest % self.batch, group.all[~real])
                 group.push(newest[~lost])
                 if self._priorities is not None:
                     self._priorities.drop(torch.from_numpy(newest[lost]))
@@ -241,6 +252,21 @@ class ExperienceReplay(ExperienceCache):
         self._said[:] = [name for name in self._ring.columns if name.startswith(("action/", "experience/"))]
         self._keys = [(int(kind == "experience"), name) for kind, _, name in (x.partition("/") for x in self._said)]
 
+    def _write_final(self, group: RowGroup, final: Tensors) -> None:
+        """Keep the last observations of episodes that were reset in the same step."""
+        if not self._finals:
+            shapes = {name: (tuple(x.shape[1:]), x.dtype) for name, x in final.items()}
+            needed = sum(self.batch * self.length * x[0].numel() * x.element_size() for x in final.values())
+            room = free_room(self.device, self.config.replay_folder)
+            why = "The environments reset in the same step, and keeping the last observations of episodes too "
+            refuse_if_too_large(needed, room, self.config.replay_folder, self.device.type, why)
+            for name, (shape, dtype) in shapes.items():
+                self._ring.add(FINAL + name, shape, dtype)
+            self._finals, self.bytes = True, self.bytes + needed
+        slot = group.time % self.length
+        for name, x in final.items():
+            self._ring.columns[FINAL + name][group.rows, slot] = x
+
     def _remember(self, group: RowGroup, state: HiddenState) -> None:
         """Keep the hidden state with which a sequence starts."""
         for name, x in state.items():
@@ -283,8 +309,8 @@ class ExperienceReplay(ExperienceCache):
             return
         rows = group.all
         if not self.config.sequence:
-            fresh = self._fresh[group.rows, (time + 1) % self.length]
-            rows = rows[~fresh] if np.count_nonzero(fresh) else rows
+            drawable = self._drawable[group.rows, (time + 1) % self.length]
+            rows = rows if np.count_nonzero(drawable) == len(rows) else rows[drawable]
         numbers = rows + time * self.batch
         group.push(numbers)
         if self._priorities is not None:
@@ -348,8 +374,10 @@ class ExperienceReplay(ExperienceCache):
         self._listen()
         group.time, group.since, group.oldest = time, saved["since"], saved["low"]
         self._places.now[rows], self._places.oldest[rows] = time, saved["low"]
-        first = Arrival(self._ring.columns[ARRIVAL]).first[rows].cpu().numpy()
-        self._fresh[rows] = first
+        arrival = Arrival(self._ring.columns[ARRIVAL])
+        first, real, terminated = (x[rows].cpu().numpy() for x in (arrival.first, arrival.real, arrival.terminated))
+        self._finals = any(name.startswith(FINAL) for name in self._ring.columns)
+        self._drawable[rows] = real if self._finals else real & ~(first & ~terminated)
         if self._hindsight is not None:
             times = np.arange(max(saved["low"], time - self.length + 1), time + 1)
             self._hindsight.restore(rows, int(times[0]), first[:, times % self.length])

@@ -11,7 +11,8 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
 
-ENDING = ("reward", "terminated", "truncated")
+ENDING = ("reward", "terminated", "truncated", "real")
+FINAL_VALUE = "experience/final_value"  # written with the step after the action, not with it
 
 
 class RolloutRows:
@@ -24,11 +25,14 @@ class RolloutRows:
         self.view(blocks)
 
     def view(self, blocks: Tensors) -> None:
-        """Look at the blocks that there are; what the agent says comes later than the first observation."""
+        """Look at the blocks that there are; actions and final observations come later than the first observation."""
         views = {name: list(x[:, self.rows].unbind(0)) for name, x in blocks.items()}
         self.observation = [x for name, x in views.items() if name.startswith("observation/")]
-        self.said = [x for kind in ("action/", "experience/") for name, x in views.items() if name.startswith(kind)]
-        self.first, self.reward, self.terminated, self.truncated = (views[name] for name in ("first", *ENDING))
+        self.final_value = views.pop(FINAL_VALUE, [])
+        self.agent = [x for kind in ("action/", "experience/") for name, x in views.items() if name.startswith(kind)]
+        self.final = [x for name, x in views.items() if name.startswith("final/")]
+        self.first, *self.ending = (views[name] for name in ("first", *ENDING))
+        self.real = self.ending[-1]
 
     def carry(self, length: int) -> None:
         """Make the last observation the first of the next rollout."""
@@ -51,8 +55,8 @@ class RolloutCache(ExperienceCache):
         self.lanes: dict[int, RolloutRows] = {}  # by their first row
         self.covered = 0  # rows that belong to a lane
 
-    def env_write(self, step: EnvStep, state: HiddenState, start: int = 0) -> None:
-        """Write observation and ``first`` at the next row, reward and endings at the one before."""
+    def env_write(self, step: EnvStep, state: HiddenState, start: int = 0, final_value: Tensor | None = None) -> None:
+        """Write observation and ``first`` at the next row, reward, endings and ``final`` at the one before."""
         lane = self.lanes.get(start) or self._open(step, start)
         lane.cursor += 1
         at = lane.cursor
@@ -62,9 +66,10 @@ class RolloutCache(ExperienceCache):
         if at == 0:
             lane.state = state.map(torch.clone)
             return
-        lane.reward[at - 1].copy_(step.reward)
-        lane.terminated[at - 1].copy_(step.terminated)
-        lane.truncated[at - 1].copy_(step.truncated)
+        for target, x in zip(lane.ending, (step.reward, step.terminated, step.truncated, step.real), strict=True):
+            target[at - 1].copy_(x)
+        if step.final is not None:
+            self._write_final(lane, step.final, final_value)
         if at == self.length:
             lane.last_state = state.map(torch.clone)  # acting's own are inference tensors
 
@@ -74,12 +79,12 @@ class RolloutCache(ExperienceCache):
         if lane.cursor == self.length:
             self.consumed = False
             lane.carry(self.length)
-        if not lane.said:
+        if not lane.agent:
             self.allocate({f"action/{k}": x for k, x in step.action.items()}, self.length)
             self.allocate({f"experience/{k}": x for k, x in step.experience.items()}, self.length)
             lane.view(self.blocks)
         at = lane.cursor
-        for target, x in zip(lane.said, (*step.action.values(), *step.experience.values()), strict=True):
+        for target, x in zip(lane.agent, (*step.action.values(), *step.experience.values()), strict=True):
             target[at].copy_(x)
 
     def ready(self) -> bool:
@@ -95,27 +100,31 @@ class RolloutCache(ExperienceCache):
     def read(self) -> Batch:
         """The rollout, as views into the block."""
         self.consumed = True
-        first, terminated = self.blocks["first"], self.blocks["terminated"]
+        terminated, reward = self.blocks["terminated"], self.blocks["reward"]
         return Batch(
             observation=self._named("observation"),
-            first=first,
+            first=self.blocks["first"],
             action=self._named("action"),
-            reward=self.blocks["reward"],
+            reward=reward,
             terminated=terminated,
             truncated=self.blocks["truncated"],
             discount=(~terminated).to(torch.float32).mul_(self.gamma),
-            weight=(~first[1:]).to(torch.float32),
+            real=self.blocks["real"],
+            weight=torch.ones_like(reward),
             experience=self._named("experience"),
             state=HiddenState.join([lane.state for lane in self.lanes.values()]),
             last_state=HiddenState.join([lane.last_state for lane in self.lanes.values()]),
+            final=self._named("final"),
         )
 
     def amend(self, step: EnvStep) -> None:
-        """Write the last observation of every row again."""
+        """Write the last observation of every row again; a transition to one that is lost is no longer real."""
         for lane in self.lanes.values():
             for target, x in zip(lane.observation, step.observation.values(), strict=True):
                 target[lane.cursor].copy_(x[lane.rows])
             lane.first[lane.cursor].copy_(step.first[lane.rows])
+            if lane.cursor:
+                lane.real[lane.cursor - 1].logical_and_(step.real[lane.rows])
 
     def state_dict(self) -> State:
         """The open rollout; of one that was learned from, only the row that begins the next."""
@@ -140,7 +149,7 @@ class RolloutCache(ExperienceCache):
             self.allocate({name: x[0]}, self.length + _carried(name))
             self.blocks[name][start : start + len(x)].copy_(x)
         if self.blocks:
-            ending = (torch.zeros(1), *(torch.zeros(1, dtype=torch.bool) for _ in range(2)))
+            ending = (torch.zeros(1), *(torch.zeros(1, dtype=torch.bool) for _ in range(3)))
             self.allocate(dict(zip(ENDING, ending, strict=True)), self.length)
         self.lanes, self.covered = {}, 0
         for saved in state["lanes"]:
@@ -149,6 +158,16 @@ class RolloutCache(ExperienceCache):
             lane.state, lane.last_state = (
                 HiddenState(saved[name]).map(lambda x: x.to(self.device)) for name in ("state", "last_state")
             )
+
+    def _write_final(self, lane: RolloutRows, final: Tensors, value: Tensor | None) -> None:
+        """Write the last observations of episodes, or in their place what a network with a memory made of them."""
+        kept = {f"final/{k}": x for k, x in final.items()} if value is None else {FINAL_VALUE: value}
+        if not (lane.final or lane.final_value):
+            self.allocate(kept, self.length)
+            lane.view(self.blocks)
+        targets = lane.final if value is None else [lane.final_value]
+        for target, x in zip(targets, kept.values(), strict=True):
+            target[lane.cursor - 1].copy_(x)
 
     def _open(self, step: EnvStep, start: int) -> RolloutRows:
         """Make the lane of the rows from ``start`` on, at its first write."""

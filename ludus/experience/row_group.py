@@ -14,7 +14,8 @@ from ludus.experience.ring import Ring
 
 Integers = NDArray[np.int64]
 CHUNK = 64  # time steps whose views are made at once, since indexing costs more than the copy
-ARRIVAL = "arrival"  # the column of reward, terminated, truncated and first, as they came with an observation
+FINAL = "final/"  # the prefix of the columns of last observations
+ARRIVAL = "arrival"  # the column of reward, terminated, truncated, first and real, as they came with an observation
 
 
 def plain(x: Tensor) -> Any:
@@ -30,7 +31,7 @@ class Arrival:
     def __init__(self, column: Tensor) -> None:
         flags = column.unsqueeze(-1).view(torch.uint8)
         self.reward = column.unsqueeze(-1).view(torch.float32)[..., 0]
-        self.terminated, self.truncated, self.first = (flags[..., i].view(torch.bool) for i in (4, 5, 6))
+        self.terminated, self.truncated, self.first, self.real = (flags[..., i].view(torch.bool) for i in range(4, 8))
 
 
 class RowGroup:
@@ -79,13 +80,13 @@ class RowGroup:
         chunk = {name: x[self.rows, self._low : self._high] for name, x in self._ring.columns.items()}
         seen, self.said = ([_slots(chunk[name]) for name in names] for names in self._names)
         arrival = Arrival(chunk[ARRIVAL])
-        parts = (arrival.first, arrival.reward, arrival.terminated, arrival.truncated)
+        parts = (arrival.first, arrival.real, arrival.reward, arrival.terminated, arrival.truncated)
         self.heard = [*(_slots(x) for x in parts), *seen]
 
     def arrays(self, step: EnvStep, observations: list[str]) -> list[Any]:
         """What a step has for ``heard``; a manager uses the same memory again and again, so it is looked up once."""
         if step is not self._step:
-            parts = (step.first, step.reward, step.terminated, step.truncated)
+            parts = (step.first, step.real, step.reward, step.terminated, step.truncated)
             self._step = step
             self._arrays = [plain(x) for x in (*parts, *(step.observation[name] for name in observations))]
         return self._arrays

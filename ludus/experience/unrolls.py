@@ -18,9 +18,9 @@ from ludus.core.types import State, Tensors
 from ludus.experience.rollout import RolloutCache, block
 from ludus.experience.space import free_room
 
-ACCOUNT = 3 * 4 + 2  # bytes a step beside what was seen and said: reward, discount and weight, and two endings
-NAMED = ("observation", "action", "experience")  # the parts of a batch that are dicts
-PLAIN = ("first", "reward", "terminated", "truncated", "discount", "weight")
+ACCOUNT = 2 * 4 + 3  # bytes a step beside observation and action: reward and discount, two endings and real
+NAMED = ("observation", "action", "experience", "final")  # the parts of a batch that are dicts
+PLAIN = ("first", "reward", "terminated", "truncated", "discount", "real")
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class UnrollCache(ExperienceCache):
         """The number of rollouts in the ring."""
         return min(self._written, self.capacity)
 
-    def env_write(self, step: EnvStep, state: HiddenState, start: int = 0) -> None:
+    def env_write(self, step: EnvStep, state: HiddenState, start: int = 0, final_value: Tensor | None = None) -> None:
         """As a rollout does."""
-        self._open.env_write(step, state, start)
+        self._open.env_write(step, state, start, final_value)
 
     def agent_write(self, step: AgentStep, start: int = 0) -> None:
         """As a rollout does."""
@@ -104,7 +104,7 @@ class UnrollCache(ExperienceCache):
         for name, x in batch.state.items():
             self._states[name][start : start + self.batch].copy_(x)
         self._written += 1
-        self._steps += int(batch.weight.sum())
+        self._steps += int(batch.real.sum())
         if self._steps >= self.config.warmup:
             self._owed = int(torch.poisson(torch.tensor(self.config.replay_ratio), self.generator))
             self._fresh, self._replayed = self._fresh + 1, self._replayed + self._owed
@@ -181,7 +181,9 @@ def _batch(tensors: Tensors, state: HiddenState, index: Tensor) -> Batch:
         kind, slash, name = place.partition("/")
         if slash:
             named[kind][name] = x
-    return Batch(**named, **{name: tensors[name] for name in PLAIN}, state=state, index=index)  # type: ignore[arg-type]
+    plain = {name: tensors[name] for name in PLAIN}
+    weight = torch.ones_like(plain["reward"])
+    return Batch(**named, **plain, weight=weight, state=state, index=index)  # type: ignore[arg-type]
 
 
 def _pick(x: Tensor, columns: Tensor) -> Tensor:

@@ -127,4 +127,4 @@ def _check_mask(mask: Tensor, batch: Batch, sizes: tuple[int, ...], what: str) -
 def _stuck(mask: Tensor, batch: Batch, sizes: tuple[int, ...]) -> Tensor:
     """Where a mask allows nothing for one of its choices, ``[T, B]``."""
     parts = [part.any(-1) for part in torch.split(mask.bool(), list(sizes), dim=-1)]
-    return ~torch.stack(parts).all(0) & (batch.weight > 0)
+    return ~torch.stack(parts).all(0) & batch.real

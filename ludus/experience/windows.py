@@ -18,16 +18,16 @@ class NStep(NamedTuple):
     steps: Tensor  # k ≤ n: how many there were
 
 
-def n_step(reward: Tensor, terminated: Tensor, truncated: Tensor, first: Tensor, powers: Tensor) -> NStep:
-    """Sum up to n rewards ``[n, M]``; ``first`` ``[n + 1, M]`` is that of the states between, ``powers`` γ^0 to γ^n.
+def n_step(reward: Tensor, terminated: Tensor, truncated: Tensor, real: Tensor, powers: Tensor) -> NStep:
+    """Sum up to n rewards ``[n, M]``; ``powers`` are γ^0 to γ^n.
 
-    The window stops after a transition that terminated or truncated, and before one that is not real (``first`` at its
-    end: the episode was lost). The first transition is taken to be real. What lies behind the stop is never used, not
-    even multiplied by 0. Sutton 1988; with truncation, the state where it stopped is bootstrapped from.
+    The window stops after a transition that terminated or truncated, and before one that is not ``real`` ``[n, M]``
+    (padding, or an episode that was lost). The first transition is taken to be real. What lies behind the stop is never
+    used, not even multiplied by 0. Sutton 1988; with truncation, the state where it stopped is bootstrapped from.
     """
     n = len(reward)
     stops = torch.zeros(reward.shape, dtype=torch.bool, device=reward.device)  # whether it stopped before this one
-    torch.logical_or((terminated | truncated)[:-1], first[2:], out=stops[1:])
+    torch.logical_or((terminated | truncated)[:-1], ~real[1:], out=stops[1:])
     for i in range(2, n):
         stops[i] |= stops[i - 1]
     steps = n - stops.sum(0)

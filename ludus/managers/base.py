@@ -59,8 +59,10 @@ class BatchManager(EnvironmentManager):
         self._treat = ActionPreprocessor(self.action, {})
         self._memory = StepArrays.make(self.observation, batch) if memory is None else memory
         parts = [self._memory.rows(rows) for rows in self.groups]
-        self._steps = [_step(part) for part in parts]
-        self._last = self._steps[0] if groups == 1 else _step(self._memory)
+        self._real = np.zeros(batch, np.bool_)  # ~first: an ended row is reset at the next step
+        self._flags = [(part.first, self._real[rows]) for part, rows in zip(parts, self.groups, strict=True)]
+        self._steps = [_step(part, self._real[rows]) for part, rows in zip(parts, self.groups, strict=True)]
+        self._last = self._steps[0] if groups == 1 else _step(self._memory, self._real)
         self._accounts = [
             EpisodeStats(part, rows.start, History(self.action, rows.stop - rows.start) if replays else None)
             for part, rows in zip(parts, self.groups, strict=True)
@@ -107,6 +109,7 @@ class BatchManager(EnvironmentManager):
         finally:
             self._calling = False
         self.longest = max(self.longest, time.monotonic() - began)
+        np.logical_not(self._memory.first, self._real)
         return self._last
 
     def send(self, actions: Tensors, group: int = 0) -> None:
@@ -123,6 +126,7 @@ class BatchManager(EnvironmentManager):
         finally:
             self._calling = False
         self.longest = max(self.longest, time.monotonic() - began)
+        np.logical_not(*self._flags[group])
         return self._steps[group]
 
     def busy(self) -> tuple[int, ...] | None:
@@ -227,6 +231,7 @@ class BatchManager(EnvironmentManager):
         for account, rows in zip(self._accounts, self.groups, strict=True):
             account.load({name: x[rows] for name, x in counted.items()}, actions[rows])
         reasons = self._restore(saved_state.arrays(state["snapshot"]))
+        np.logical_not(self._memory.first, self._real)
         self.restored = saved_state.told(reasons, self.batch, self.name)
 
     def _account_of(self, row: int) -> EpisodeStats:
@@ -299,11 +304,12 @@ class BatchManager(EnvironmentManager):
             self._reader.masks.settle(self._memory.observation, self._accounts[0].ended)
 
 
-def _step(memory: StepArrays) -> EnvStep:
+def _step(memory: StepArrays, real: NDArray[np.bool_]) -> EnvStep:
     """The torch views of a step, made once."""
-    flat = (memory.reward, memory.terminated, memory.truncated, memory.first)
+    flat = map(torch.from_numpy, (memory.reward, memory.terminated, memory.truncated, memory.first, real))
+    reward, terminated, truncated, first, happened = flat
     observation = {name: torch.from_numpy(x) for name, x in memory.observation.items()}
-    return EnvStep(observation, *(torch.from_numpy(x) for x in flat))
+    return EnvStep(observation, reward, terminated, truncated, first, happened)
 
 
 def _numpy(x: Tensor) -> NDArray[Any]:

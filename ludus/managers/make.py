@@ -11,12 +11,13 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from ludus.core.errors import UserError, too_many_files
-from ludus.core.names import found_by_others, import_path, importable
+from ludus.core.names import found_by_others, import_path, importable, resolve
 from ludus.environments.config import EnvConfig, parse_options, parse_wrappers, validate
 from ludus.environments.failure import failed
 from ludus.environments.gym import accepts, find, is_path, make, make_environment
 from ludus.managers.base import BatchManager
 
+TENSOR_NEEDS = ("num_envs", "observation_space", "action_space", "reset", "step")
 FEW = 6  # environments that step faster one by one than as a native vector: 10 µs each for CartPole, against 60 to 90
 
 
@@ -37,6 +38,8 @@ def make_manager(
     if num < 1:
         raise UserError(f"There must be at least 1 environment, not {num}.")
     options = parse_options(config.options)
+    if config.backend == "tensor":
+        return _make_tensor(config, num, options, render_mode, environment, branch)
     backend = _choose(config, num, options, render_mode, environment)
     if backend == "subproc" and (render_mode is not None or alone):
         backend = "simple"  # what draws, and what is asked for alone, is in this process
@@ -68,6 +71,40 @@ def make_manager(
     name = config.id if environment is None else getattr(environment, "__name__", type(environment).__name__)
     made = lambda: make_environment(config, environment, render_mode)  # noqa: E731
     return SimpleEnvManager(made, num, name, config.mask, branch)
+
+
+def _make_tensor(
+    config: EnvConfig,
+    num: int,
+    options: dict[str, Any],
+    render_mode: str | None,
+    environment: Callable[..., Any] | None,
+    branch: int,
+) -> BatchManager:
+    from ludus.managers.tensor import TensorEnvManager
+
+    if environment is None and not is_path(config.id):
+        raise UserError(
+            f'env.backend is tensor, but env.id "{config.id}" is no class of yours; give one as package.module:Class.'
+        )
+    if render_mode is not None:
+        raise UserError("env.backend is tensor, which draws no pictures; do without the video.")
+    if config.max_episode_steps:
+        raise UserError(
+            f"env.max_episode_steps is {config.max_episode_steps}, but with env.backend tensor the environment keeps "
+            "its own limit; give the limit in env.options."
+        )
+    maker = resolve(config.id, {}, "environment") if environment is None else environment
+    try:
+        env = maker(num, **options)
+    except Exception as error:
+        raise failed(config.id, "its constructor", error) from error
+    lacking = [name for name in TENSOR_NEEDS if not hasattr(env, name)]
+    if lacking:
+        raise UserError(
+            f"env.backend is tensor, but {config.id} has no {lacking[0]}; it needs {', '.join(TENSOR_NEEDS)}."
+        )
+    return TensorEnvManager(env, config.id, config.mask, branch)
 
 
 def _path(config: EnvConfig, environment: Callable[..., Any] | None) -> str:

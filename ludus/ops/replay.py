@@ -14,10 +14,10 @@ def importance_weights(probability: Tensor, size: int | Tensor, beta: float | Te
 
 
 @torch.no_grad()
-def counted(weight: Tensor) -> Tensor:
-    """Return w / max(count of w > 0, 1), with which a mean over what was drawn is ``(loss * share).sum()``.
+def counted(weight: Tensor, real: Tensor) -> Tensor:
+    """Return w / max(count of real rows, 1), 0 for padding: a mean over what was drawn is ``(loss * share).sum()``.
 
-    Unlike ``policy_gradient.shares``, importance weights below 1 make the mean smaller. A row of weight 0 must hold a
+    Unlike ``policy_gradient.shares``, importance weights below 1 make the mean smaller. Padding must hold a
     finite loss.
     """
-    return weight / (weight > 0).sum().clamp_(min=1)
+    return weight * real / real.sum().clamp_(min=1)

@@ -38,7 +38,7 @@ from ludus.runs.encoding import HEADER, TensorFile, decode, encode, names_of, se
 from ludus.runs.folder import ASIDE, RunDirectory, settled, step_folders
 
 T = TypeVar("T")
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST, TENSORS, STATE = "manifest.json", "tensors.safetensors", "state.json"
 _MANIFEST_LIMIT = 1 << 24
 _STATE_LIMIT = 1 << 26

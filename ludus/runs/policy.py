@@ -181,6 +181,7 @@ class Player:
             zeros.bool(),
             zeros.bool(),
             begins.to(self.device),
+            ~begins.to(self.device),
         )
         return step, batched, rows
 

@@ -67,6 +67,7 @@ def random_batch(name: str, rows: int, time: int = 1, observation: int = 5, acti
         terminated=terminated,
         truncated=torch.zeros(time, rows, dtype=torch.bool),
         discount=0.99 * (~terminated).float(),
+        real=torch.ones(time, rows, dtype=torch.bool),
         weight=torch.ones(time, rows),
         experience={},
         index=torch.arange(rows),

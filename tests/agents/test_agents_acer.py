@@ -58,7 +58,8 @@ def make_batch() -> Batch:
         terminated=terminated,
         truncated=truncated,
         discount=0.9 * (~terminated).double(),
-        weight=(~first[1:]).double(),
+        real=~first[1:],
+        weight=torch.ones(T, B, dtype=torch.float64),
         experience={"log_policy": log_mu},
     )
 
@@ -102,7 +103,7 @@ class Reference:
         self.p = softmax(outputs["policy_action"], mask)
         self.mu = np.exp(batch.experience["log_policy"].numpy())
         self.action, self.reward = batch.action["action"].numpy(), batch.reward.numpy()
-        self.discount, self.real = batch.discount.numpy(), batch.weight.numpy() > 0
+        self.discount, self.real = batch.discount.numpy(), batch.real.numpy()
         self.ended = (batch.terminated | batch.truncated).numpy()
         self.values = outputs.get("q", outputs.get("value"))
         self.average = None
@@ -218,7 +219,7 @@ def test_a_policy_that_is_its_own_average_is_free() -> None:
 def test_rows_that_never_were_do_not_teach(targets: Any) -> None:
     agent, batch = make_agent(ACERConfig(targets=targets)), make_batch()
     before = gradients(agent, batch)
-    dead = batch.weight == 0
+    dead = ~batch.real
     batch.reward[dead] = 1e3
     batch.experience["log_policy"][dead] = -3.0
     after = gradients(agent, batch)

@@ -70,7 +70,7 @@ def env_step(agent: Any, rows: int = 4, first: bool = False, seed: int = 0) -> E
     g = torch.Generator().manual_seed(seed)
     observation = {name: torch.randn(rows, *spec.shape, generator=g) for name, spec in agent.observation.items()}
     flags = [torch.full((rows,), value) for value in (False, False, first)]
-    return EnvStep(observation, torch.zeros(rows), *flags)
+    return EnvStep(observation, torch.zeros(rows), *flags, ~flags[-1])
 
 
 def test_random_at_first_then_near_the_policy_and_greedy_without_noise() -> None:
@@ -189,6 +189,7 @@ def transitions_of(batch: Batch, n: int) -> Batch:
         action=flat,
         reward=torch.tensor([total]),
         discount=torch.tensor([discount]),
+        real=torch.ones(1, time * rows, dtype=torch.bool),
         weight=torch.ones(1, time * rows),
         window=window,
     )
@@ -226,7 +227,7 @@ def test_steps_that_never_were_do_not_teach(body: str) -> None:
         agent, updater = make(**changes)
         batch = random_batch("observation", 8, 8, seed=2)
         batch.first[5, :4] = True  # the step from 4 to 5 is a reset's
-        batch.weight[4, :4] = 0.0
+        batch.real[4, :4] = False
         batch.reward[4, :4] = spoil
         batch.action["action"][4, :4] = 0.0 if body == "lstm" else spoil / 50
         batch = replace(batch, state=agent.zeros(("actor",), 8))
@@ -243,7 +244,9 @@ def test_a_memory_is_burned_in_to_where_acting_had_it() -> None:
     start = agent.zeros(("actor",), 4).map(lambda x: x + 0.3)
     state = start
     for t in range(3):
-        step = EnvStep({"observation": batch.observation["observation"][t]}, *[torch.zeros(4)] * 3, batch.first[t])
+        step = EnvStep(
+            {"observation": batch.observation["observation"][t]}, *[torch.zeros(4)] * 3, batch.first[t], ~batch.first[t]
+        )
         state = agent.act(step, state).state
     ready = agent.prepare(replace(batch, state=start))
     assert state.keys() == {name for name in ready.state if name.startswith("actor/")}

@@ -145,13 +145,13 @@ def test_a_few_updates_move_the_network_and_the_target_follows(agent: str, envir
 
 
 @pytest.mark.parametrize("agent", FAMILY)
-def test_rows_of_weight_zero_teach_nothing(agent: str) -> None:
+def test_padding_teaches_nothing(agent: str) -> None:
     worker = worker_of(agent=agent)
     batch = batch_of(worker)
     if worker.agent.head.needs_taus:
         taus = torch.rand(3, 1, 16, 8)
         batch = replace(batch, experience=dict(zip(("taus", "choosing_taus", "target_taus"), taus, strict=True)))
-    nothing = worker.agent.compute_loss(replace(batch, weight=torch.zeros_like(batch.weight)))[0]
+    nothing = worker.agent.compute_loss(replace(batch, real=torch.zeros_like(batch.real)))[0]
     assert float(nothing["value"].detach()) == 0
     worker.close()
 

@@ -119,16 +119,16 @@ def test_value_clipping_bounds_the_step_of_the_value() -> None:
 
 
 def test_rows_that_never_were_do_not_teach() -> None:
-    """Whatever lies in the rows of weight 0 (a reset's transition), the gradient is the same."""
+    """Whatever lies in the padding rows (a reset's transition), the gradient is the same."""
     worker = make_worker("ludus.environments.toy:CountingEnv", agent__normalize_advantage=True)
     begin(worker, 0)
     collect(worker)
     batch = worker.cache.read()
     prepared = worker.agent.prepare(batch).without_successor()  # type: ignore[operator]
-    assert (prepared.weight == 0).any()
+    assert (~prepared.real).any()
     gradients = []
     for spoil in (0.0, 1e3):
-        dead = prepared.weight == 0
+        dead = ~prepared.real
         prepared.experience["advantage"][dead] = spoil
         prepared.experience["return"][dead] = spoil
         worker.agent.zero_grad()

@@ -68,7 +68,7 @@ def test_updates_equal_those_of_stable_baselines3(learned: bool) -> None:
 def env_step(agent: Any, rows: int = 4) -> EnvStep:
     g = torch.Generator().manual_seed(0)
     observation = {name: torch.randn(rows, *spec.shape, generator=g) for name, spec in agent.observation.items()}
-    return EnvStep(observation, torch.zeros(rows), *[torch.zeros(rows, dtype=torch.bool)] * 3)
+    return EnvStep(observation, torch.zeros(rows), *[torch.zeros(rows, dtype=torch.bool)] * 4)
 
 
 def test_random_at_first_then_samples_and_greedy_without_noise() -> None:
@@ -159,7 +159,7 @@ def test_a_memory_learns_from_sequences_without_the_steps_that_never_were(name: 
         if name == "discrete_sac":
             batch = replace(batch, action={"action": (batch.action["action"][..., 0] > 0).long()})
         batch.first[5, :4] = True
-        batch.weight[4, :4] = 0.0
+        batch.real[4, :4] = False
         batch.reward[4, :4] = spoil
         learned = agent.learn(replace(batch, state=agent.zeros(("actor",), 8)), worker.updater)
         kept.append((learned.priority, torch.cat([p.flatten() for p in agent.networks.parameters()])))

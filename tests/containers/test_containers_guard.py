@@ -160,7 +160,7 @@ def test_a_number_of_the_environment_is_refused_before_learning(worker: LocalWor
 @pytest.mark.parametrize("worker", [(TOY + "MaskedEnv", "ppo", {})], indirect=True)
 def test_a_mask_that_allows_nothing_is_refused(worker: LocalWorker) -> None:
     batch = worker.cache.read()
-    time, row = (batch.weight > 0).nonzero()[0].tolist()
+    time, row = batch.real.nonzero()[0].tolist()
     batch.observation["action_mask"][time, row] = False
     with pytest.raises(UserError, match="allows nothing"):
         worker.guard.learn(batch)
@@ -206,7 +206,7 @@ def filled(time: int = 5, rows: int = 3) -> Batch:
     no = torch.zeros(time, rows, dtype=torch.bool)
     first = torch.zeros(time + 1, rows, dtype=torch.bool)
     seen = {"speed": torch.zeros(time + 1, rows, 2), "camera": torch.zeros(time + 1, rows, 2, 2, dtype=torch.uint8)}
-    return Batch(seen, first, {"action": zeros}, zeros.clone(), no, no, zeros, zeros, {})
+    return Batch(seen, first, {"action": zeros}, zeros.clone(), no, no, zeros, ~no, zeros, {})
 
 
 def test_the_first_bad_number_in_the_order_of_steps_is_found() -> None:

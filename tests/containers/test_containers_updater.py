@@ -321,7 +321,7 @@ class TwoParts(nn.Module):
 
 def two_parts_batch() -> Batch:
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
-    return Batch({}, x, {}, x, x, x, x, x, {})
+    return Batch({}, x, {}, x, x, x, x, x, x, {})
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])

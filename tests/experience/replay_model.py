@@ -110,8 +110,8 @@ class World:
         observation = {"x": torch.tensor([m.x for m in moments], dtype=torch.float32)}
         if "frames" in self.specs:
             observation["frames"] = torch.tensor([m.frames for m in moments], dtype=torch.int32)
-        flags = (torch.tensor([getattr(m, name) for m in moments]) for name in ("terminated", "truncated", "first"))
-        return EnvStep(observation, torch.tensor([m.reward for m in moments]), *flags)
+        flags = [torch.tensor([getattr(m, name) for m in moments]) for name in ("terminated", "truncated", "first")]
+        return EnvStep(observation, torch.tensor([m.reward for m in moments]), *flags, ~flags[-1])
 
     def drawable(self, length: int, span: int) -> set[tuple[int, int]]:
         """(time, row) of every real transition whose next ``span`` steps are written and that is still there whole."""

@@ -277,14 +277,15 @@ def test_n_step_is_its_equation() -> None:
     """Against a loop in float64, with NaN behind every stop."""
     rng, n, m, gamma = np.random.default_rng(0), 5, 400, 0.97
     reward = rng.standard_normal((n, m)).astype(np.float32)
-    terminated, truncated, first = (rng.random((n, m)) < 0.15 for _ in range(3))
-    first = np.concatenate([first[:1], np.zeros((1, m), bool), first[1:]])  # the first transition is real
+    terminated, truncated, real = (rng.random((n, m)) < 0.15 for _ in range(3))
+    real = ~real
+    real[0] = True
     expected: dict[str, list[Any]] = {"reward": [], "discount": [], "steps": [], "terminated": [], "truncated": []}
     for i in range(m):
         total, k = 0.0, 0
         for k in range(1, n + 1):
             total += gamma ** (k - 1) * float(reward[k - 1, i])
-            if terminated[k - 1, i] or truncated[k - 1, i] or k == n or first[k + 1, i]:
+            if terminated[k - 1, i] or truncated[k - 1, i] or k == n or not real[k, i]:
                 break
         last = bool(terminated[k - 1, i])
         found = (total, 0.0 if last else gamma**k, k, last, bool(truncated[k - 1, i]))
@@ -292,7 +293,7 @@ def test_n_step_is_its_equation() -> None:
             expected[name].append(value)
         reward[k:, i] = np.nan
     powers = (gamma ** torch.arange(n + 1, dtype=torch.float64)).float()
-    got = n_step(*(torch.from_numpy(x) for x in (reward, terminated, truncated, first)), powers)
+    got = n_step(*(torch.from_numpy(x) for x in (reward, terminated, truncated, real)), powers)
     for name, values in expected.items():
         x = getattr(got, name).numpy()
         np.testing.assert_allclose(x, np.array(values, x.dtype), rtol=1e-5, atol=1e-6, err_msg=name)

@@ -70,7 +70,7 @@ class Goals:
         self.terminated.append(terminated.tolist())
         ends = torch.from_numpy(terminated), torch.from_numpy(truncated)
         reward = self.scale * judge(observation["achieved_goal"], observation["desired_goal"])[0]
-        step = EnvStep(observation, reward, *ends, torch.tensor(first))
+        step = EnvStep(observation, reward, *ends, torch.tensor(first), ~torch.tensor(first))
         for replay in replays:
             replay.env_write(step, HiddenState())
 
@@ -209,7 +209,7 @@ def test_a_goal_that_changes_with_the_step_is_no_other_scale() -> None:
             replay.agent_write(AgentStep({"a": torch.zeros(ROWS)}, {}, HiddenState()))
         wanted = torch.full((ROWS, 2), 7.0 * time)
         observation = {"achieved_goal": reached, "desired_goal": wanted, "observation": torch.zeros(ROWS, 1)}
-        replay.env_write(EnvStep(observation, reward, ends & False, ends & False, first), HiddenState())
+        replay.env_write(EnvStep(observation, reward, ends & False, ends & False, first, ~first), HiddenState())
 
 
 def test_rewards_are_compared_until_enough_have_agreed() -> None:

@@ -188,7 +188,7 @@ def test_sequences_are_what_was(kind: str, lanes: list[int]) -> None:
                 moments = world.rows[row].steps[t : t + steps + 1]
                 assert batch.observation["x"][:, i].tolist() == [m.x for m in moments]
                 assert batch.first[:, i].tolist() == [m.first for m in moments]
-                assert batch.weight[:, i].tolist() == [float(not m.first) for m in moments[1:]]
+                assert batch.real[:, i].tolist() == [not m.first for m in moments[1:]]
                 for name in ("reward", "terminated", "truncated"):
                     values = [getattr(m, name) for m in moments[1:]]
                     np.testing.assert_array_equal(getattr(batch, name)[:, i].numpy(), values)
@@ -207,8 +207,8 @@ def test_the_weight_of_a_sequence_is_that_of_its_steps() -> None:
     for _ in range(3):
         batch = replay.read()
         assert batch.index is not None
-        weight = batch.weight.max(0).values  # of a sequence's real steps
-        assert torch.equal(batch.weight, weight * (~batch.first[1:]))
+        weight = batch.weight[0]
+        assert torch.equal(batch.weight, weight.expand_as(batch.reward))
         assert weight.max() == 1
         replay.feedback(batch.index, torch.rand(16, generator=torch.Generator().manual_seed(1)) + 0.1)
     assert batch.weight.unique().numel() > 3
@@ -260,7 +260,7 @@ def test_what_is_counted_is_what_is_taken() -> None:
     columns = {k: x for k, x in replay._ring.columns.items() if not k.startswith("experience/")}
     frames = replay._frames["frames"]
     taken = [*columns.values(), frames._stream.columns["frame"], frames._places.columns["place"]]
-    taken += [torch.from_numpy(x) for x in (replay._fresh, replay._tracks[0]._numbers)]
+    taken += [torch.from_numpy(x) for x in (replay._drawable, replay._tracks[0]._numbers)]
     bytes_taken = sum(x.numel() * x.element_size() for x in taken) + 16 * 1000  # and the tree
     needed = bytes_needed(ReplayConfig(**settings), 2, STACKED, {"a": Spec((), "float32")})
     assert needed == pytest.approx(bytes_taken, rel=0.01)

@@ -19,7 +19,7 @@ B, T, GAMMA = 3, 4, 0.9
 def env_step(t: int, first: bool = False, terminated: bool = False, truncated: bool = False) -> EnvStep:
     flags = [torch.full((B,), x) for x in (terminated, truncated, first)]
     observation = {"x": torch.full((B, 2), float(t)), "frame": torch.full((B, 1, 2, 2), t, dtype=torch.uint8)}
-    return EnvStep(observation, torch.full((B,), float(t)), *flags)
+    return EnvStep(observation, torch.full((B,), float(t)), *flags, ~flags[-1])
 
 
 def agent_step(t: int) -> AgentStep:
@@ -67,7 +67,7 @@ def test_endings_become_weights_discounts_and_traces() -> None:
     """Termination at 2 (reset row 3), truncation at 4."""
     cache = RolloutCache(T, B, GAMMA, torch.device("cpu"))
     batch, _ = fill(cache, 0, terminated={2: True}, first={3: True}, truncated={4: True})
-    assert batch.weight[:, 0].tolist() == [1, 1, 0, 1]  # 2 → 3 is the reset, no transition
+    assert batch.real[:, 0].tolist() == [True, True, False, True]  # 2 → 3 is the reset, no transition
     torch.testing.assert_close(batch.discount[:, 0], torch.tensor([GAMMA, 0, GAMMA, GAMMA]))
     assert batch.continues[:, 0].tolist() == [1, 0, 0, 0]
 
@@ -76,7 +76,7 @@ def test_nothing_is_bootstrapped_from_an_episode_that_was_lost() -> None:
     """A ``first`` without an ending before it: what came before trusts V of the last thing seen, and nothing later."""
     cache = RolloutCache(T, B, GAMMA, torch.device("cpu"))
     batch, _ = fill(cache, 0, first={3: True})
-    assert batch.weight[:, 0].tolist() == [1, 1, 0, 1]
+    assert batch.real[:, 0].tolist() == [True, True, False, True]
     assert batch.continues[:, 0].tolist() == [1, 0, 0, 1]
     value_t = torch.ones(T, B)
     value_t[2] = torch.nan  # of the new episode's first observation
@@ -91,7 +91,7 @@ def test_an_open_rollout_survives_its_state_dict() -> None:
     half.load_state_dict(whole.state_dict())
     expected, _ = fill(whole, t)
     got, _ = fill(half, t)
-    for name in ("reward", "first", "weight", "discount"):
+    for name in ("reward", "first", "real", "discount"):
         assert torch.equal(getattr(expected, name), getattr(got, name))
     assert torch.equal(expected.observation["x"], got.observation["x"])
 
@@ -119,7 +119,7 @@ def numbered_batch(time: int, columns: int) -> Batch:
     return Batch(
         {"x": torch.cat([floats, torch.full((1, columns), torch.nan)]).unsqueeze(-1)},
         torch.zeros(time + 1, columns, dtype=torch.bool),
-        {"action": numbers}, floats, flags, flags, floats, floats, {"value": floats},
+        {"action": numbers}, floats, flags, flags, floats, ~flags, floats, {"value": floats},
         HiddenState({"h": numbers[0].float().unsqueeze(-1)}),
     )  # fmt: skip
 
@@ -155,7 +155,7 @@ def test_images_lie_channels_last_from_the_cache_to_the_minibatch() -> None:
     frames = torch.randint(0, 255, (T + 1, B, 3, 8, 9), dtype=torch.uint8)
     flags = torch.zeros(B, dtype=torch.bool)
     for t in range(T + 1):
-        cache.env_write(EnvStep({"frame": frames[t]}, torch.zeros(B), flags, flags, flags), HiddenState())
+        cache.env_write(EnvStep({"frame": frames[t]}, torch.zeros(B), flags, flags, flags, ~flags), HiddenState())
         if t < T:
             cache.agent_write(agent_step(t))
     batch = cache.read()

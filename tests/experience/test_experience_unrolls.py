@@ -33,7 +33,7 @@ def env_step(t: int, ended: bool = False, first: bool = False) -> EnvStep:
         "frame": (code % 251).to(torch.uint8).reshape(B, 1, 1, 1).repeat(1, 2, 3, 3),
     }
     flags = [torch.full((B,), x) for x in (ended, False, first)]
-    return EnvStep(observation, code.float(), *flags)
+    return EnvStep(observation, code.float(), *flags, ~flags[-1])
 
 
 def agent_step(t: int) -> AgentStep:
@@ -95,7 +95,7 @@ def assert_column(batch: Batch, column: int, start: int, row: int) -> None:
     assert batch.first[:, column].tolist() == [t % 7 == 0 for t in times]
     assert batch.terminated[:, column].tolist() == [t % 7 == 6 for t in times[1:]]
     assert not batch.truncated.any()
-    assert batch.weight[:, column].tolist() == [float(t % 7 != 0) for t in times[1:]]
+    assert batch.real[:, column].tolist() == [t % 7 != 0 for t in times[1:]]
     torch.testing.assert_close(batch.discount[:, column], torch.tensor([GAMMA * (t % 7 != 6) for t in times[1:]]))
 
 
@@ -185,7 +185,7 @@ def copy(value: Any) -> Any:
 def assert_same(one: Batch, two: Batch) -> None:
     for name in ("observation", "action", "experience", "state"):
         torch.testing.assert_close(getattr(one, name), getattr(two, name), rtol=0, atol=0)
-    for name in ("first", "reward", "terminated", "truncated", "discount", "weight", "index"):
+    for name in ("first", "reward", "terminated", "truncated", "discount", "real", "index"):
         torch.testing.assert_close(getattr(one, name), getattr(two, name), rtol=0, atol=0)
 
 
@@ -270,7 +270,7 @@ def test_nothing_passes_where_an_episode_was_lost() -> None:
     writer.said = lambda t: env_step(t, first=t == 3)  # type: ignore[method-assign]
     writer.fill()
     for batch in writer.reads():
-        assert batch.weight[:, 0].tolist() == [1, 1, 0, 1]
+        assert batch.real[:, 0].tolist() == [True, True, False, True]
         assert batch.continues[:, 0].tolist() == [1, 0, 0, 1]
 
 

@@ -75,7 +75,7 @@ def assert_first(run, seen):
     assert all(finite(values) for values in seen)
     assert not finite(state["metrics"])
     assert all(bool(torch.isfinite(x).all()) for x in state["agent"].values() if torch.is_tensor(x))
-    assert meta["step"] == (seen[-1]["step"] if seen else 0) + float(state["batch"]["weight"].sum())
+    assert meta["step"] == (seen[-1]["step"] if seen else 0) + float(state["batch"]["real"].sum())
 
 
 WORLDS = {"discrete": "CartPole-v1", "continuous": "Pendulum-v1"}

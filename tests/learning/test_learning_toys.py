@@ -190,3 +190,24 @@ def test_entropy_keeps_the_policy_random(agent: str, tmp_path: Path) -> None:
         lambda metrics: entropies.append(-metrics["loss/entropy"]),
     )
     assert min(entropies) > 0.95 * math.log(3)
+
+
+def test_a_cue_in_the_first_observation_is_learned_where_rows_are_reset_in_the_same_step(tmp_path: Path) -> None:
+    """The answer's reward comes with the reset, so whoever drops rows with ``first`` never learns from it (0.5)."""
+    settings = {
+        "env.backend": "tensor",
+        "env.num": 16,
+        "agent.rollout": 32,
+        "agent.learning_rate": 1e-3,
+        "evaluation.environments": 100,
+        "evaluation.episodes": 200,
+        "evaluation.every": 2_000,
+        "evaluation.stop_at": 0.95,
+        "runs": str(tmp_path),
+        "quiet": True,
+        "threads": 1,
+    }
+    cue = "ludus.environments.tensor_toy:TensorCue"
+    result = ludus.train(cue, "ppo", nb_step=10_000, seed=0, settings=settings | LSTM)
+    assert result.evaluation is not None
+    assert result.evaluation.mean >= 0.95

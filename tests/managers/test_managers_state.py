@@ -123,7 +123,7 @@ def same(a, b):
 def assert_same_step(a, b):
     assert a.observation.keys() == b.observation.keys()
     assert all(same(x, b.observation[name]) for name, x in a.observation.items())
-    assert all(same(x, y) for x, y in zip(a[1:], b[1:], strict=True))
+    assert all(same(x, y) for x, y in zip(a[1:6], b[1:6], strict=True))
 
 
 def through_files(state):

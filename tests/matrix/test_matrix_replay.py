@@ -67,7 +67,7 @@ def check_before(monkeypatch: pytest.MonkeyPatch, check: Check) -> list[int]:
 
 def masks_are_kept(agent: Any, batch: Batch) -> None:
     """What was done was allowed then; steered actions lie in the range that critics know."""
-    real = batch.weight > 0
+    real = batch.real
     if MASK in batch.observation:
         (action,) = batch.action.values()
         allowed = batch.observation[MASK][: len(action)].gather(-1, action.unsqueeze(-1)).squeeze(-1)
@@ -126,7 +126,7 @@ def policy_is_replayed(agent: Any, batch: Batch) -> None:
     """What the policy says of the batch, from the hidden state that it starts with, is what acting did."""
     if isinstance(agent, DDPG | SAC | DiscreteSAC) and agent.updates < FILLED:
         return
-    length, real = len(batch.reward), batch.weight > 0
+    length, real = len(batch.reward), batch.real
     observation = {name: x[:length] for name, x in batch.observation.items()}
     seen, first = agent.preprocess(observation), batch.first[:length]
     with torch.no_grad():

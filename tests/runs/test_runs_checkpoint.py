@@ -194,7 +194,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("schema", 2, "schema 2"),
+        ("schema", 1, "schema 1"),
         ("schema", None, "schema None"),
         ("files", {}, "does not name"),
         ("files", [], "not the manifest"),

@@ -66,7 +66,7 @@ def env_step(observations: Any, first: Any = False) -> EnvStep:
     x = torch.as_tensor(np.asarray(observations, np.float32))
     none = torch.zeros(len(x), dtype=torch.bool)
     begins = torch.as_tensor(np.broadcast_to(first, (len(x),)).copy())
-    return EnvStep({"observation": x}, torch.zeros(len(x)), none, none, begins)
+    return EnvStep({"observation": x}, torch.zeros(len(x)), none, none, begins, ~begins)
 
 
 def observations(steps: int, rows: int = 1, seed: int = 0) -> Any:
