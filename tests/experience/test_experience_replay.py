@@ -55,7 +55,7 @@ def check(world: World, batch: Batch, n: int, drawable: set[tuple[int, int]]) ->
     assert (batch.weight == 1).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     lanes=LANES, n=st.integers(1, 5), seed=st.integers(0, 10_000), longest=st.integers(1, 9),
     length=st.integers(9, 40), specs=st.sampled_from([PLAIN, STACKED]), prioritized=st.booleans(),
@@ -80,7 +80,7 @@ def test_what_is_drawn_is_what_was(
 
 
 @pytest.mark.filterwarnings("ignore:Observation .frames.")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     lanes=LANES, n=st.integers(1, 4), seed=st.integers(0, 10**6), longest=st.sampled_from([3, 12, 10**6]),
     length=st.integers(9, 40), torn=st.sampled_from([0.3, 1.0]), prioritized=st.booleans(),

@@ -98,6 +98,7 @@ SMALL: dict[str, Any] = {
     "evaluation.every": 0,
     "evaluation.episodes": 1,
     "compile": "off",
+    "threads": 1,
     "quiet": True,
 }
 
@@ -118,5 +119,5 @@ def test_stacked_color_images_reach_the_cnn(agent: str) -> None:
 
 
 def test_dqn_learns_from_stacked_color_images(tmp_path: Any) -> None:
-    settings = SMALL | {"nb_step": 300, "runs": str(tmp_path)}  # more than the replay holds
-    assert ludus.train(f"{__name__}:Img", "dqn", preset="none", settings=settings).steps >= 300
+    settings = SMALL | {"nb_step": 160, "agent.updates_per_step": 0.2, "runs": str(tmp_path)}  # more than the replay
+    assert ludus.train(f"{__name__}:Img", "dqn", preset="none", settings=settings).steps >= 160

@@ -32,7 +32,7 @@ def same(a: object, b: object) -> bool:
 
 
 @given(states)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_plain_values_come_back_as_they_were_through_strict_json(state):
     text = json.dumps(encode(state, {}), allow_nan=False)
     assert same(decode(json.loads(text), {}), state)

@@ -20,7 +20,7 @@ def unambiguous(found: dict) -> bool:
 
 
 @given(st.dictionaries(names, values, max_size=8).filter(unambiguous), text)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_settings_and_origins_come_back(tmp_path_factory, found, origin):
     path = tmp_path_factory.mktemp("c") / "config.toml"
     write_config(path, found, dict.fromkeys(found, origin))
