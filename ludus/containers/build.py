@@ -26,13 +26,12 @@ from ludus.core.spec import Specs, network_inputs
 from ludus.experience.space import free_room, rollout_bytes
 from ludus.managers.make import make_manager
 from ludus.networks.build import build_network
-from ludus.parallel.devices import Device, assign, cores, free_memory
+from ludus.parallel.resources import cores, free_memory
 from ludus.preprocess.observation import ObsPreprocessor
 from ludus.settings.ineffective import refuse_ineffective, unused
 from ludus.settings.settings import Resolved, Settings
 
 LARGE_IMAGE = 64  # the smallest side from which policy and value share a trunk
-GPU_SPEED = 20.0  # as many times faster than the CPU, by a rough guess
 REPAID = (
     50_000  # optimizer steps that earn back a compilation: ten seconds or more, against a fifth of a millisecond each
 )
@@ -141,7 +140,7 @@ def _refuse_large_networks(settings: Settings[Any], observation: Specs, action: 
 def _free(device: str) -> int:
     """Bytes that are free on a device by its setting; ``auto``: on the one that has most."""
     if device == "auto":
-        return max(found.free for found in _devices())
+        return max([*_gpu_memory(), free_memory()])
     return free_room(choose_device(device), "")
 
 
@@ -193,11 +192,10 @@ def build_updater(settings: Settings[Any], agent: Agent) -> LocalUpdater:
 
 
 def choose_device(name: str, needs: int = 0) -> torch.device:
-    """The device that a setting names; ``auto``: a GPU with ``needs`` bytes free if there is one, the freest first."""
+    """The device that a setting names; ``auto``: the freest GPU if it has ``needs`` bytes, else the CPU."""
     if name == "auto":
-        devices = _devices()
-        needs = min(needs, max(device.free for device in devices))  # else it is refused where it is made, by name
-        return torch.device(assign({"the agent": needs}, {}, devices)["the agent"])
+        free = _gpu_memory()
+        return torch.device(f"cuda:{free.index(max(free))}" if free and max(free) >= needs else "cpu")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).cpu()
@@ -206,11 +204,9 @@ def choose_device(name: str, needs: int = 0) -> torch.device:
     return device
 
 
-def _devices() -> list[Device]:
-    """What this machine has to compute with."""
-    free = [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]
-    found = [Device(f"cuda:{i}", memory, GPU_SPEED) for i, memory in enumerate(free)]
-    return [*sorted(found, key=lambda device: -device.free), Device("cpu", free_memory())]
+def _gpu_memory() -> list[int]:
+    """The free bytes of each GPU."""
+    return [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]
 
 
 def memory_needed(settings: Settings[Any], agent: Agent, observation: Specs) -> int:

@@ -13,7 +13,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Spec, Specs
 from ludus.experience.config import ReplayConfig
 from ludus.experience.frames import frames_kept
-from ludus.parallel.devices import free_memory
+from ludus.parallel.resources import free_memory
 
 ACCOUNT = 8 + 1 + 8  # bytes a step beside what was seen and said: rewards and endings, beginnings, the queue
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import math
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 
 from ludus.core.errors import UserError, refuse_outside
-from ludus.ops.distributions import categorical_kl, mask_logits
 
 
 class ParameterNoise(nn.Module):
@@ -71,15 +69,3 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 def rms_distance(action: Tensor, perturbed: Tensor) -> Tensor:
     """Return √(mean (a − ã)²) over rows and elements: its target is the σ of action noise as strong."""
     return (action - perturbed).square().mean().sqrt()
-
-
-def kl_distance(q: Tensor, perturbed: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the mean KL(softmax q ‖ softmax q̃) over rows of ``[…, A]``; its target is ``kl_target``."""
-    if mask is not None:
-        q, perturbed = mask_logits(q, mask), mask_logits(perturbed, mask)
-    return categorical_kl(q, perturbed).mean()
-
-
-def kl_target(epsilon: float, actions: int) -> float:
-    """Return −log(1 − ε + ε/|A|), which is KL(greedy ‖ ε-greedy): what acting ε-greedily would have."""
-    return -math.log(1 - epsilon + epsilon / actions)

@@ -9,7 +9,7 @@ from ludus.core.errors import UserError
 from ludus.core.spec import Specs
 from ludus.core.types import State
 from ludus.environments.config import EnvConfig
-from ludus.parallel.devices import cores
+from ludus.parallel.resources import cores
 
 if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker

@@ -22,8 +22,8 @@ from ludus.environments.worker import STEP
 from ludus.managers.base import BatchManager
 from ludus.managers.episode_stats import EpisodeStats
 from ludus.managers.worker_pool import Failed, Part, WorkerPool, divide
-from ludus.parallel.devices import cores
 from ludus.parallel.process import WorkerError
+from ludus.parallel.resources import cores
 
 LONG = 200  # characters of an action that are shown
 FAILED = "its worker failed"

@@ -22,10 +22,10 @@ from ludus.environments.config import EnvConfig
 from ludus.environments.rows import REMARKS, StepArrays
 from ludus.environments.spaces import Arrays
 from ludus.environments.worker import ACTION, LETTER, LINE, QUIT, READY, STEP, STEPS, fields
-from ludus.parallel.devices import Device, assign_workers, cores
 from ludus.parallel.memory import Block
 from ludus.parallel.message import put_letter, take_letter
 from ludus.parallel.process import GRACE, Launcher, Process, WorkerError, end_all
+from ludus.parallel.resources import cores
 
 Failed = list[tuple[int, WorkerError]]  # workers and what became of them
 NONE: Failed = []
@@ -67,11 +67,11 @@ def divide(groups: Sequence[slice], workers: int) -> list[Part]:
     return parts
 
 
-def gpus() -> list[Device]:
-    """The GPUs that this process may use, by their names for CUDA_VISIBLE_DEVICES; their memory is not looked at."""
+def gpus() -> list[str]:
+    """The GPUs that this process may use, by their names for CUDA_VISIBLE_DEVICES."""
     count = torch.cuda.device_count()
     named = [x.strip() for x in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if x.strip()]
-    return [Device(name, 0) for name in (named or map(str, range(count)))][:count]
+    return (named or list(map(str, range(count))))[:count]
 
 
 class WorkerPool:
@@ -90,7 +90,8 @@ class WorkerPool:
         ordered = platform.machine() in ("x86_64", "AMD64")  # where one process sees writes in the order of the other
         self._spin = SPIN if self.workers < cores() and ordered else 0
         found = gpus()
-        self._gpus = assign_workers(self.workers, found) if len(found) > 1 else []  # a single one is everybody's
+        # workers take turns; a single GPU is everybody's
+        self._gpus = [found[i % len(found)] for i in range(self.workers)] if len(found) > 1 else []
         actions = {key: ((batch, *s.shape), s.dtype) for key, s in specs[1].items()}
         self._fields = fields(StepArrays.fields(specs[0], batch), actions, len(parts), self.workers)
         self._block = Block(self._fields)

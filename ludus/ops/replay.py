@@ -7,13 +7,6 @@ from torch import Tensor
 
 
 @torch.no_grad()
-def importance_weights(probability: Tensor, size: int | Tensor, beta: float | Tensor) -> Tensor:
-    """Return (N·P(i))^−β / max_j (N·P(j))^−β, the maximum over the batch (PER, Schaul et al. 2016, §3.4)."""
-    weight = (probability * size).pow(-beta)
-    return weight / weight.amax()
-
-
-@torch.no_grad()
 def counted(weight: Tensor, real: Tensor) -> Tensor:
     """Return w / max(count of real rows, 1), 0 for padding: a mean over what was drawn is ``(loss * share).sum()``.
 

@@ -18,20 +18,6 @@ from ludus.ops.scan import linear_scan
 
 
 @torch.no_grad()
-def discounted_returns(
-    reward: Tensor, discount: Tensor, continues: Tensor, bootstrap_value: Tensor | None = None
-) -> Tensor:
-    """Sum the discounted rewards up to the end of the episode or rollout (Sutton & Barto 2018, eq. 3.9).
-
-    G_t = r_t + discount_t · (G_{t+1} if continues_t else V(s_{t+1})), where ``bootstrap_value[t]`` is V(s_{t+1})
-    ``[T, B]``; without it, that is zero.
-    """
-    if bootstrap_value is None:
-        return linear_scan(reward, discount * continues)
-    return lambda_returns(reward, discount, continues, bootstrap_value, 1.0)
-
-
-@torch.no_grad()
 def n_step_returns(reward: Tensor, discount: Tensor, continues: Tensor, value_t: Tensor, n: int) -> Tensor:
     """Sum n discounted rewards and bootstrap behind them (Sutton & Barto 2018, eq. 7.1).
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FLOOR = 1e-6  # a smaller probability counts as this one where something is divided by it
-
 
 @torch.no_grad()
 def trust_region_gradient(g: Tensor, k: Tensor, delta: float) -> Tensor:
@@ -32,15 +30,6 @@ def trust_region_loss(statistics: Tensor, g: Tensor, k: Tensor, delta: float) ->
 def kl_gradient_logits(average_logits: Tensor, logits: Tensor) -> Tensor:
     """Return ∇ KL(average‖new) in the new policy's logits: π − π_average."""
     return logits.softmax(-1) - average_logits.softmax(-1)
-
-
-@torch.no_grad()
-def kl_gradient_probabilities(average: Tensor, probabilities: Tensor) -> Tensor:
-    """Return ∇ KL(average‖new) in the new policy's probabilities: −π_average / π, ACER's own choice; 0 where both are.
-
-    It grows as 1/π where π vanishes, which that of the logits does not.
-    """
-    return -average / probabilities.clamp(min=FLOOR)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import ludus
 from ludus.core.errors import UserError
@@ -33,7 +33,7 @@ from ludus.core.files import (
     write_all,
 )
 from ludus.core.types import State, Tensors
-from ludus.parallel.devices import free_memory
+from ludus.parallel.resources import free_memory
 from ludus.runs.encoding import HEADER, TensorFile, decode, encode, names_of, serialize
 from ludus.runs.folder import ASIDE, RunDirectory, settled, step_folders
 
@@ -47,6 +47,14 @@ _MALFORMED = (*(ValueError, TypeError, KeyError, AttributeError, AssertionError,
 _TRIES = 100  # how often a reader begins again because a running training replaced what it reads
 
 Entry = dict[str, Any]  # "bytes" and "sha256" of a file
+
+
+class Manifest(NamedTuple):
+    """What ``manifest.json`` says."""
+
+    files: dict[str, Entry]
+    meta: dict[str, Any]
+    version: str  # of Ludus, when it was written
 
 
 def save(folder: Path, state: State, meta: Mapping[str, Any]) -> None:
@@ -69,7 +77,6 @@ def save(folder: Path, state: State, meta: Mapping[str, Any]) -> None:
                     }
                     _write(MANIFEST, here, [_manifest(entries, meta_tree)])
                     sync(*entries, MANIFEST, ".", folder=here)
-                    _verify(here, folder)
                 _place(parent, temporary, folder.name)
             finally:
                 delete(temporary, parent)
@@ -80,8 +87,8 @@ def save(folder: Path, state: State, meta: Mapping[str, Any]) -> None:
 class Checkpoint:
     """A checkpoint whose files are open and whole; its tensors are in no memory until they are read."""
 
-    def __init__(self, folder: Path, meta: dict[str, Any], state: bytes, tensors: FileIO) -> None:
-        self.folder, self.meta = folder, meta
+    def __init__(self, folder: Path, manifest: Manifest, state: bytes, tensors: FileIO) -> None:
+        self.folder, self.meta, self.version = folder, manifest.meta, manifest.version
         try:
             self._tree, self._tensors = _parse(state), TensorFile(tensors)
             outline = decode(self._tree, self._tensors.outline)
@@ -142,26 +149,6 @@ def load(folder: Path) -> tuple[State, dict[str, Any]]:
         return checkpoint.read(), checkpoint.meta
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
-    """The meta of a checkpoint, without its tensors."""
-
-    def read(folder: Path) -> dict[str, Any]:
-        with _opened(folder) as here:
-            return _read_manifest(folder, here)[1]
-
-    return _settle(folder, read)
-
-
-def read_version(folder: Path) -> str:
-    """The version of Ludus that wrote a checkpoint."""
-    path = folder / MANIFEST
-    with _opened(folder) as here, _open(path, here) as file:
-        try:
-            return str(_parse(_read(file, path, _MANIFEST_LIMIT))["library"])[:40]
-        except _MALFORMED as error:
-            raise _damaged(path, "is not the manifest of a checkpoint") from error
-
-
 def load_newest(run: RunDirectory, warn: Callable[[str], object]) -> tuple[State, dict[str, Any], Path]:
     """Load the newest whole checkpoint of a run and say where it is; ``warn`` gets a sentence on each damaged one."""
     with opened_newest(run, warn) as checkpoint:
@@ -193,8 +180,6 @@ class CheckpointKeeper:
     """Keeps the last ``keep`` checkpoints of a run and its best one."""
 
     def __init__(self, run: RunDirectory, keep: int = 3) -> None:
-        if keep < 1:
-            raise UserError(f"The number of checkpoints to keep is {keep}: give 1 or more.")
         self._run, self._keep = run, keep
 
     def save(self, step: int, state: State, meta: Mapping[str, Any] | None = None) -> Path:
@@ -247,13 +232,14 @@ def _settle(folder: Path, read: Callable[[Path], T]) -> T:
 def _enter(folder: Path, stack: ExitStack, limit: int | None = None) -> Checkpoint:
     """Open and check the files of a checkpoint; ``stack`` holds them open, so that no one can remove them."""
     with _opened(folder) as here, ExitStack() as own:
-        entries, meta = _read_manifest(folder, here)
+        manifest = _read_manifest(folder, here)
+        entries = manifest.files
         files = {name: own.enter_context(_open(folder / name, here)) for name in entries}
         most = HEADER + (_memory() if limit is None else limit)
         small = max(_STATE_LIMIT, free_memory() // 32)  # JSON takes many times its size
         for name, entry in entries.items():
             _check(files[name], folder / name, entry, small if name == STATE else most)
-        checkpoint = Checkpoint(folder, meta, _read(files[STATE], folder / STATE, small), files[TENSORS])
+        checkpoint = Checkpoint(folder, manifest, _read(files[STATE], folder / STATE, small), files[TENSORS])
         if limit is not None and checkpoint.bytes() > limit:
             raise _too_large(folder / TENSORS, checkpoint.bytes(), limit)
         stack.push(own.pop_all())
@@ -278,8 +264,7 @@ def _opened(folder: Path) -> Iterator[int]:
         yield here
 
 
-def _read_manifest(folder: Path, here: int) -> tuple[dict[str, Entry], dict[str, Any]]:
-    """Return the entries of the files, and the meta."""
+def _read_manifest(folder: Path, here: int) -> Manifest:
     path = folder / MANIFEST
     with _open(path, here) as file:
         data = _read(file, path, _MANIFEST_LIMIT)
@@ -299,7 +284,7 @@ def _read_manifest(folder: Path, here: int) -> tuple[dict[str, Entry], dict[str,
         raise _damaged(path, "is not the manifest of a checkpoint") from error
     if not intact:
         raise _damaged(path, "was edited after it was written")
-    return entries, meta
+    return Manifest(entries, meta, str(body["library"])[:40])
 
 
 def _check_entries(folder: Path, entries: dict[str, Any]) -> None:
@@ -323,7 +308,7 @@ def _memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _check(file: FileIO, path: Path, entry: Entry, limit: int | None = None) -> None:
+def _check(file: FileIO, path: Path, entry: Entry, limit: int) -> None:
     """Refuse a file of another size or hash than the manifest says, or too large, holding none of it in memory."""
     size, memory = os.fstat(file.fileno()).st_size, _memory()
     if size < entry["bytes"]:
@@ -332,7 +317,7 @@ def _check(file: FileIO, path: Path, entry: Entry, limit: int | None = None) -> 
         raise _damaged(path, f"has {size} bytes where {entry['bytes']!r:.20} are expected")
     if size > memory:  # a hole of a terabyte takes no place on a disk, and hours to hash
         raise _damaged(path, f"has {size} bytes, more than this machine has memory")
-    if limit is not None and size > limit:
+    if size > limit:
         raise _too_large(path, size, limit)
     try:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -382,22 +367,6 @@ def _parse(data: bytes) -> Any:
 
 def _no_constant(token: str) -> NoReturn:
     raise ValueError(f"{token} is not JSON")
-
-
-def _verify(here: int, folder: Path) -> None:
-    """Read what was written, from the disk, before anything older is given up for it."""
-    try:
-        entries, _ = _read_manifest(folder, here)
-        for name, entry in entries.items():
-            with _open(folder / name, here) as file:
-                if hasattr(os, "posix_fadvise"):  # not from the memory of the system
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                _check(file, folder / name, entry)
-    except UserError as error:
-        raise UserError(
-            f'The disk gives back something else than was written to "{folder}": check the disk or give another place; '
-            "the checkpoints before it are as they were."
-        ) from error
 
 
 def _place(parent: int, temporary: str, name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import ludus
 from ludus.core.errors import UserError
 from ludus.core.types import State
-from ludus.runs.checkpoint import Checkpoint, opened_newest, read_version
+from ludus.runs.checkpoint import Checkpoint, opened_newest
 from ludus.runs.folder import RunDirectory
 from ludus.settings.config_file import read_origins
 from ludus.settings.settings import Flat, Resolved, Settings, from_flat
@@ -78,10 +78,10 @@ def open_run(
             yield SavedRun(run, resolved, None, warnings, trusted.signs, own)
             return
         with opened_newest(run, warnings.append) as checkpoint:
-            if (version := read_version(checkpoint.folder)) != ludus.__version__:
+            if checkpoint.version != ludus.__version__:
                 warnings.append(
-                    f"The checkpoint was written by Ludus {version}, and this is Ludus {ludus.__version__}: numbers "
-                    "may differ from those of a run that was never stopped."
+                    f"The checkpoint was written by Ludus {checkpoint.version}, and this is Ludus {ludus.__version__}: "
+                    "numbers may differ from those of a run that was never stopped."
                 )
             complete = _why_complete(run, settings, checkpoint.outline)
             yield SavedRun(run, resolved, checkpoint, warnings, trusted.signs, own, complete)

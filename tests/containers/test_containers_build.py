@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from ludus.containers.build import build_agent
+from ludus.containers.build import build_agent, choose_device
 from ludus.core.spec import Spec
 from ludus.settings.settings import resolve_settings
 
@@ -30,3 +30,15 @@ def test_policy_and_value_of_small_images_have_a_trunk_each(shape: tuple[int, ..
 def test_policy_and_value_of_large_images_share_one(shape: tuple[int, ...]) -> None:
     assert networks(shape) == {"actor_critic"}
     assert networks(shape, **{"network.shared": "no"}) == {"actor", "critic"}
+
+
+@pytest.mark.parametrize(
+    ("free", "needs", "device"),
+    [([], 0, "cpu"), ([5, 9, 7], 8, "cuda:1"), ([5, 9, 7], 10, "cpu")],
+)
+def test_auto_is_the_freest_gpu_that_suffices(
+    monkeypatch: pytest.MonkeyPatch, free: list[int], needs: int, device: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free))  # no machine of ours has them
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda i: (free[i], 10))
+    assert choose_device("auto", needs) == torch.device(device)

@@ -277,7 +277,7 @@ def test_checkpoints_and_the_best_policy_are_kept(tmp_path: Path) -> None:
     kept = [int(folder.name.removeprefix("step_")) for folder in step_folders(RunDirectory(result.run).checkpoints)]
     assert kept == sorted({*first_past(steps, 70), result.steps})[-2:]
     assert saved(result.run)["counters"]["step"] == result.steps
-    best = checkpoints.read_meta(RunDirectory(result.run).best)
+    best = checkpoints.load(RunDirectory(result.run).best)[1]
     assert best["step"] == first_past(steps, 100)[0]  # every evaluation gives 15: the first of equals is kept
     assert best["score"] == 15
     assert saved(result.run)["counters"]["best"] == 15

@@ -16,8 +16,8 @@ from threadpoolctl import threadpool_info
 import ludus
 from ludus.containers import build
 from ludus.containers.threads import requested_threads, use_threads
-from ludus.parallel.devices import cores
 from ludus.parallel.process import child_environ
+from ludus.parallel.resources import cores
 from ludus.settings.config_file import read_config, read_origins
 
 

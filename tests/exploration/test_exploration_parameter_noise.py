@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ludus.core.errors import UserError
-from ludus.exploration.parameter_noise import ParameterNoise, kl_distance, kl_target, rms_distance
+from ludus.exploration.parameter_noise import ParameterNoise, rms_distance
 
 
 class Net(nn.Module):
@@ -170,25 +170,6 @@ def test_rms_distance():
     assert float(rms_distance(a, a)) == 0
     x = torch.randn(100_000, 2, generator=generator(1))
     assert float(rms_distance(x, x + 0.3 * torch.randn(x.shape, generator=generator(2)))) == pytest.approx(0.3, 0.01)
-
-
-def test_kl_distance():
-    q, other = torch.randn(2, 6, 4, dtype=torch.float64, generator=generator()).unbind(0)
-    p, r = (np.exp(x.numpy()) / np.exp(x.numpy()).sum(-1, keepdims=True) for x in (q, other))
-    assert float(kl_distance(q, other)) == pytest.approx((p * np.log(p / r)).sum(-1).mean(), rel=1e-12)
-    mask = torch.tensor([1, 0, 1, 1])
-    p, r = (x[:, mask.numpy() > 0] / x[:, mask.numpy() > 0].sum(-1, keepdims=True) for x in (p, r))
-    spoilt = torch.where(mask.bool(), other, math.nan)
-    assert float(kl_distance(q, spoilt, mask)) == pytest.approx((p * np.log(p / r)).sum(-1).mean(), rel=1e-12)
-
-
-def test_the_target_of_the_kl_is_that_of_an_epsilon_greedy_policy():
-    epsilon, actions = 0.1, 4
-    greedy = torch.tensor([80.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-    mixed = torch.full((actions,), epsilon / actions, dtype=torch.float64)
-    mixed[0] += 1 - epsilon
-    assert kl_target(epsilon, actions) == pytest.approx(float(kl_distance(greedy, mixed.log())), rel=1e-9)
-    assert kl_target(0.0, actions) == 0
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from faults_setup import digest
 from ludus.core.errors import UserError
 from ludus.logging.logfile import LogFile
 from ludus.logging.metrics import Metrics, read_metrics
-from ludus.runs.checkpoint import CheckpointKeeper, load, load_newest, read_meta
+from ludus.runs.checkpoint import CheckpointKeeper, load, load_newest
 from ludus.runs.folder import RunDirectory
 from ludus.settings.config_file import read_config, read_origins, write_config
 
@@ -333,7 +333,6 @@ def examine(path, loose):
     """Read all of a run as evaluate, play and resume do; return how many parts were refused or passed over."""
     run, warnings = RunDirectory(path), []
     best, newest = told(load, run.best), told(load_newest, run, warnings.append)
-    told(read_meta, run.best)
     if "best" not in loose and best is not None:
         assert same(best[0], state_of(10))
         assert best[1] == {"step": 10, "score": 1.5}

@@ -8,7 +8,6 @@ from ludus.networks.modular import ModularNetwork
 from ludus.networks.net1d.mlp import MLP
 from ludus.networks.net3d.nature_cnn import NatureCNN
 from ludus.networks.net3d.small_cnn import SmallCNN
-from ludus.networks.trajectories import split_and_pad_trajectories, unpad_trajectories
 
 FIRST = torch.zeros(1, 1, dtype=torch.bool)
 
@@ -92,19 +91,3 @@ def test_every_side_has_a_cnn(side):
 def test_sizes_below_one_are_refused(settings):
     with pytest.raises(UserError, match=rf"network\.{next(iter(settings))}"):
         NetworkConfig(**settings).validate()
-
-
-@pytest.mark.parametrize("chance", [0.0, 0.2, 1.0])
-def test_trajectories_are_split_padded_and_put_together_again(chance):
-    torch.manual_seed(0)
-    first = torch.rand(9, 4) < chance
-    x = torch.arange(9 * 4 * 2.0).reshape(9, 4, 2) + 1
-    padded, mask = split_and_pad_trajectories(x, first)
-    assert padded.shape[:2] == mask.shape
-    assert mask.shape[1] == 4 + int(first[1:].sum())
-    assert mask.sum() == 36
-    assert not padded[~mask].any()
-    # inside a trajectory, time goes on by one: the first feature grows by B·2 = 8
-    steps = (padded[1:] - padded[:-1])[..., 0][mask[1:]]
-    assert (steps == 8).all()
-    assert torch.equal(unpad_trajectories(padded, mask, 9), x)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ludus.ops.returns import discounted_returns, gae, lambda_returns, n_step_returns
+from ludus.ops.returns import gae, lambda_returns, n_step_returns
 from ludus.ops.scan import linear_scan
 from ludus.ops.vtrace import vtrace
 
@@ -103,17 +103,6 @@ def test_lambda_returns(seed: int, time: int, batch: int, lambda_: float) -> Non
     close(lambda_returns(**tensors(data), lambda_=lambda_), expected)
     per_row = torch.full((time, batch), lambda_, dtype=torch.float64)
     close(lambda_returns(**tensors(data), lambda_=per_row), expected)
-
-
-@given(**sizes)
-@settings(max_examples=30, deadline=None)
-def test_discounted_returns(seed: int, time: int, batch: int) -> None:
-    data = {k: v for k, v in reference.rollout(seed, time, batch).items() if k in KEYS}
-    value = data.pop("value_t")
-    everything = reference.n_step_returns(**data, value_t=value, n=time)
-    close(discounted_returns(**tensors(data), bootstrap_value=torch.tensor(value)), everything)
-    without = reference.n_step_returns(**data, value_t=np.zeros_like(value), n=time)
-    close(discounted_returns(**tensors(data)), without)
 
 
 @given(**sizes, lambda_=st.floats(0, 1))
@@ -217,9 +206,8 @@ def test_rlax_lambda_returns() -> None:
     close(lambda_returns(**RLAX, value_t=RLAX_VALUE, lambda_=0.75), expected, 1e-5)
 
 
-def test_rlax_discounted_returns() -> None:
+def test_rlax_returns_up_to_the_end() -> None:
     expected = columns([1.315, 0.63, 0.7, 1.7, 3.4], [1.33592, 0.9288, 0.2576, 3.192, 3.99])
-    close(discounted_returns(**RLAX, bootstrap_value=RLAX_VALUE), expected, 1e-5)
     close(n_step_returns(**RLAX, value_t=RLAX_VALUE, n=5), expected, 1e-5)
     close(n_step_returns(**RLAX, value_t=RLAX_VALUE, n=7), expected, 1e-5)
 

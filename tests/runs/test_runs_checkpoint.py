@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludus.core.errors import UserError
-from ludus.runs.checkpoint import CheckpointKeeper, load, load_newest, read_meta, save
+from ludus.runs.checkpoint import CheckpointKeeper, load, load_newest, save
 from ludus.runs.folder import RunDirectory
 
 DTYPES = [
@@ -137,9 +137,7 @@ def test_the_keeper_keeps_the_last_ones_and_drops_an_abandoned_future(tmp_path):
     assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step_1000", "step_2000"]
     assert run.latest_checkpoint() == run.checkpoints / "step_2000"
     keeper.save_best(2000, some_state(2000), float("inf"))
-    assert read_meta(run.best) == {"step": 2000, "score": float("inf")}
-    with pytest.raises(UserError, match="0"):
-        CheckpointKeeper(run, keep=0)
+    assert load(run.best)[1] == {"step": 2000, "score": float("inf")}
 
 
 def test_nothing_there(tmp_path):
@@ -251,24 +249,6 @@ def test_a_damaged_newest_one_falls_back_to_the_one_before(tmp_path):
     with pytest.raises(UserError, match=r"no whole checkpoint\. .*step_40/tensors.* was edited"):
         load_newest(run, warnings.append)
     assert warnings == []  # the error says it all
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "state.json", "tensors.safetensors"])
-def test_a_disk_that_gives_back_something_else_costs_no_older_checkpoint(tmp_path, monkeypatch, name):
-    run = RunDirectory(tmp_path)
-    keeper = CheckpointKeeper(run, keep=1)
-    keeper.save(1, some_state(1))
-
-    def bad_disk(*names: str, folder: int) -> None:
-        assert name in names
-        flip(Path(os.readlink(f"/proc/self/fd/{folder}")) / name)
-
-    monkeypatch.setattr("ludus.runs.checkpoint.sync", bad_disk)
-    for step in (1, 2):
-        with pytest.raises(UserError, match=r"disk gives back something else"):
-            keeper.save(step, some_state(9))
-    assert load_newest(run, pytest.fail)[0]["step"] == 1
-    assert [path.name for path in run.checkpoints.iterdir()] == ["step_1"]
 
 
 def test_all_is_on_disk_before_it_gets_its_name_and_that_before_the_old_goes(tmp_path, monkeypatch):
