@@ -1,4 +1,4 @@
-"""From typed words to values, by the annotations of dataclasses; tyro draws the help from the same dataclasses.
+"""From typed words to values, by the annotations of dataclasses.
 
 Words are read with the same checks as settings files, so a mistake reads the same wherever it was made: one sentence.
 """

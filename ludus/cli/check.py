@@ -8,7 +8,6 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import tyro
 from rich.padding import Padding
 from rich.text import Text
 
@@ -31,7 +30,7 @@ class Arguments:
     """
 
     # A Gymnasium id, or your own as package.module:Class.
-    environment: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+    environment: Annotated[str, "ENV"]
     # As for training.
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id=""))
 

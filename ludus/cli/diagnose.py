@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
 from rich.table import Table
 from rich.text import Text
 
@@ -31,12 +30,10 @@ class Arguments:
     """Compute the loss of a run's failed update again, and say where the first NaN or Inf appears."""
 
     # The folder of a run, a folder of runs (its latest is taken), or latest.
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    dump: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = ""  # where it is, if it was moved out of the run
-    trust: tyro.conf.FlagCreatePairsOff[bool] = (
-        False  # import what the run's config.toml names, though you did not make it on this machine
-    )
-    runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # where latest is looked for
+    run: Annotated[str, "RUN"]
+    dump: Annotated[str, "FOLDER"] = ""  # where it is, if it was moved out of the run
+    trust: bool = False  # import what the run's config.toml names, though you did not make it on this machine
+    runs: Annotated[str, "FOLDER"] = "runs"  # where latest is looked for
 
 
 def run(argv: list[str]) -> int:

@@ -7,8 +7,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
 from ludus.cli.arguments import parse
 from ludus.cli.output import say
 from ludus.runs.folder import RunDirectory, check_checkpoint_name
@@ -24,16 +22,14 @@ class Arguments:
     """Play many fresh episodes with trained policies and say how good they are."""
 
     # Folders of runs, folders of several runs (the latest of each is taken), or latest.
-    run: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")
-    ]
+    run: Annotated[tuple[str, ...], "RUN [RUN ...]"]
     episodes: int = 100  # more give a narrower interval
     checkpoint: str = "best"  # which policy: best, latest, or one of a run's checkpoints such as step_50000
     stochastic: bool = False  # sample actions as in training, instead of taking the likeliest
     seed: int = 0  # of the environments; another seed gives other episodes
     json: bool = False  # print one JSON object per run and line, each return and length included
     trust: bool = False  # import what the run's config.toml names, though you did not make it on this machine
-    runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # where latest is looked for
+    runs: Annotated[str, "FOLDER"] = "runs"  # where latest is looked for
 
 
 def run(argv: list[str]) -> int:

@@ -1,63 +1,149 @@
-"""What ``--help`` prints: tyro draws it from the dataclasses; here is how types and defaults are put into words."""
+"""What ``--help`` prints: the fields of a dataclass with their types, defaults and comments."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import shutil
 import textwrap
+from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
-import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+from rich.panel import Panel
+from rich.text import Text
 
+from ludus.logging.terminal import Console
 from ludus.settings.parse import union_members
 
 WORDS = {str: "TEXT", int: "INT", float: "FLOAT"}
 NOTHING = "none"  # how an empty text, an empty list and None are shown
+INDENT = 26  # the most columns that flags take beside their text
+RENAMED = {"agent_name": "agent"}  # fields whose flag has another name
 
 
-def show_help(arguments: Any, command: str, description: str = "", default: Any = None) -> None:
-    """Print the help of a dataclass and leave, as tyro does."""
-    given = {} if default is None else {"default": default}
+class Entry(NamedTuple):
+    """A line of the help."""
+
+    flag: str  # with its value: --seed INT
+    text: str
+
+
+class Group(NamedTuple):
+    """The flags of one dataclass."""
+
+    title: str
+    about: str
+    entries: list[Entry]
+
+
+def show_help(arguments: Any, command: str) -> NoReturn:
+    """Print the help of a dataclass, or of an instance that holds the defaults, and leave.
+
+    Its first field is the word without a flag; a field that is a dataclass is a group of dotted flags, and one called
+    ``settings`` adds its flags and groups to these.
+    """
+    kind = _class(arguments)
+    first, *_ = fields(kind)
+    value = _value(arguments, first)
+    default = "(required)" if value in (MISSING, "", ()) else _default(value)
+    word = Entry(
+        _metavar(get_type_hints(kind, include_extras=True)[first.name]), f"{comments(kind)[first.name]} {default}"
+    )
+    groups = [Group("options", "", [Entry("-h, --help", "show this help and exit")])]
+    _collect(arguments, "", groups, skip=first.name)
     width = shutil.get_terminal_size().columns
-    paragraphs = inspect.cleandoc(description or arguments.__doc__).split("\n\n")
-    lines = [textwrap.fill(part, width, subsequent_indent="  ") for part in paragraphs]  # tyro joins unindented lines
-    tyro.cli(
-        arguments,
-        prog=f"ludus {command}",
-        description="\n\n".join(lines),
-        args=["--help"],
-        registry=_wording(),
-        **given,
-    )
+    console = Console(width=width)
+    name = word.flag.partition(" ")[0]
+    console.print(Text(f"usage: ludus {command} [-h] [OPTIONS] {name}\n", style="bold"))
+    for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n"):
+        console.print(Text(textwrap.fill(" ".join(paragraph.split()), width) + "\n"))
+    longest = max(len(entry.flag) for group in groups for entry in (word, *group.entries))
+    for group in (Group("argument", "", [word]), *groups):
+        console.print(_panel(group, min(INDENT, longest + 2), width))
+    raise SystemExit(0)
 
 
-def _wording() -> ConstructorRegistry:
-    """Tyro's types with names of our own; for help alone, as ``arguments`` reads the words."""
-    registry = ConstructorRegistry()
-
-    @registry.primitive_rule
-    def word(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        if get_origin(info.type) is tuple:
-            (item, *_) = get_args(info.type)
-            return _spec(f"[{WORDS[item]} ...]", "*") if item in WORDS else None
-        members = [member for member in union_members(info.type) if member is not NoneType] or [info.type]
-        return _spec(WORDS[members[0]], 1) if len(members) == 1 and members[0] in WORDS else None
-
-    return registry
-
-
-def _spec(metavar: str, count: Any) -> PrimitiveConstructorSpec[Any]:
-    return PrimitiveConstructorSpec(
-        nargs=count,
-        metavar=metavar,
-        instance_from_str=lambda words: words,
-        is_instance=lambda value: True,
-        str_from_instance=_shown,
-    )
+def _collect(given: Any, prefix: str, groups: list[Group], skip: str = "") -> None:
+    """Add the flags of a dataclass to the last group, and its dataclasses as groups."""
+    kind, here = _class(given), groups[-1].entries
+    hints, texts = get_type_hints(kind, include_extras=True), comments(kind)
+    values = {field.name: _value(given, field) for field in fields(kind) if field.name != skip}
+    for name, value in values.items():
+        if not is_dataclass(value):
+            flag = f"--{prefix}{RENAMED.get(name, name)}".replace("_", "-")
+            here.append(Entry(_with_value(flag, hints[name]), f"{texts.get(name, '')} {_default(value)}".strip()))
+    for name, value in values.items():
+        if name == "settings":
+            _collect(value, "", groups)
+        elif is_dataclass(value):
+            groups.append(Group(f"{name} options", inspect.cleandoc(value.__doc__ or "").split("\n\n")[0], []))
+            _collect(value, f"{prefix}{name}.", groups)
 
 
-def _shown(value: Any) -> list[str]:
+def _class(given: Any) -> Any:
+    return given if inspect.isclass(given) else type(given)
+
+
+def _value(given: Any, field: Any) -> Any:
+    if not inspect.isclass(given):
+        return getattr(given, field.name)
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def _with_value(flag: str, annotation: Any) -> str:
+    if annotation is bool:
+        start, dot, name = flag.removeprefix("--").rpartition(".")
+        return f"{flag}, --{start}{dot}no-{name}"
+    return f"{flag} {_metavar(annotation)}"
+
+
+def _metavar(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        return str(get_args(annotation)[1])
+    if get_origin(annotation) is Literal:
+        return "{" + ",".join(map(str, get_args(annotation))) + "}"
+    if get_origin(annotation) is tuple:
+        return f"[{_metavar(get_args(annotation)[0])} ...]"
+    members = [member for member in union_members(annotation) if member is not NoneType]
+    return _metavar(members[0]) if members else WORDS.get(annotation, "VALUE")
+
+
+def _default(value: Any) -> str:
     items = list(value) if isinstance(value, tuple | list) else [value]
-    return [NOTHING if item in ("", None) else str(item) for item in items] or [NOTHING]
+    shown = [NOTHING if item in ("", None) else str(item) for item in items] or [NOTHING]
+    return f"(default: {' '.join(shown)})"
+
+
+def comments(kind: type[Any]) -> dict[str, str]:
+    """The comment of each field of a dataclass: the one on its last line, else those on the lines before it."""
+    found: dict[str, str] = {}
+    for owner in reversed(kind.__mro__):
+        try:
+            source = textwrap.dedent(inspect.getsource(owner))
+        except (OSError, TypeError):  # built in, or typed at a prompt
+            continue
+        lines, body = source.splitlines(), ast.parse(source).body[0]
+        for node in body.body if isinstance(body, ast.ClassDef) else ():
+            if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+                continue
+            last = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset or 0 :].decode().strip()
+            above: list[str] = []
+            while (line := lines[node.lineno - 2 - len(above)].strip()).startswith("#"):
+                above.insert(0, line)
+            words = [last] if last.startswith("#") else above
+            found[node.target.id] = " ".join(word.lstrip("# ") for word in words)
+    return found
+
+
+def _panel(group: Group, indent: int, width: int) -> Panel:
+    room = width - 4  # the border and a space on both sides
+    text = Text()
+    if group.about:
+        text.append(textwrap.fill(" ".join(group.about.split()), room) + "\n" + "─" * room + "\n")
+    for flag, words in group.entries:
+        text.append(flag, style="bold")
+        text.append("\n" + " " * indent if len(flag) + 2 > indent else " " * (indent - len(flag)))
+        text.append(f"\n{' ' * indent}".join(textwrap.wrap(words, room - indent, break_long_words=False)) + "\n")
+    text.rstrip()
+    return Panel(text, title=group.title, title_align="left", width=width)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
 from rich.table import Table
 
 from ludus.agents import AGENTS, CONFIGS
@@ -45,12 +44,11 @@ class Arguments:
     # What to show: agents, networks, environments, presets, runs, or all but environments and runs, for they are many.
     what: Annotated[
         Literal["all", "agents", "networks", "environments", "presets", "runs"],
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="WHAT"),
+        "WHAT",
     ] = "all"
     tags: tuple[str, ...] = ()  # runs: only those that have all of these tags; --tag WORD adds one
     name: str = ""  # runs: only those whose name has this in it
-    runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # runs: where they are looked for
+    runs: Annotated[str, "FOLDER"] = "runs"  # runs: where they are looked for
 
 
 def run(argv: list[str]) -> int:

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(printable(error.details), end="", file=sys.stderr)
         print(f"ludus: {' '.join(str(error).split())}", file=sys.stderr)  # one line, whatever was quoted in it
         return BAD_INPUT
-    except SystemExit as leave:  # tyro, after a help text
+    except SystemExit as leave:  # after a help text
         if leave.code:
             raise
         return 0

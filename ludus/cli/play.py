@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import tyro
 
 from ludus.cli.arguments import parse
 from ludus.cli.output import say
@@ -32,17 +31,17 @@ class Arguments:
     """Watch a trained policy: in a window, or as a video where there is no screen."""
 
     # The folder of a run, a folder of runs (its latest is taken), or latest.
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, "RUN"]
     episodes: int = 1  # how many to play
     # Write a video (.mp4 or .gif) to this file instead of opening a window.
-    out: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    out: Annotated[str, "FILE"] = ""
     # Pictures per second; more is faster. By default the environment's own (render_fps in its metadata), else 30.
     fps: float | None = None
     checkpoint: str = "best"  # which of the run's policies: best, latest, or one of its checkpoints such as step_50000
     stochastic: bool = False  # sample actions as in training, instead of taking the likeliest
     seed: int = 0  # of the environment; another seed gives other episodes
     trust: bool = False  # import what the run's config.toml names, though you did not make it on this machine
-    runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # where latest is looked for
+    runs: Annotated[str, "FOLDER"] = "runs"  # where latest is looked for
 
 
 def run(argv: list[str]) -> int:

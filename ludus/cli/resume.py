@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from ludus.cli import INTERRUPTED
 from ludus.cli.arguments import UnknownFlag, known_flags, parse
 from ludus.cli.output import say
@@ -23,17 +21,17 @@ class Arguments:
     """Go on with a run that was stopped or killed, as if nothing had happened."""
 
     # The folder of a run, or latest.
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, "RUN"]
     # A new total of steps, for a run that has done all of its own.
-    nb_step: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    nb_step: Annotated[int | None, "N"] = None
     # A new target of the evaluation, for a run that reached its own.
-    stop_at: Annotated[float | None, tyro.conf.arg(metavar="X")] = None
+    stop_at: Annotated[float | None, "X"] = None
     # Another device (cpu or cuda); the last digits may differ then.
-    device: Annotated[str | None, tyro.conf.arg(metavar="D")] = None
+    device: Annotated[str | None, "D"] = None
     # Import what the run's config.toml names, though you did not make it on this machine.
     trust: bool = False
     # Where latest is looked for.
-    runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"
+    runs: Annotated[str, "FOLDER"] = "runs"
 
 
 def run(argv: list[str]) -> int:

@@ -9,9 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
-
-import tyro
+from typing import Annotated, Any
 
 from ludus.cli import INTERRUPTED
 from ludus.cli.arguments import Flag, UnknownFlag, known_flags, only_word, read_words, refuse_swallowed, wants_help
@@ -30,7 +28,6 @@ from ludus.settings.settings import (
     setting_types,
 )
 
-A = TypeVar("A")
 LAYERS = {
     "preset": str,
     "config": str,
@@ -40,25 +37,25 @@ PLACEHOLDER = "ENV"  # stands for the environment in the help, where none was ty
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(Generic[A]):
+class Arguments:
     """Train an agent on an environment.
 
     Defaults are those of ENV: its preset (tuned settings) and --config are in.
     """
 
     # A Gymnasium id such as CartPole-v1, or your own as package.module:Class.
-    environment: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+    environment: Annotated[str, "ENV"]
     # Tuned settings by name; one that fits is taken by itself; none: no preset.
-    preset: Annotated[str, tyro.conf.arg(metavar="NAME")] = NO_PRESET
+    preset: Annotated[str, "NAME"] = NO_PRESET
     # Settings in a TOML file, such as the config.toml of another run.
-    config: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    config: Annotated[str, "FILE"] = ""
     # Import what --config and --init-from name, though you did not write them on this machine.
     trust: bool = False
     # Short for --network.name.
-    network_name: Annotated[str, tyro.conf.arg(name="network", metavar="NAME")] = ""
+    network: Annotated[str, "NAME"] = ""
     # Short for --evaluation.stop-at.
-    target: Annotated[float | None, tyro.conf.arg(name="stop-at")] = None
-    settings: Annotated[Settings[A], tyro.conf.arg(name="")]
+    stop_at: float | None = None
+    settings: Settings[Any]
 
 
 def run(argv: list[str]) -> int:
@@ -159,11 +156,11 @@ def _show_help(settings: Settings[Any], preset: str | None, file: str | None) ->
     if settings.env.id == PLACEHOLDER:
         settings = replace(settings, env=replace(settings.env, id=""))
     shown = Arguments(
-        environment=settings.env.id or tyro.MISSING,
+        environment=settings.env.id,
         preset=preset or find_preset(settings.env.id, settings.agent_name),
         config=file or "",
-        network_name=settings.network.name,
-        target=settings.evaluation.stop_at,
+        network=settings.network.name,
+        stop_at=settings.evaluation.stop_at,
         settings=settings,
     )
-    show_help(Arguments[type(settings.agent)], "train", Arguments.__doc__ or "", shown)  # type: ignore[misc]
+    show_help(shown, "train")

@@ -9,8 +9,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
 
-import tyro
-
 from ludus.agents import AGENTS, CONFIGS
 from ludus.core.errors import UserError, nearest
 from ludus.core.names import path_of, resolve
@@ -62,7 +60,7 @@ class Settings(Generic[A]):
     """All settings of a run; ``A`` is the agent's own Config."""
 
     # What learns: ppo, dqn, sac or another that `ludus list agents` shows, or your own as package.module:Class.
-    agent_name: Annotated[str, tyro.conf.arg(name="agent", metavar="NAME")] = DEFAULT_AGENT
+    agent_name: Annotated[str, "NAME"] = DEFAULT_AGENT
     # decisions to train for, over all environments, up to the end of a rollout; schedules end here
     nb_step: int = 100_000
     seed: int = 0  # the same seed, settings and machine give the same run
@@ -73,8 +71,8 @@ class Settings(Generic[A]):
     engine: Literal["auto", "torch"] = "auto"  # acting; auto: numpy for plain MLPs on the CPU
     name: str = ""  # name of the run, which becomes the end of its folder's; for you and `ludus list runs`
     tags: tuple[str, ...] = ()  # words to find the run by in `ludus list runs`; --tag WORD adds one, and again one more
-    runs: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"  # folder under which the run's own folder is made
-    init_from: Annotated[str, tyro.conf.arg(metavar="RUN")] = ""  # run whose weights to start from (fine-tuning)
+    runs: Annotated[str, "FOLDER"] = "runs"  # folder under which the run's own folder is made
+    init_from: Annotated[str, "RUN"] = ""  # run whose weights to start from (fine-tuning)
     log_every: int = 2_000  # steps from one line of metrics to the next; 0: none
     checkpoint_every: int = 50_000  # steps from one checkpoint to the next; 0: only at the end
     keep: int = 3  # newest checkpoints to keep, beside the best

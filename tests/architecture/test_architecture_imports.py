@@ -40,7 +40,6 @@ def test_importing_ludus_loads_no_other_package():
         "numpy",
         "gymnasium",
         "rich",
-        "tyro",
         "safetensors",
         "tensorboard",
         "envpool",

@@ -3,33 +3,44 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import tyro
 
+from ludus.agents import AGENTS
+from ludus.cli.arguments import known_flags
 from ludus.cli.check import run as check
-from ludus.cli.train import parse
+from ludus.cli.main import main
+from ludus.cli.train import LAYERS, parse
 from ludus.core.errors import UserError
-from ludus.settings.settings import Settings, resolve_settings
+from ludus.settings.settings import SHORT, agent_config, resolve_settings, setting_types, to_flat
 
-LINES = [
-    "--agent.learning-rate 1e-4",
-    "--agent.learning-rate=1e-4 --seed=3",
-    "--agent.learning_rate 1e-4",
-    "--network.hidden 32 16 --quiet",
-    "--network.hidden",
-    '--env.options gravity=5 name="x"',
-    "--evaluation.no-greedy --agent.normalize-reward",
-    "--evaluation.stop-at -5.5",
-    "--evaluation.stop-at None",
-    "--agent.clip-schedule constant --compile off",
-    "--seed 1 --seed 2",
-]
+LINES: dict[str, dict[str, Any]] = {
+    "--agent.learning-rate 1e-4": {"agent.learning_rate": 1e-4},
+    "--agent.learning-rate=1e-4 --seed=3": {"agent.learning_rate": 1e-4, "seed": 3},
+    "--agent.learning_rate 1e-4": {"agent.learning_rate": 1e-4},
+    "--network.hidden 32 16 --quiet": {"network.hidden": (32, 16), "quiet": True},
+    "--network.hidden": {"network.hidden": ()},
+    '--env.options gravity=5 name="x"': {"env.options": ("gravity=5", 'name="x"')},
+    "--evaluation.no-greedy --agent.normalize-reward": {"evaluation.greedy": False, "agent.normalize_reward": True},
+    "--evaluation.stop-at -5.5": {"evaluation.stop_at": -5.5},
+    "--evaluation.stop-at None": {"evaluation.stop_at": None},
+    "--agent.clip-schedule constant --compile off": {"agent.clip_schedule": "constant", "compile": "off"},
+    "--seed 1 --seed 2": {"seed": 2},
+}
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_flags_mean_what_the_help_that_tyro_draws_says(line: str) -> None:
-    default = resolve_settings("CartPole-v1").settings
-    theirs = tyro.cli(Settings[type(default.agent)], default=default, args=line.split())  # type: ignore[misc]
-    assert parse(["CartPole-v1", *line.split()]).settings == theirs
+def test_flags_set_what_they_name_and_nothing_else(line: str) -> None:
+    default = to_flat(resolve_settings("CartPole-v1").settings)
+    assert to_flat(parse(["CartPole-v1", *line.split()]).settings) == default | LINES[line]
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_the_help_shows_all_flags_and_no_others(agent: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "CartPole-v1", "--agent", agent, "--help"])
+    shown = set(re.findall(r"(?:│ |, )(--[\w.-]+)", capsys.readouterr().out)) - {"--help"}
+    types = setting_types(agent_config(agent))
+    types.pop("agent.name")
+    taken = set(known_flags(types | LAYERS | dict.fromkeys(SHORT, str))) - {"--tag"}
+    assert shown == taken
 
 
 def test_only_what_was_typed_has_the_origin_flag() -> None:
