@@ -22,11 +22,13 @@ from ludus.core.updater import Updater
 from ludus.experience.rollout import RolloutCache
 from ludus.networks.numpy_actor import NumpyActor
 from ludus.networks.policy import Policy
+from ludus.networks.untouched import methods_of
 from ludus.ops.policy_gradient import (
     entropy_loss,
     explained_variance,
     normalize,
     policy_gradient_loss,
+    share_sum,
     shares,
     value_loss,
 )
@@ -118,10 +120,8 @@ class ActorCritic(Agent):
 
     def use_numpy(self) -> bool:
         """Act in numpy where the networks are plain MLPs on the CPU, and no subclass acts in a way of its own."""
-        own = any(
-            getattr(type(self), name) is not getattr(ActorCritic, name) for name in ("act", "experience", "outputs")
-        )
-        if self.masked or self.keeps_distribution or own:
+        ours = methods_of(self, ActorCritic, ("act", "_act", "experience", "outputs"))
+        if self.masked or self.keeps_distribution or not ours:
             return False
         self._numpy = NumpyActor.build(self.networks, self.policy, self.preprocess, self.normalizer)
         return self._numpy is not None
@@ -145,7 +145,9 @@ class ActorCritic(Agent):
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Sample with ``noise``, else take the mode; the experience is log_prob and value, for the learner."""
-        return self._act(step, state, noise) if self._numpy is None else self._numpy.act(step, state, noise)
+        if self._numpy is not None and self._numpy.applies():
+            return self._numpy.act(step, state, noise)
+        return self._act(step, state, noise)
 
     @torch.inference_mode()
     def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
@@ -269,9 +271,9 @@ class ActorCritic(Agent):
         if self.config.normalize_advantage:
             advantage = normalize(advantage, share)
         losses = {
-            "policy": (policy_gradient_loss(terms["log_prob"], advantage) * share).sum(),
-            "value": (value_loss(value, batch.experience["return"]) * share).sum(),
-            "entropy": (entropy_loss(terms["entropy"]) * share).sum(),
+            "policy": share_sum(policy_gradient_loss(terms["log_prob"], advantage), share),
+            "value": share_sum(value_loss(value, batch.experience["return"]), share),
+            "entropy": share_sum(entropy_loss(terms["entropy"]), share),
         }
         return losses, {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,6 +37,8 @@ from ludus.experience.config import WIDE, ReplayConfig
 from ludus.exploration.action_noise import ActionNoise, NoiseKind, make_action_noise
 from ludus.exploration.parameter_noise import ParameterNoise
 from ludus.networks.critic import ACTION
+from ludus.networks.numpy_actor import NumpyMlp
+from ludus.networks.untouched import methods_of
 from ludus.ops.q_learning import clipped_double, ddpg_actor_loss, hysteretic, smoothed_action
 from ludus.ops.replay import counted
 
@@ -115,7 +117,7 @@ class DDPG(OffPolicy):
         shape = {"clip": config.noise_clip, "theta": config.noise_theta}
         self.noise: ActionNoise = make_action_noise(kind, sigma, config.noise_sigma_end, **shape)
         self.parameter_noise = ParameterNoise(actor, sigma, sigma) if config.noise == "parameter" else None
-        self._numpy: Callable[[EnvStep], Any] | None = None
+        self._numpy: NumpyMlp | None = None
         self.register_buffer("last_actor_loss", torch.zeros(()))  # to log it where an update leaves the policy alone
 
     @classmethod
@@ -150,16 +152,16 @@ class DDPG(OffPolicy):
 
     def use_numpy(self) -> bool:
         """Act in numpy where the actor is a plain MLP on the CPU."""
-        plain = self.parameter_noise is None and type(self)._act is DDPG._act
-        self._numpy = numpy_actor(self) if plain else None
+        ours = methods_of(self, DDPG, ("act", "_act", "run"))
+        self._numpy = numpy_actor(self) if ours and self.parameter_noise is None else None
         return self._numpy is not None
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """The policy's action; with ``noise`` a random one before the first update, and later one near it."""
-        if self._numpy is None:
+        if self._numpy is None or not self._numpy.applies():
             action, state = self._act(step, state, noise)
         else:
-            action = torch.from_numpy(np.tanh(self._numpy(step)))
+            action = torch.from_numpy(np.tanh(self._numpy(next(iter(step.observation.values())).numpy())))
         if noise is not None and self.updates == 0:
             action = noise["random"]
         elif noise is not None and self.parameter_noise is None:

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ludus.agents.by_hand import q_loss_by_hand
 from ludus.agents.off_policy import OffPolicy, one_choice, states_passed, with_experience
 from ludus.agents.replay_actor_critic import collected, seeded
 from ludus.core.batch import Batch, Learned
@@ -26,7 +25,9 @@ from ludus.experience.config import ReplayConfig
 from ludus.exploration.epsilon import Epsilon, epsilon_greedy, epsilon_greedy_numpy
 from ludus.networks.noisy import quiet, resample_noise
 from ludus.networks.numpy_actor import NumpyMlp, plain_input, plain_network
-from ludus.networks.values import LEVELS, ValueHead, make_value_head
+from ludus.networks.untouched import methods_of
+from ludus.networks.values import LEVELS, Expected, ValueHead, make_value_head
+from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import (
     double_q_value,
     greedy,
@@ -117,7 +118,6 @@ class DQN(OffPolicy):
         self.mask = mask_name(self.name, action) if mask_name(self.name, action) in observation else None
         settings = (config.epsilon_start, config.epsilon_end, config.epsilon_share, config.epsilon_ladder)
         self.epsilon = Epsilon("constant", 0.0) if config.noisy else Epsilon(config.epsilon_schedule, *settings)
-        self._by_hand = q_loss_by_hand(self, DQN)
         self._numpy: NumpyMlp | None = None
 
     @staticmethod
@@ -138,10 +138,12 @@ class DQN(OffPolicy):
         return bool(self.config.munchausen)
 
     def use_numpy(self) -> bool:
-        """Act in numpy where the network is a plain MLP that gives the values themselves."""
-        plain = plain_input(self.preprocess) and plain_network(self.networks["q"])
-        plain = plain and self.mask is None and "q" in self.head.outputs and self.config.values == "expected"
-        self._numpy = NumpyMlp(self.networks["q"], "q") if plain else None  # type: ignore[arg-type]
+        """Act in numpy where the network is a plain MLP that gives the values themselves, and all is of our classes."""
+        plain = plain_input(self.preprocess) and plain_network(self.networks["q"]) and self.mask is None
+        plain = plain and type(self.head) is Expected and "q" in self.head.outputs and type(self.epsilon) is Epsilon
+        plain = plain and methods_of(self, DQN, ("act", "_act", "run"))
+        called = self.preprocess.modules()
+        self._numpy = NumpyMlp(self.networks["q"], "q", called) if plain else None  # type: ignore[arg-type]
         return plain
 
     def make_noise(self, batch: int, generator: torch.Generator) -> Noise:
@@ -159,7 +161,7 @@ class DQN(OffPolicy):
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """The best choice, or with ``noise`` a random one now and then."""
-        if self._numpy is None:
+        if self._numpy is None or not self._numpy.applies():
             return self._act(step, state, noise)
         q = self._numpy(next(iter(step.observation.values())).numpy())
         drawn = None if noise is None else (noise["explore"].numpy(), noise["choice"].numpy())
@@ -209,7 +211,7 @@ class DQN(OffPolicy):
         if self.head.needs_taus:
             shape = (3, *batch.reward.shape, self.config.atoms)
             batch = with_experience(batch, **dict(zip(TAUS, self.draw(*shape, uniform=True), strict=True)))
-        metrics = updater.step((updater.by_hand and self._by_hand) or self.compute_loss, batch)
+        metrics = updater.step(self.compute_loss, batch)
         self.follow()
         return Learned(metrics, metrics.pop("priority", None))
 
@@ -233,7 +235,7 @@ class DQN(OffPolicy):
             metrics["priority"] = (
                 mixed_priority(surprise, batch.real, config.priority_mix) if config.sequence else surprise[0]
             )
-        return {"value": (loss * counted(batch.weight, batch.real)).sum()}, metrics
+        return {"value": share_sum(loss, counted(batch.weight, batch.real))}, metrics
 
     def _outputs(self, batch: Batch) -> tuple[Tensors, Tensors, Tensors, Tensors]:
         """What the network says now, what chooses the next action, and what the target says now and next."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ludus.agents.actor_critic import ActorCritic, ActorCriticConfig
-from ludus.agents.by_hand import loss_by_hand
 from ludus.core.batch import Batch, Learned
 from ludus.core.errors import UserError
 from ludus.core.network import Network
@@ -25,6 +24,7 @@ from ludus.ops.policy_gradient import (
     entropy_loss,
     normalize,
     ppo_clip_loss,
+    share_sum,
     shares,
     value_loss,
 )
@@ -92,7 +92,6 @@ class PPO(ActorCritic):
             )
         self.clip: Tensor
         self.register_buffer("clip", torch.tensor(config.clip), persistent=False)
-        self._by_hand = loss_by_hand(self, PPO)
         self.generator = torch.Generator()  # of minibatches; the container seeds it
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
@@ -100,13 +99,12 @@ class PPO(ActorCritic):
         config = self.config
         prepared = self.prepare(batch)
         learned: list[Tensors] = []
-        loss = self._by_hand if updater.by_hand and self._by_hand else self.compute_loss
         whole = None  # a rollout in one part is made ready once for all epochs
         if config.minibatches == 1:
             whole = [self.weigh(part) for part in prepared.minibatches(1, self.by, self.generator)]
         for _ in range(config.epochs):
             for part in whole or prepared.minibatches(config.minibatches, self.by, self.generator):
-                metrics = updater.step(loss, part)
+                metrics = updater.step(self.compute_loss, part)
                 learned.append(metrics)
                 # a minibatch's KL is measured before its step; on the first one no step has been taken, so it is 0
                 # but for rounding and says nothing of the step size
@@ -146,13 +144,13 @@ class PPO(ActorCritic):
             value_losses = value_loss(value, old["return"])
         losses = {
             "policy": ppo_clip_loss(log_ratio, old["weighted"], self.clip).sum(),
-            "value": (value_losses * share).sum(),
-            "entropy": (entropy_loss(terms["entropy"]) * share).sum(),
+            "value": share_sum(value_losses, share),
+            "entropy": share_sum(entropy_loss(terms["entropy"]), share),
         }
         with torch.no_grad():
             metrics = {
-                "kl": (self._kl(outputs, log_ratio, batch) * share).sum(),
-                "clip_fraction": (clip_fraction(log_ratio, self.clip) * share).sum(),
+                "kl": share_sum(self._kl(outputs, log_ratio, batch), share),
+                "clip_fraction": share_sum(clip_fraction(log_ratio, self.clip), share),
             }
         return losses, metrics
 

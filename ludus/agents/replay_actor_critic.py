@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ludus.agents.off_policy import OffPolicy, with_experience
@@ -17,7 +15,6 @@ from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import NetworkSpec, Shapes
 from ludus.core.spec import Spec, Specs, network_inputs
-from ludus.core.step import EnvStep
 from ludus.core.types import Tensors
 from ludus.core.updater import Updater
 from ludus.experience.config import ReplayConfig
@@ -97,13 +94,12 @@ def actor_and_critics(observation: Specs, action: Specs, config: Any, outputs: i
     }
 
 
-def numpy_actor(agent: OffPolicy) -> Callable[[EnvStep], NDArray[np.float32]] | None:
+def numpy_actor(agent: OffPolicy) -> NumpyMlp | None:
     """The actor in numpy, where it is a plain MLP on the CPU that sees a single vector; else None."""
     actor: Any = agent.networks["actor"]
     if not (plain_input(agent.preprocess) and plain_network(actor)):
         return None
-    run, (name,) = NumpyMlp(actor, "policy"), agent.preprocess.specs
-    return lambda step: run(step.observation[name].numpy())
+    return NumpyMlp(actor, "policy", agent.preprocess.modules())
 
 
 def random_actions(steps: int, batch: int, size: int, generator: torch.Generator) -> Tensor:

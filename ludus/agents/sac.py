@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,6 +39,8 @@ from ludus.core.types import Tensors
 from ludus.core.updater import Updater
 from ludus.experience.config import WIDE, ReplayConfig
 from ludus.networks.critic import ACTION
+from ludus.networks.numpy_actor import NumpyMlp
+from ludus.networks.untouched import methods_of
 from ludus.ops.distributions import tanh_gaussian_draw, tanh_gaussian_sample
 from ludus.ops.q_learning import sac_actor_loss, sac_critic_loss, sac_value
 from ludus.ops.replay import counted
@@ -91,7 +93,7 @@ class SAC(OffPolicy):
         super().__init__(observation, action, config, networks)
         self.flat = FlatActions(config, action)
         self.target_entropy = -float(self.flat.size) if config.target_entropy is None else config.target_entropy
-        self._numpy: Callable[[EnvStep], Any] | None = None
+        self._numpy: NumpyMlp | None = None
         log_alpha = torch.tensor(math.log(config.alpha))
         if config.learn_alpha:
             self.log_alpha = nn.Parameter(log_alpha)
@@ -131,16 +133,16 @@ class SAC(OffPolicy):
 
     def use_numpy(self) -> bool:
         """Act in numpy where the actor is a plain MLP on the CPU."""
-        if type(self)._act is SAC._act and type(self).policy is SAC.policy:
-            self._numpy = numpy_actor(self)
+        ours = methods_of(self, SAC, ("act", "_act", "policy", "run"))
+        self._numpy = numpy_actor(self) if ours else None
         return self._numpy is not None
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """The middle of the policy; with ``noise`` a random action before the first update, later a sample."""
-        if self._numpy is None:
+        if self._numpy is None or not self._numpy.applies():
             u, state = self._act(step, state, noise)
         else:
-            mean, log_std = np.split(self._numpy(step), 2, axis=1)
+            mean, log_std = np.split(self._numpy(next(iter(step.observation.values())).numpy()), 2, axis=1)
             if noise is not None:
                 mean = mean + np.exp(np.clip(log_std, *LOG_STD)) * noise["normal"].numpy()
             u = torch.from_numpy(mean)

@@ -15,7 +15,7 @@ from ludus.core.errors import UserError
 from ludus.core.types import State, Tensors
 from ludus.core.updater import LossFunction, NonFiniteError, Updater
 from ludus.networks.mode import depends_on_mode
-from ludus.networks.tape import Tape
+from ludus.ops.fused import gradients
 from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_, rmsprop_tf_
 
 ALIGN = 16  # parameters start at multiples of 64 bytes, as vector instructions like it
@@ -56,7 +56,8 @@ class Part(NamedTuple):
     rows: slice
     whole: bool  # it is all there is
     places: list[Place]
-    parameters: list[nn.Parameter]
+    parameters: tuple[nn.Parameter, ...]
+    gradients: list[Tensor]  # as views of the gradient's block
     steps: Tensor
     lr: Tensor
     rate: float  # the step size at first
@@ -92,8 +93,6 @@ class LocalUpdater(Updater):
             self._moments["mean"] = torch.zeros_like(value)
         self.parts = _parts(self.flat, groups, {name: (rates or {}).get(name, learning_rate) for name in groups})
         self._coefficients = dict(agent.loss_coefficients())
-        self._tape = Tape(agent)
-        self.by_hand = self._tape.complete  # until all is compiled
         self._norms: list[Tensor] = []
         self._step: Callable[[LossFunction, Batch, Part], Tensors] = self._eager
         # modules are switched between training and evaluation mode only if they learn and the modes differ: a switch
@@ -174,22 +173,24 @@ class LocalUpdater(Updater):
             except Exception as error:  # the compiler and what it traces may raise anything; nothing has run yet
                 reason = " ".join(str(error).split())[:200]
                 on_failure(f"The update cannot be compiled ({type(error).__name__}: {reason}); it runs eagerly.")
-                self._step, self.by_hand = self._eager, self._tape.complete
+                self._step = self._eager
                 return self._eager(loss, batch, part)
             return step.run(graph, inputs)
 
-        self._step, self.by_hand = run, False
+        self._step = run
 
     def _eager(self, loss: LossFunction, batch: Batch, part: Part) -> Tensors:
-        gradient = part.of(self.flat.gradient).zero_()
-        with self._tape:
-            losses, metrics = loss(batch)
-        if not self._tape.fed or any(x.requires_grad for x in losses.values()):
-            # no gradient is taken of what another group holds, though the loss depends on it
-            inputs = None if part.whole else [*part.parameters, *self._tape.leaves()]
-            self.total(losses).backward(inputs=inputs)  # type: ignore[no-untyped-call]
-        self._tape.backward()
+        losses, metrics = loss(batch)
+        # no gradient is taken of what another group holds, though the loss depends on it
+        found = gradients(self.total(losses), part.parameters)
         with torch.no_grad():
+            gradient = part.of(self.flat.gradient)
+            if any(x is None for x in found):
+                gradient.zero_()
+            torch._foreach_copy_(
+                [view for view, x in zip(part.gradients, found, strict=True) if x is not None],
+                [x for x in found if x is not None],
+            )
             return self.report(losses, metrics, self.move(gradient, self.moving(part), part, eager=True))
 
     def total(self, losses: Tensors) -> Tensor:
@@ -272,5 +273,7 @@ def _parts(
         mine, places = places[: len(own)], places[len(own) :]
         rows = slice(mine[0][1], places[0][1] if places else len(flat.value))
         counters = torch.zeros((), device=device), torch.tensor(rates[name], device=device)
-        parts[name] = Part(rows, len(groups) == 1, mine, own, *counters, rates[name])
+        parts[name] = Part(
+            rows, len(groups) == 1, mine, tuple(own), flat.views(flat.gradient, mine), *counters, rates[name]
+        )
     return parts

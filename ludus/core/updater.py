@@ -25,7 +25,6 @@ class Updater(ABC):
     """Forward, backward, reduction over ranks, clip and optimizer step, so that all can be one compiled region."""
 
     learning_rate: float
-    by_hand = False  # whether a loss may leave gradients at the networks' outputs instead of a graph
 
     @abstractmethod
     def step(self, loss: LossFunction, batch: Batch, group: str = "all") -> Tensors:

@@ -14,6 +14,10 @@ from ludus.networks.modular import ModularNetwork, module_key
 from ludus.networks.net1d.mlp import ACTIVATIONS, MLP
 
 NO_STATE = HiddenState()
+IN_PLACE = {
+    "tanh": torch.tanh_,
+    "relu": torch.relu_,
+}  # their gradient needs only the output: less memory to walk through
 
 
 class Ensemble(Network):
@@ -84,7 +88,7 @@ class PlainEnsemble(Network):
         x = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         size = members or self.size
         x = x.expand(size, *x.shape)
-        activate = ACTIVATIONS[self.activation]
+        activate = IN_PLACE.get(self.activation, ACTIVATIONS[self.activation])
         for layer in self.layers:
             x = activate(layer(x))
         outputs = {
@@ -96,21 +100,11 @@ class PlainEnsemble(Network):
 
 def make_ensemble(members: Sequence[Network]) -> Network:
     """One network of several that were built alike: batched where they are plain MLPs over vectors."""
-    plain = [member for member in members if isinstance(member, ModularNetwork) and _is_plain(member)]
+    plain = [member for member in members if isinstance(member, ModularNetwork) and member.only_mlp() is not None]
     return PlainEnsemble(plain) if len(plain) == len(members) else Ensemble(members)
 
 
-def _is_plain(member: ModularNetwork) -> bool:
-    """Whether all that it does is to join vectors, send them through an MLP and project what comes out."""
-    (place, piece), *others = member.pieces.items() or [("", None)]
-    together = len(member.inputs) == 1 or not place.startswith("source/")
-    vectors = all(len(shape) == 1 for shape in member.inputs.values())
-    vectors = vectors and all(len(shape) <= 1 for shape in member.outputs.values())
-    linear = all(type(layer) is nn.Linear for layer in member.projections.values())
-    return type(piece) is MLP and not others and together and vectors and linear
-
-
 def _only_piece(member: ModularNetwork) -> MLP:
-    (piece,) = member.pieces.values()
-    assert isinstance(piece, MLP)
+    piece = member.only_mlp()
+    assert piece is not None
     return piece

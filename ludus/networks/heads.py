@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from ludus.core.spec import Spec
 from ludus.ops import distributions as ops
+from ludus.ops.fused import categorical_terms
 from ludus.preprocess.actions import rescaling
 
 Parameters = tuple[Tensor, ...]
@@ -83,8 +84,7 @@ class Categorical(Head):
         return ops.categorical_entropy(p[0])
 
     def evaluate(self, p: Parameters, action: Tensor) -> tuple[Tensor, Tensor]:
-        log_p = p[0].log_softmax(-1)  # once for both
-        return log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+        return categorical_terms(p[0], action)
 
     def kl(self, p: Parameters, q: Parameters) -> Tensor:
         return ops.categorical_kl(p[0], q[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,8 @@ from ludus.networks.config import NetworkConfig
 from ludus.networks.identity import Identity
 from ludus.networks.init import initialize
 from ludus.networks.net1d.mlp import MLP
-
-if TYPE_CHECKING:
-    from ludus.networks.tape import Plain
+from ludus.networks.untouched import untouched
+from ludus.ops import fused
 
 GAINS = {"policy": 0.01, "value": 1.0}  # by the first part of an output's name; 1 for all others
 
@@ -63,7 +62,9 @@ class ModularNetwork(Network):
         self._projections = [
             (name, self.projections[module_key(name)], max(1, len(shape)), shape) for name, shape in outputs.items()
         ]
-        self.plain: Plain | None = None  # how to run it with a backward pass by hand, where that is set up
+        piece = self.only_mlp()
+        self._shapes = list(outputs.values())
+        self._mlp = [piece] if piece is not None and piece.activation in fused.ACTIVATIONS else []  # a list hides it
 
     def _add(self, place: str, shape: Shape, name: str, config: NetworkConfig) -> Shape:
         """Put a piece in its place, unless it does nothing, and return the shape that comes out."""
@@ -107,8 +108,12 @@ class ModularNetwork(Network):
         return state
 
     def forward(self, observation: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensors, HiddenState]:
-        if self.plain is not None and (given := self.plain.forward(observation, first.shape)) is not None:
-            return given, NO_STATE
+        if self._mlp and (parameters := self._parameters_of_mlp()) is not None:
+            seen = [observation[name] for name in self.inputs]
+            x, shapes = seen[0] if len(seen) == 1 else torch.cat(seen, -1), [first.shape + s for s in self._shapes]
+            depth = len(parameters) // 2 - len(shapes)
+            made = fused.mlp(x, self._mlp[0].activation, depth, parameters, shapes)
+            return dict(zip(self.outputs, made, strict=True)), NO_STATE
         after = HiddenState()
         rank = self._body_rank
         parts = [
@@ -137,14 +142,31 @@ class ModularNetwork(Network):
         last = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
         return empty and all(type(layer) in last for layer in self.projections.values())
 
-    def plain_layers(self) -> list[tuple[nn.Linear, str]] | None:
-        """The trunk's layers, each with its activation, if it is nothing but an MLP on one observation; else None."""
-        pieces = self._submodules()
-        piece = next(iter(pieces.values()), None)
+    def only_mlp(self) -> MLP | None:
+        """The MLP, if all that the network does is to join vectors, send them through it and project what comes out."""
+        (place, piece), *others = self.pieces.items() or [("", None)]
+        together = len(self.inputs) == 1 or not place.startswith("source/")
+        vectors = all(len(shape) == 1 for shape in self.inputs.values())
+        vectors = vectors and all(len(shape) <= 1 for shape in self.outputs.values())
         linear = all(type(layer) is nn.Linear for layer in self.projections.values())
-        if len(self.inputs) != 1 or len(pieces) != 1 or not linear or type(piece) is not MLP or "body" in pieces:
+        plain = type(self) is ModularNetwork and not others and together and vectors and linear
+        return piece if type(piece) is MLP and plain else None
+
+    def _parameters_of_mlp(self) -> list[Tensor] | None:
+        """Weight and bias of each layer; None where a layer is called in another way than ``fused.mlp`` runs it."""
+        if not fused.eager():
             return None
-        return [(layer, piece.activation) for layer in piece.layers if isinstance(layer, nn.Linear)]
+        (piece,) = self._mlp
+        layers: list[nn.Module] = [*piece._modules["layers"]._modules.values(), *self.projections._modules.values()]  # type: ignore[union-attr]
+        if not untouched((piece, *layers)):
+            return None
+        parameters: list[Tensor] = []
+        for layer in layers:
+            weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
+            if type(layer) is not nn.Linear or weight is None or bias is None or not weight.is_cpu:
+                return None
+            parameters += (weight, bias)
+        return parameters
 
 
 def _make_piece(name: str, shape: Shape, config: NetworkConfig) -> SubModule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,10 @@ from torch import nn
 from ludus.core.hidden_state import HiddenState
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
+from ludus.networks.heads import Categorical, Gaussian
 from ludus.networks.modular import ModularNetwork, module_key
 from ludus.networks.policy import Policy
+from ludus.networks.untouched import untouched
 from ludus.preprocess.observation import ObsPreprocessor
 from ludus.preprocess.running import ObsNormalizer
 
@@ -34,13 +36,21 @@ class NumpyActor:
     optimizer shows at the next action.
     """
 
-    def __init__(self, networks: list[ModularNetwork], policy: Policy, normalizer: ObsNormalizer | None) -> None:
+    def __init__(
+        self,
+        networks: list[ModularNetwork],
+        policy: Policy,
+        preprocess: ObsPreprocessor,
+        normalizer: ObsNormalizer | None,
+    ) -> None:
         (self.action_name, self.spec), *_ = policy.action.items()
         self.normalizer = normalizer
         head = module_key(f"policy/{self.action_name}")
         self.actor = next(NumpyMlp(net, head) for net in networks if head in net.projections)
         self.critic = next(NumpyMlp(net, "value") for net in networks if "value" in net.projections)
         self.shared = len(networks) == 1
+        self._called: list[nn.Module] = [module for net in (*networks, preprocess) for module in net.modules()]
+        self._called += [] if normalizer is None else normalizer.modules()
         self.log_std = None if self.spec.kind == "categorical" else _view(policy.log_std[self.action_name])
         self._rows = np.arange(0)
 
@@ -48,15 +58,19 @@ class NumpyActor:
     def build(
         cls, networks: nn.ModuleDict, policy: Policy, preprocess: ObsPreprocessor, normalizer: ObsNormalizer | None
     ) -> NumpyActor | None:
-        """Return an actor, or None where something is not plain enough."""
-        specs = list(policy.action.values())
-        plain_action = len(specs) == 1 and (
-            (specs[0].kind == "categorical" and specs[0].shape == ())
-            or (specs[0].kind == "continuous" and policy.distribution_name == "gaussian" and len(specs[0].shape) == 1)
-        )
-        if not (plain_action and plain_input(preprocess) and all(map(plain_network, networks.values()))):
+        """Return an actor, or None where something is not plain enough or not of our own classes."""
+        heads, specs = [type(head) for head in policy.heads.values()], list(policy.action.values())
+        plain_action = heads == [Categorical] or (heads == [Gaussian] and len(specs[0].shape) == 1)
+        ours = type(policy) is Policy and type(normalizer) in (ObsNormalizer, type(None))
+        if not (ours and plain_action and plain_input(preprocess) and all(map(plain_network, networks.values()))):
             return None
-        return cls([net for net in networks.values() if isinstance(net, ModularNetwork)], policy, normalizer)
+        return cls(
+            [net for net in networks.values() if isinstance(net, ModularNetwork)], policy, preprocess, normalizer
+        )
+
+    def applies(self) -> bool:
+        """Whether no hook waits for a call of a module that is gone around here."""
+        return untouched(self._called)
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
         """As ``Agent.act``."""
@@ -89,6 +103,8 @@ class NumpyActor:
 
 def plain_input(preprocess: ObsPreprocessor) -> bool:
     """Whether the only observation is a vector that needs no preparation."""
+    if type(preprocess) is not ObsPreprocessor:
+        return False
     inputs = list(preprocess.specs.values())
     plain = len(inputs) == 1 and inputs[0].kind == "continuous" and inputs[0].dtype == "float32"
     return plain and len(inputs[0].shape) == 1
@@ -96,22 +112,31 @@ def plain_input(preprocess: ObsPreprocessor) -> bool:
 
 def plain_network(network: nn.Module) -> bool:
     """Whether a network is nothing but an MLP on the CPU."""
-    layers = network.plain_layers() if isinstance(network, ModularNetwork) else None
+    piece = network.only_mlp() if type(network) is ModularNetwork else None
     on_cpu = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in network.parameters())
-    return layers is not None and all(activation in ACTIVATIONS for _, activation in layers) and on_cpu
+    return piece is not None and piece.activation in ACTIVATIONS and on_cpu
 
 
 class NumpyMlp:
-    """A trunk and one projection as arrays that share memory with the parameters."""
+    """A trunk and one projection as arrays that share memory with the parameters.
 
-    def __init__(self, network: ModularNetwork, output: str) -> None:
-        layers = network.plain_layers() or []
-        self.layers = [(_view(layer.weight).T, _view(layer.bias), ACTIVATIONS[name]) for layer, name in layers]
+    ``called``: other modules that would be called on the way, to be looked at for hooks.
+    """
+
+    def __init__(self, network: ModularNetwork, output: str, called: Iterable[nn.Module] = ()) -> None:
+        self._called = [*network.modules(), *called]
+        piece: Any = network.only_mlp()
+        activation = ACTIVATIONS[piece.activation]
+        self.layers = [(_view(layer.weight).T, _view(layer.bias), activation) for layer in piece.layers]
         last: Any = network.projections[output]
         self.weight, self.bias = _view(last.weight).T, _view(last.bias)
 
     def __call__(self, x: Array) -> Array:
         return self.project(self.trunk(x))
+
+    def applies(self) -> bool:
+        """Whether no hook waits for a call of a module that is gone around here."""
+        return untouched(self._called)
 
     def trunk(self, x: Array) -> Array:
         for weight, bias, activation in self.layers:

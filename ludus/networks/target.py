@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ludus.core.errors import UserError
-from ludus.networks.modular import ModularNetwork
 
 
 class Target(nn.Module):
@@ -62,7 +61,4 @@ def frozen_copy(module: nn.Module) -> nn.Module:
     for p in copy.parameters():
         p.requires_grad_(False)
         p.grad = None
-    for part in copy.modules():
-        if isinstance(part, ModularNetwork):
-            part.plain = None  # the backward pass by hand is that of the network which learns
     return copy.eval()

@@ -98,8 +98,7 @@ class Expected(ValueHead):
         return td_target(reward, discount, self.evaluate(outputs, action))
 
     def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        error = target.detach() - prediction
-        return huber(error, self._kappa), error.detach().abs()
+        return huber(prediction, target, self._kappa), (prediction.detach() - target).abs()
 
 
 class Categorical(ValueHead):

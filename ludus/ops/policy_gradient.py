@@ -42,6 +42,11 @@ def entropy_loss(entropy: Tensor) -> Tensor:
     return -entropy
 
 
+def share_sum(x: Tensor, share: Tensor) -> Tensor:
+    """Return Σ share·x: the mean of ``x`` over the rows of which ``share`` says what each counts."""
+    return torch.dot(x.flatten(), share.flatten())
+
+
 def approx_kl(log_ratio: Tensor) -> Tensor:
     """Return r_t − 1 − log r_t ≥ 0, whose mean over the old policy's actions is KL(old‖new) (Schulman 2020)."""
     return log_ratio.expm1() - log_ratio

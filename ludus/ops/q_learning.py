@@ -31,12 +31,12 @@ def greedy(q: Tensor, mask: Tensor | None = None) -> Tensor:
     return (q if mask is None else q.masked_fill(mask == 0, -torch.inf)).argmax(-1)
 
 
-@torch.no_grad()
 def max_q_value(q_t: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return max_a Q(s_{t+1}, a) over what is allowed (Watkins 1989; DQN, Mnih et al. 2015).
 
     Where nothing is allowed, as at an episode's end, it is one of the values; a discount of 0 hides it.
     """
+    q_t = q_t.detach()
     return q_t.amax(-1) if mask is None else taken(q_t, greedy(q_t, mask))
 
 
@@ -60,10 +60,9 @@ def dueling(value: Tensor, advantage: Tensor) -> Tensor:
 # Targets.
 
 
-@torch.no_grad()
 def td_target(reward: Tensor, discount: Tensor, value_t: Tensor) -> Tensor:
     """Return r_t + discount_t · V(s_{t+1}); where the discount is 0, the value may be anything. All broadcast."""
-    return torch.addcmul(reward, discount, value_t.masked_fill(discount == 0, 0))
+    return torch.addcmul(reward, discount, value_t.masked_fill(discount == 0, 0)).detach()
 
 
 def rescale(x: Tensor, eps: float = 1e-3) -> Tensor:
@@ -148,9 +147,9 @@ def _scaled(q: Tensor, temperature: float, mask: Tensor | None) -> Tensor:
 # Errors and priorities.
 
 
-def huber(x: Tensor, delta: float = 1.0) -> Tensor:
-    """Return ½x² where |x| ≤ δ, else δ(|x| − ½δ) (Huber 1964)."""
-    return functional.huber_loss(x, torch.zeros_like(x), reduction="none", delta=delta)
+def huber(prediction: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
+    """Return ½x² where |x| ≤ δ, else δ(|x| − ½δ), for the error x (Huber 1964); the target is a constant."""
+    return functional.huber_loss(prediction, target.detach(), reduction="none", delta=delta)
 
 
 @torch.no_grad()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
-@torch.no_grad()
 def counted(weight: Tensor, real: Tensor) -> Tensor:
     """Return w / max(count of real rows, 1), 0 for padding: a mean over what was drawn is ``(loss * share).sum()``.
 

@@ -149,8 +149,6 @@ class _Watcher(LocalUpdater):
         self.train(True)
         with _anomalies(found):
             losses, metrics = loss(batch)
-            if not any(x.requires_grad for x in losses.values()):  # a loss by hand has no graph to look at
-                losses, metrics = agent.compute_loss(batch)
             found.losses = {f"loss/{name}": float(x) for name, x in losses.items()}
             self.total(losses).backward()  # type: ignore[no-untyped-call]
         finite = {name: p.grad is None or bool(p.grad.isfinite().all()) for name, p in agent.named_parameters()}

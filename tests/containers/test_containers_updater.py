@@ -291,7 +291,7 @@ def test_a_loss_that_cannot_be_compiled_is_learned_eagerly() -> None:
 
 def test_a_loss_that_reaches_no_parameter_is_refused() -> None:
     agent, (batch, _) = make_agent()
-    with pytest.raises(RuntimeError, match="does not require grad"):
+    with pytest.raises(UserError, match="does not depend on any parameter"):
         updater_of(agent).step(lambda _: ({"mine": torch.ones(())}, {}), batch)
 
 

@@ -17,7 +17,6 @@ from ludus.networks.critic import ACTION, concatenate_inputs
 from ludus.networks.ensemble import Ensemble, PlainEnsemble
 from ludus.networks.noisy import NoisyLinear
 from ludus.networks.streams import Stream
-from ludus.networks.tape import Tape
 
 T, B = 3, 2
 FIRST = torch.zeros(T, B, dtype=torch.bool)
@@ -133,18 +132,6 @@ def test_noisy_layers_without_streams_are_the_last_ones_alone() -> None:
     network: Any = build_network(NetworkConfig(), NetworkSpec({"observation": (4,)}, {"q": (3,)}, noisy=True))
     assert isinstance(network.projections["q"], NoisyLinear)
     assert sum(isinstance(layer, NoisyLinear) for layer in network.modules()) == 1
-
-
-@pytest.mark.parametrize("changes", [{"streams": True}, {"noisy": True}])
-def test_gradients_by_hand_step_aside(changes: Any) -> None:
-    network: Any = build_network(NetworkConfig(), NetworkSpec({"observation": (4,)}, {"q": (3,)}, **changes))
-    for p in network.parameters():
-        p.grad = torch.zeros_like(p)
-    tape = Tape(network)
-    assert not tape.complete
-    with tape:
-        outputs = network({"observation": torch.randn(T, B, 4)}, HiddenState(), FIRST)[0]
-    assert not outputs["q"].is_leaf
 
 
 def test_members_of_an_ensemble_differ_and_are_of_the_right_kind() -> None:

@@ -48,11 +48,10 @@ def test_a_plain_mlp_has_the_outputs_asked_for_and_the_gains():
     for name, gain in {"policy/action": 0.01, "value": 1.0, "v": 1.0}.items():
         norm = network.projections[name].weight.norm(dim=1)
         torch.testing.assert_close(norm, torch.full_like(norm, gain), atol=1e-6, rtol=1e-5)
-    layers = network.plain_layers()
     x = torch.rand(T, B, 4)
     y = x
-    for layer, activation in layers:
-        y = getattr(torch, activation)(layer(y))
+    for layer in network.only_mlp().layers:
+        y = torch.tanh(layer(y))
     expected = network.projections["policy/action"](y)
     torch.testing.assert_close(network({"observation": x}, HiddenState(), FIRST)[0]["policy/action"], expected)
 
@@ -70,7 +69,7 @@ def test_observations_of_every_rank_join_in_a_body_of_every_rank(body):
     assert outputs["value"].shape == (T, B, 1)
     assert outputs["value"].isfinite().all()
     assert set(state) == ({"body/h", "body/c"} if body == "lstm" else set())
-    assert network.plain_layers() is None
+    assert network.only_mlp() is None
 
 
 def test_expanded_sources_are_repeated_over_space():

@@ -8,13 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import NetworkSpec
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
 from ludus.networks.noisy import NoisyLinear, resample_noise
-from ludus.networks.tape import Tape
 from ludus.networks.target import Target
 
 FIRST = torch.zeros(3, 2, dtype=torch.bool)
@@ -113,24 +111,3 @@ def test_modules_can_be_added() -> None:
     disturb(head)
     target.follow(1)
     assert torch.equal(copy.weight, head.weight)  # type: ignore[arg-type]
-
-
-def test_gradients_by_hand_stay_with_the_network_that_learns() -> None:
-    network = make()
-    for p in network.parameters():
-        p.grad = torch.ones_like(p)
-    tape = Tape(network)
-    target = Target({"q": network})
-    with tape:
-        outputs = target.networks["q"]({"observation": torch.randn(3, 2, 4)}, HiddenState(), FIRST)[0]
-    assert tape.calls == []
-    assert network.plain is not None
-    assert target.networks["q"].plain is None
-    assert not outputs["q"].requires_grad
-    assert all(p.grad is None for p in target.parameters())
-
-
-@pytest.mark.parametrize("tau", [0.0, -0.1, 1.5, float("nan")])
-def test_a_share_outside_of_the_range_is_refused(tau: float) -> None:
-    with pytest.raises(UserError, match=r"tau is .*\(0, 1\]"):
-        Target({"q": make()}).follow(tau)

@@ -18,8 +18,8 @@ from ludus.networks.config import NetworkConfig
 from ludus.networks.init import initialize
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh_,  # in place where the gradient needs only what comes out: less memory to walk through
-    "relu": torch.relu_,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
     "elu": functional.elu,
     "gelu": functional.gelu,
     "silu": functional.silu,

@@ -1,0 +1,176 @@
+"""Operations with a backward pass of their own, as one node of the graph each.
+
+In small networks the bookkeeping of autograd costs more than the sums. ``eager`` says where they apply; elsewhere the
+caller uses ordinary operations, which give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ludus.core.errors import UserError
+
+Shape = tuple[int, ...]
+Slope = Callable[[Tensor, Tensor], Tensor]
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Slope]] = {  # in place; its backward pass given its output
+    "tanh": (torch.tanh_, torch.ops.aten.tanh_backward.default),
+    "relu": (torch.relu_, lambda gradient, y: torch.ops.aten.threshold_backward.default(gradient, y, 0)),
+}
+
+
+def eager() -> bool:
+    """Whether operations run as they are called: nothing traces, transforms, watches or casts them."""
+    return not (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch.is_anomaly_enabled()
+        or torch.is_autocast_enabled("cpu")
+        or forward_ad._current_level >= 0
+    )
+
+
+def gradients(total: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """``torch.autograd.grad`` of one number without the checks around it, which cost more than a small network.
+
+    None where ``total`` does not depend on a parameter.
+    """
+    if not total.requires_grad:
+        raise UserError("The loss does not depend on any parameter that learns, so there is no gradient to step along.")
+    found: tuple[Tensor | None, ...] = torch.autograd.Variable._execution_engine.run_backward(
+        (total,), (torch.ones_like(total),), False, False, parameters, allow_unreachable=True, accumulate_grad=False
+    )
+    return found
+
+
+def mlp(
+    x: Tensor, activation: str, depth: int, parameters: Sequence[Tensor], shapes: Sequence[Shape]
+) -> tuple[Tensor, ...]:
+    """Return the outputs of an MLP on ``x`` ``[…, F]``, each laid out as one of ``shapes``.
+
+    ``parameters`` are weight and bias of each of ``depth`` hidden layers, then those of each output. Where gradients
+    are wanted, ``eager`` must hold.
+    """
+    if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in parameters)):
+        outputs: tuple[Tensor, ...] = _apply(_MLP, x, activation, depth, shapes, *parameters)
+        return outputs
+    return _run_mlp(x, activation, depth, shapes, parameters)[1]
+
+
+def _run_mlp(
+    x: Tensor, activation: str, depth: int, shapes: Sequence[Shape], parameters: Sequence[Tensor]
+) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    """The input of each layer as ``[N, …]``, and the outputs."""
+    activate_ = ACTIVATIONS[activation][0]
+    inputs = [x.reshape(-1, x.shape[-1])]
+    for i in range(0, 2 * depth, 2):
+        inputs.append(activate_(torch.addmm(parameters[i + 1], inputs[-1], parameters[i].t())))
+    x, start = inputs[-1], 2 * depth
+    return inputs, tuple(
+        torch.addmm(parameters[start + 2 * i + 1], x, parameters[start + 2 * i].t()).view(shape)
+        for i, shape in enumerate(shapes)
+    )
+
+
+class _MLP(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, activation: str, depth: int, shapes: Sequence[Shape], *parameters: Tensor
+    ) -> tuple[Tensor, ...]:
+        inputs, outputs = _run_mlp(x, activation, depth, shapes, parameters)
+        ctx.settings = activation, depth, shapes
+        ctx.save_for_backward(x, *parameters, *inputs)
+        ctx.set_materialize_grads(False)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        (activation, depth, shapes), (by_x, _, _, _, *by_parameters) = ctx.settings, ctx.needs_input_grad
+        x, *saved = ctx.saved_tensors
+        parameters, inputs = saved[: len(by_parameters)], saved[len(by_parameters) :]
+        if torch.is_grad_enabled():
+            outputs = _run_mlp(x, activation, depth, shapes, parameters)[1]
+            found = _again(outputs, (x, *parameters), (by_x, *by_parameters), gradients)
+            return found[0], None, None, None, *found[1:]
+        slope, weights = ACTIVATIONS[activation][1], parameters[::2]
+        found = [None] * len(by_parameters)
+        learns = any(by_parameters)
+        total: Tensor | None = None  # the gradient by the last hidden layer's output
+        for i, gradient in enumerate(gradients, depth):
+            if gradient is None:
+                continue
+            gradient = gradient.reshape(len(inputs[depth]), -1)
+            if learns:
+                found[2 * i], found[2 * i + 1] = torch.mm(gradient.t(), inputs[depth]), gradient.sum(0)
+            if depth or by_x:
+                total = torch.mm(gradient, weights[i]) if total is None else torch.addmm(total, gradient, weights[i])
+        for i in reversed(range(depth if total is not None else 0)):
+            total = slope(total, inputs[i + 1])  # type: ignore[arg-type]
+            if learns:
+                found[2 * i], found[2 * i + 1] = torch.mm(total.t(), inputs[i]), total.sum(0)
+            if i or by_x:
+                total = torch.mm(total, weights[i])
+        by_x = total.reshape(x.shape) if by_x and total is not None else None
+        return by_x, None, None, None, *found
+
+
+def _again(
+    outputs: tuple[Tensor, ...], inputs: tuple[Tensor, ...], needed: tuple[bool, ...], gradients: tuple[Any, ...]
+) -> list[Tensor | None]:
+    """The gradients by ``inputs`` where they are ``needed``, through ordinary operations: for second derivatives."""
+    pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None]
+    wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
+    found = iter(
+        torch.autograd.grad([y for y, _ in pairs], wanted, [g for _, g in pairs], create_graph=True, allow_unused=True)
+    )
+    return [next(found) if need else None for need in needed]
+
+
+def _apply(function: type[torch.autograd.Function], *given: Any) -> Any:
+    """``function.apply`` without its search for functorch's wrappers, which ``eager`` has made sure are not there."""
+    return super(torch.autograd.Function, function).apply(*given)  # type: ignore[misc]
+
+
+def categorical_terms(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log p(action) and the entropy −Σ p log p of a choice by ``logits`` ``[…, K]``."""
+    if eager():
+        log_prob, entropy = _apply(_CategoricalTerms, logits, action)
+        return log_prob, entropy
+    return _plain_terms(logits, action)
+
+
+def _plain_terms(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    log_p = logits.log_softmax(-1)
+    return log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+
+
+class _CategoricalTerms(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        log_p = logits.log_softmax(-1)
+        p, chosen = log_p.exp(), action.unsqueeze(-1)
+        entropy = (p * log_p).sum(-1).neg_()
+        ctx.save_for_backward(logits, action, log_p, p, entropy)
+        ctx.set_materialize_grads(False)
+        return log_p.gather(-1, chosen).squeeze(-1), entropy
+
+    @staticmethod
+    def backward(ctx: Any, by_log_prob: Tensor | None, by_entropy: Tensor | None) -> tuple[Tensor | None, None]:
+        logits, action, log_p, p, entropy = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _again(_plain_terms(logits, action), (logits,), (True,), (by_log_prob, by_entropy))[0], None
+        gradient: Tensor | None = None
+        if by_log_prob is not None:  # ∂log p(a)/∂logits = onehot(a) − p
+            slope = by_log_prob.unsqueeze(-1)
+            gradient = (p * -slope).scatter_add_(-1, action.unsqueeze(-1), slope)
+        if by_entropy is not None:  # ∂H/∂logits = −p (log p + H)
+            more = p * (log_p + entropy.unsqueeze(-1)) * -by_entropy.unsqueeze(-1)
+            gradient = more if gradient is None else gradient.add_(more)
+        return gradient, None
