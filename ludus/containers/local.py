@@ -21,7 +21,8 @@ from ludus.core.container import Container
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import Stop, UserError
 from ludus.core.hidden_state import HiddenState
-from ludus.core.step import EnvStep
+from ludus.core.rows import Rows
+from ludus.core.seat import Seat
 from ludus.core.types import State, Tensors
 from ludus.core.updater import Updater
 from ludus.experience.replay import ExperienceReplay
@@ -100,16 +101,16 @@ class LocalWorker(Container):
         seeds = torch.Generator().manual_seed(settings.seed)
         env_seed, noise_seed, *own_seeds = torch.randint(2**31 - 1, (4,), generator=seeds).tolist()
         self.env_seed = env_seed
-        self.noise = agent.make_noise(manager.batch, torch.Generator(self.device).manual_seed(noise_seed))
+        noise = agent.make_noise(manager.batch, torch.Generator(self.device).manual_seed(noise_seed))
         self.cache = build_cache(agent, manager, manager.batch)
+        self.seat = Seat(agent, self.cache, noise, Rows.all(manager.batch), self.device)
+        self.seats = [self.seat]
         for part, own_seed in zip((agent, self.cache), own_seeds, strict=True):
             if (generator := getattr(part, "generator", None)) is not None:
                 generator.manual_seed(own_seed)
         self.clock = Clock()
         self.guard = Guard(agent, updater, manager)
         self.scheduled: Mapping[str, float] = {}  # what follows the progress of the run, to log
-        self.env_step: EnvStep
-        self.hidden_state = HiddenState()
         self.local_step_count, self.updates = 0, 0
         self.episodes = RecentEpisodes()
         self.best: float | None = None
@@ -222,14 +223,14 @@ class LocalWorker(Container):
         return {
             "agent": dict(self.agent.state_dict()),
             "updater": self.updater.state_dict(),
-            "noise": self.noise.state_dict(),
+            "noise": self.seat.noise.state_dict(),
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "generators": {name: generator.get_state() for name, generator in generators(self.agent).items()},
             "manager": self.manager.state_dict() if whole else None,
             "cache": self.cache.state_dict() if whole or replay else None,
             "groups": [[rows.start, rows.stop] for rows in self.manager.groups],
-            "hidden_state": dict(self.hidden_state),
+            "hidden_state": dict(self.seat.hidden_state),
             "evaluator": self.evaluator.state_dict(),
             "counters": {
                 "step": self.local_step_count,
@@ -258,7 +259,7 @@ class LocalWorker(Container):
     def _load_learning(self, state: State) -> None:
         self.agent.load_state_dict(state["agent"])
         self.updater.load_state_dict(state["updater"])
-        self.noise.load_state_dict(state["noise"])
+        self.seat.noise.load_state_dict(state["noise"])
         self.evaluator.load_state_dict(state["evaluator"])
         torch.set_rng_state(state["torch"])
         if state["cuda"] is not None and self.device.type == "cuda":
@@ -287,11 +288,11 @@ class LocalWorker(Container):
             self._drop_open_returns(torch.ones(self.manager.batch, dtype=torch.bool))
             return "restarted at an episode boundary: the run broke off in the midst of an update"
         self.manager.load_state_dict(state["manager"])
-        self.env_step = self.manager.last().to(self.device)
-        self.cache.amend(self.env_step)
-        self.hidden_state = HiddenState(state["hidden_state"]).map(lambda x: x.to(self.device))
+        step = self.seat.env_step = self.manager.last().to(self.device)
+        self.cache.amend(step)
+        self.seat.hidden_state = HiddenState(state["hidden_state"]).map(lambda x: x.to(self.device))
         self.began = True
-        self._drop_open_returns(self.env_step.first)
+        self._drop_open_returns(step.first)
         return self.manager.restored
 
     def _drop_open_returns(self, first: Tensor) -> None:

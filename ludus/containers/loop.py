@@ -2,75 +2,134 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import torch
+from torch import Tensor
 
-from ludus.containers.alternate import alternate
 from ludus.containers.guard import Guard
-from ludus.core.agent import Agent
 from ludus.core.cache import ExperienceCache
-from ludus.core.environment import EnvironmentManager
+from ludus.core.environment import RoleManager
 from ludus.core.hidden_state import HiddenState
-from ludus.core.noise import Noise
+from ludus.core.seat import Seat
 from ludus.core.step import EnvStep
 from ludus.core.types import Tensors
-from ludus.core.updater import Updater
 from ludus.logging.clock import Clock
 
 
-class Loop(Protocol):
-    """What the two functions need of a container."""
+class Collector(Protocol):
+    """What ``collect`` needs of a container."""
 
-    agent: Agent
-    manager: EnvironmentManager
-    cache: ExperienceCache
-    updater: Updater
-    noise: Noise
+    @property
+    def manager(self) -> RoleManager: ...
+
+    @property
+    def seats(self) -> Sequence[Seat]: ...  # one for each role
+
     clock: Clock
+
+
+class Learner(Protocol):
+    """What ``improve`` needs of a container."""
+
+    cache: ExperienceCache
     guard: Guard
-    device: torch.device
-    env_step: EnvStep  # what the environments said last, written to the cache already
-    hidden_state: HiddenState  # before the agent acts on it
+    clock: Clock
 
 
-def begin(loop: Loop, seed: int) -> None:
-    """Reset the environments and write what they say."""
-    loop.env_step = loop.manager.reset(seed).to(loop.device)
-    loop.hidden_state = loop.agent.initial_state(loop.manager.batch)
-    for rows in loop.manager.groups:
-        loop.cache.env_write(loop.env_step.rows(rows), loop.hidden_state.rows(rows), rows.start)
+class Part:
+    """The rows of one seat that are in one group, which steps on its own."""
+
+    def __init__(self, seat: Seat, manager: RoleManager, group: int) -> None:
+        agents, environments = manager.roles[seat.role].agents, manager.groups[group]
+        self.seat, self.rows = seat, slice(environments.start * agents, environments.stop * agents)
+        self.start, self.whole = self.rows.start, len(manager.groups) == 1
+        assert seat.env_step is not None, "begin comes before collect"
+        self.step = seat.env_step if self.whole else seat.env_step.rows(self.rows)
+        self.state = seat.hidden_state if self.whole else seat.hidden_state.rows(self.rows)
+
+    def act(self, noise: Tensors) -> Tensors:
+        """Choose actions and write them."""
+        seat = self.seat
+        noise = noise if self.whole else {name: x[self.rows] for name, x in noise.items()}
+        agent_step = seat.agent.act(self.step, self.state, noise)
+        seat.cache.agent_write(agent_step, self.start)
+        self.state = agent_step.state
+        return agent_step.action
+
+    def write(self, raw: EnvStep) -> None:
+        """Write the step that came of them."""
+        seat, self.step = self.seat, raw.to(self.seat.device)
+        final = self.step.final
+        final_value = None if final is None else seat.agent.final_value(final, self.state)
+        seat.cache.env_write(self.step, self.state, self.start, final_value)
 
 
-def collect(loop: Loop) -> int:
-    """Act and step while the cache takes more; return the number of real decisions (a reset row's is none)."""
-    decisions = _together(loop) if len(loop.manager.groups) == 1 else alternate(loop)
-    loop.clock.lap("other")
-    return decisions
+def begin(loop: Collector, seed: int) -> None:
+    """Reset the environments and write their first step."""
+    steps = loop.manager.reset_roles(seed)
+    for seat in loop.seats:
+        seat.env_step = steps[seat.role].to(seat.device)
+        seat.hidden_state = seat.agent.initial_state(seat.rows.size)
+        for group in range(len(loop.manager.groups)):
+            part = Part(seat, loop.manager, group)
+            seat.cache.env_write(part.step, part.state, part.start)
 
 
-def _together(loop: Loop) -> int:
-    """All rows step at once."""
-    agent, manager, cache, noise, clock = loop.agent, loop.manager, loop.cache, loop.noise, loop.clock
-    step, state, decisions = loop.env_step, loop.hidden_state, 0
-    while True:
-        agent_step = agent.act(step, state, noise.next())
-        cache.agent_write(agent_step)
+def collect(loop: Collector) -> int:
+    """Act and step while the caches take more; return the number of real environment steps (a reset is none).
+
+    With several groups, one steps while the actions of the next are computed, in a fixed order. Group 0 decides when to
+    stop, so all groups step equally often. Several seats play different roles in the same environments.
+    """
+    manager, seats, clock = loop.manager, loop.seats, loop.clock
+    groups = range(len(manager.groups))
+    parts = [[Part(seat, manager, group) for seat in seats] for group in groups]
+    environments = [rows.stop - rows.start for rows in manager.groups]
+    counted = seats[0].role
+    agents = manager.roles[counted].agents
+    numbers: list[Tensors] = []
+    count: int | Tensor = 0
+
+    def act(group: int) -> None:
+        nonlocal numbers
+        if group == 0:
+            numbers = [seat.noise.next() for seat in seats]
+        actions = {part.seat.role: part.act(drawn) for part, drawn in zip(parts[group], numbers, strict=True)}
         clock.lap("acting")
-        raw = manager.step(agent_step.action)
-        clock.lap("environment")
-        step, state = raw.to(loop.device), agent_step.state
-        final_value = None if step.final is None else agent.final_value(step.final, state)
-        cache.env_write(step, state, 0, final_value)
-        decisions += manager.batch if manager.all_real else int(np.count_nonzero(raw.real.numpy()))
-        if not cache.accepts(0):
-            break
-    loop.env_step, loop.hidden_state = step, state
-    return decisions
+        manager.send_roles(actions, group)
+
+    for group in groups:
+        act(group)
+    goes_on = True
+    while goes_on:
+        for group in groups:
+            steps = manager.recv_roles(group)
+            clock.lap("environment")
+            for part in parts[group]:
+                part.write(steps[part.seat.role])
+            count = count + (environments[group] if manager.all_real else _real_steps(steps[counted], agents))
+            if group == 0:
+                goes_on = all([part.seat.cache.accepts(part.start) for part in parts[0]])
+            if goes_on:
+                act(group)
+    last = manager.last_roles()
+    for i, seat in enumerate(seats):
+        mine = [parts[group][i] for group in groups]
+        seat.env_step = mine[0].step if mine[0].whole else last[seat.role].to(seat.device)
+        seat.hidden_state = HiddenState.join([part.state for part in mine])
+    clock.lap("other")
+    return int(count)
 
 
-def improve(loop: Loop) -> tuple[Tensors, int]:
+def _real_steps(step: EnvStep, agents: int) -> int | Tensor:
+    """How many environments made a real step; on a device as a tensor, so that nothing has to wait for it."""
+    real = step.real if agents == 1 else step.real.view(-1, agents).any(1)
+    return int(np.count_nonzero(real.numpy())) if real.is_cpu else real.sum()
+
+
+def improve(loop: Learner) -> tuple[Tensors, int]:
     """Learn while the cache is ready; return the metrics of the last learning, and how many there were."""
     metrics: Tensors = {}
     count = 0

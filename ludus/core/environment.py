@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 from torch import Tensor
@@ -15,6 +15,9 @@ from ludus.core.step import EnvStep, Episode
 from ludus.core.types import State, Tensors
 
 GoalReward = Callable[..., tuple[NDArray[Any], NDArray[Any] | None]]  # of goals reached and wanted: rewards, endings
+
+
+ALONE = "agent"  # the role where there is only one
 
 
 class TensorEnvironment(Protocol):
@@ -37,8 +40,48 @@ class TensorEnvironment(Protocol):
         """Step all rows; return observations, rewards, terminated, truncated, and the final observations or None."""
 
 
-class EnvironmentManager(ABC):
-    """Steps B environments as one batch; ``groups`` are row ranges that step on their own.
+class Role(NamedTuple):
+    """A role that agents play in an environment."""
+
+    observation: Specs
+    action: Specs
+    agents: int = 1  # in each environment; their rows are environment by environment
+
+
+class RoleManager(ABC):
+    """Steps environments in which agents of one or more roles act at once, each with rows of its own.
+
+    ``groups`` are ranges of environments that step on their own. A role with n agents has the rows n·e to n·(e + 1) of
+    environment e.
+    """
+
+    groups: list[slice]
+    all_real: bool = False  # whether every step after the reset is real, so that steps are counted without looking
+
+    @property
+    @abstractmethod
+    def roles(self) -> Mapping[str, Role]:
+        """What the agents of each role see and do."""
+
+    @abstractmethod
+    def reset_roles(self, seed: int) -> dict[str, EnvStep]:
+        """Begin a new episode in every environment."""
+
+    @abstractmethod
+    def send_roles(self, actions: dict[str, Tensors], group: int = 0) -> None:
+        """Start a step of one group."""
+
+    @abstractmethod
+    def recv_roles(self, group: int = 0) -> dict[str, EnvStep]:
+        """Wait for the step of one group and return it."""
+
+    @abstractmethod
+    def last_roles(self) -> dict[str, EnvStep]:
+        """The last step of all environments."""
+
+
+class EnvironmentManager(RoleManager):
+    """Steps B environments with one agent each as one batch; ``groups`` are row ranges that step on their own.
 
     Most reset a row at the step after its ending: the action of that step is ignored, ``first`` is true and ``real``
     false, so the observation after an ending is always the true successor. A manager that resets in the same step says
@@ -47,16 +90,30 @@ class EnvironmentManager(ABC):
     """
 
     batch: int
-    groups: list[slice]
     observation: Specs
     action: Specs
     on_report: Callable[[str], object] = staticmethod(warnings.warn)  # told what to warn of
     backend: str = ""  # what steps the environments, as a run shows it
-    all_real: bool = False  # whether every step after the reset is real, so that steps are counted without looking
     forgets: bool = False  # whether a reset makes environments forget all, as native ones do
     calls: int = 0  # steps and resets so far, each of a whole group
     longest: float = 0.0  # seconds of the longest of them
     restored: str = ""  # after load_state_dict: "exactly", or why rows began new episodes
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        return {ALONE: Role(self.observation, self.action)}
+
+    def reset_roles(self, seed: int) -> dict[str, EnvStep]:
+        return {ALONE: self.reset(seed)}
+
+    def send_roles(self, actions: dict[str, Tensors], group: int = 0) -> None:
+        self.send(actions[ALONE], group)
+
+    def recv_roles(self, group: int = 0) -> dict[str, EnvStep]:
+        return {ALONE: self.recv(group)}
+
+    def last_roles(self) -> dict[str, EnvStep]:
+        return {ALONE: self.last()}
 
     @abstractmethod
     def use(self, action_transform: Mapping[str, str]) -> None:

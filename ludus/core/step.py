@@ -34,7 +34,7 @@ class EnvStep(NamedTuple):
 
     def to(self, device: torch.device) -> EnvStep:
         """Return the same step on the device where the agent is."""
-        if self.reward.device == device or device.type == self.reward.device.type == "cpu":
+        if self.reward.is_cpu if device.type == "cpu" else self.reward.device == device:
             return self
         return self._map(lambda x: x.to(device, non_blocking=True))
 

@@ -26,6 +26,7 @@ class TensorCue:
         self.observation_space = spaces.Box(-1, 1, (3,), np.float32)
         self.action_space = spaces.Discrete(2)
         self._generator = torch.Generator(self.device)
+        self._choices = torch.arange(2, device=self.device)
         self._cue = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._time = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
 
@@ -42,7 +43,7 @@ class TensorCue:
         reward = (ended & (action == self._cue)).to(torch.float32)
         final = self._observe() if self.gives_final else None
         self._cue = torch.where(ended, self._draw(), self._cue)
-        self._time = torch.where(ended, 0, self._time)
+        self._time = self._time.masked_fill(ended, 0)
         no = torch.zeros_like(ended)
         endings = (no, ended) if self.truncates else (ended, no)
         return self._observe(), reward, *endings, final
@@ -61,5 +62,5 @@ class TensorCue:
 
     def _observe(self) -> Tensor:
         """One-hot cue at the first step, then the share of the episode that is over."""
-        shown = torch.nn.functional.one_hot(self._cue, 2) * (self._time == 0).unsqueeze(-1)
+        shown = (self._cue.unsqueeze(-1) == self._choices) & (self._time == 0).unsqueeze(-1)
         return torch.cat([shown, self._time.unsqueeze(-1) / self.length], -1).to(torch.float32)

@@ -114,10 +114,10 @@ def test_the_numpy_engine_acts_as_torch_does() -> None:
 
 def assert_engines_agree(worker: Any) -> None:
     agent = worker.agent
-    for noise in (worker.noise.next(), None):
-        by_numpy = agent.act(worker.env_step, worker.hidden_state, noise)
+    for noise in (worker.seat.noise.next(), None):
+        by_numpy = agent.act(worker.seat.env_step, worker.seat.hidden_state, noise)
         engine, agent._numpy = agent._numpy, None
-        by_torch = agent.act(worker.env_step, worker.hidden_state, noise)
+        by_torch = agent.act(worker.seat.env_step, worker.seat.hidden_state, noise)
         agent._numpy = engine
         torch.testing.assert_close(by_numpy.action, by_torch.action, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(by_numpy.experience, by_torch.experience, rtol=1e-5, atol=1e-6)

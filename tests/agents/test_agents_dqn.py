@@ -159,12 +159,12 @@ def test_padding_teaches_nothing(agent: str) -> None:
 @pytest.mark.parametrize("agent", ["dqn", "rainbow", "iqn"])
 def test_forbidden_choices_are_never_taken(agent: str) -> None:
     worker = worker_of(TOY + "MaskedEnv", agent)  # it raises where a forbidden action comes
-    for noise in (worker.noise.next(), None):
+    for noise in (worker.seat.noise.next(), None):
         for _ in range(20):
-            said = worker.agent.act(worker.env_step, worker.hidden_state, noise)
-            mask = worker.env_step.observation["action_mask"].bool()
+            said = worker.agent.act(worker.seat.env_step, worker.seat.hidden_state, noise)
+            mask = worker.seat.env_step.observation["action_mask"].bool()
             assert mask.gather(1, said.action["action"].unsqueeze(1)).all()
-            worker.env_step = worker.manager.step(said.action)
+            worker.seat.env_step = worker.manager.step(said.action)
     worker.close()
 
 
@@ -184,11 +184,11 @@ def test_a_burn_in_gives_the_state_that_acting_had() -> None:
     agent = worker.agent
     states = {}
     for time in range(60):
-        states[time] = worker.hidden_state
-        said = agent.act(worker.env_step, worker.hidden_state, worker.noise.next())
+        states[time] = worker.seat.hidden_state
+        said = agent.act(worker.seat.env_step, worker.seat.hidden_state, worker.seat.noise.next())
         worker.cache.agent_write(said)
-        worker.env_step, worker.hidden_state = worker.manager.step(said.action), said.state
-        worker.cache.env_write(worker.env_step, said.state)
+        worker.seat.env_step, worker.seat.hidden_state = worker.manager.step(said.action), said.state
+        worker.cache.env_write(worker.seat.env_step, said.state)
     batch = worker.cache.read()
     warm = agent.warm(batch, ("q",))
     time, row = (batch.index // 4).tolist(), (batch.index % 4).tolist()
@@ -203,19 +203,19 @@ def test_acting_in_numpy_is_acting_in_torch() -> None:
     agent = worker.agent
     assert agent.use_numpy()
     engine = agent._numpy
-    for noise in (None, *(worker.noise.next() for _ in range(50))):
+    for noise in (None, *(worker.seat.noise.next() for _ in range(50))):
         agent.epsilon.level = 0.3
         agent._numpy = engine
-        one = agent.act(worker.env_step, worker.hidden_state, noise).action["action"]
+        one = agent.act(worker.seat.env_step, worker.seat.hidden_state, noise).action["action"]
         agent._numpy = None
-        assert torch.equal(one, agent.act(worker.env_step, worker.hidden_state, noise).action["action"])
+        assert torch.equal(one, agent.act(worker.seat.env_step, worker.seat.hidden_state, noise).action["action"])
     worker.close()
 
 
 def test_noisy_layers_explore_in_training_and_not_in_evaluation() -> None:
     worker = worker_of(agent="rainbow")
     agent = worker.agent
-    step, state = worker.env_step, worker.hidden_state
+    step, state = worker.seat.env_step, worker.seat.hidden_state
     with torch.no_grad():
         ready = agent.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
 
@@ -225,7 +225,7 @@ def test_noisy_layers_explore_in_training_and_not_in_evaluation() -> None:
             return agent.act(step, state, None).action["action"]
         return agent.run("q", ready, state, step.first.unsqueeze(0))[0]["advantage"].detach()
 
-    one, other = values(worker.noise.next()), values(worker.noise.next())
+    one, other = values(worker.seat.noise.next()), values(worker.seat.noise.next())
     assert not torch.equal(one, other)
     assert torch.equal(values(None), values(None))
     assert agent.epsilon.level == 0

@@ -1,0 +1,29 @@
+"""Who plays which rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ludus.core.agent import Agent
+from ludus.core.cache import ExperienceCache
+from ludus.core.environment import ALONE
+from ludus.core.hidden_state import HiddenState
+from ludus.core.noise import Noise
+from ludus.core.rows import Rows
+from ludus.core.step import EnvStep
+
+
+@dataclass
+class Seat:
+    """An agent in one role of the environments, with the cache that it fills."""
+
+    agent: Agent
+    cache: ExperienceCache
+    noise: Noise
+    rows: Rows
+    device: torch.device  # where the agent is
+    env_step: EnvStep | None = None  # the last step of all rows, written to the cache already; None before the first
+    hidden_state: HiddenState = field(default_factory=HiddenState)  # before the agent acts on that step
+    role: str = ALONE
