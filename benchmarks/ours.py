@@ -44,6 +44,8 @@ def settings_of(job: str, s: PPOSettings, args: Namespace) -> dict[str, Any]:
         "agent.entropy_coef": s.entropy,
         "agent.value_coef": s.value,
         "agent.max_grad_norm": s.max_grad_norm,
+        "agent.normalize_observation": False,  # as the other side
+        "agent.normalize_reward": False,
         "evaluation.every": EVALUATION_EVERY if job == "solve" else 0,
         "evaluation.episodes": EVALUATION_EPISODES,
         "evaluation.environments": EVALUATION_EPISODES,

@@ -82,6 +82,11 @@ class ACER(ActorCritic):
 
     Config: type[Any] = ACERConfig
 
+    @classmethod
+    def adapt_defaults(cls, config: Any, nb_step: int, environments: int, recurrent: bool) -> dict[str, Any]:
+        """Keep the defaults: replayed rollouts give short runs enough updates."""
+        return {}
+
     def __init__(
         self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
     ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import cbrt
 from typing import Any, Literal
 
 import torch
@@ -36,27 +37,38 @@ from ludus.ops.returns import gae, n_step_returns
 from ludus.preprocess.observation import ObsPreprocessor
 from ludus.preprocess.running import ObsNormalizer, RewardScaler
 
+LONG_RUN = 1_000_000  # environment steps from which on a run has the defaults as they are written
+
+
+def larger_learning_rate(learning_rate: float, nb_step: int, largest: float) -> float:
+    """Return the learning rate of a run shorter than ``LONG_RUN``: it grows with the cube root of how much shorter."""
+    grown = float(f"{learning_rate * cbrt(LONG_RUN / nb_step):.2g}")
+    return max(learning_rate, min(largest, grown))
+
 
 @dataclass(frozen=True)
 class ActorCriticConfig:
     """Settings of A2C."""
 
-    learning_rate: float = 7e-4  # raise for speed, lower when the return collapses
-    learning_rate_schedule: Literal["constant", "linear"] = "linear"  # linear: falls to 0 at nb_step
+    learning_rate: float = 7e-4  # raise for speed, lower when the return collapses; larger in short runs
+    # linear: falls to 0 at nb_step; constant in short runs
+    learning_rate_schedule: Literal["constant", "linear"] = "linear"
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
     gae_lambda: float = 0.95  # 1: Monte Carlo (less bias); 0: one-step TD (less variance)
     n_step: int = 0  # n-step returns instead of GAE; 0: GAE
-    rollout: int = 8  # steps per environment between two updates
+    rollout: int = 8  # steps per environment between two updates; fewer in short runs
     entropy_coef: float = 0.01  # raise when the policy settles too early
     value_coef: float = 0.5  # weight of the value loss; matters with a shared trunk
     max_grad_norm: float = 0.5  # gradients are scaled down to this norm; 0: never
     optimizer: Literal["adam", "rmsprop", "rmsprop_tf"] = "rmsprop"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
-    optimizer_eps: float = 1e-5  # raise for smoother steps
+    # raise for smoother steps; at 1e-5 the first steps of rmsprop are ten times the learning rate; 1e-5 for the others
+    optimizer_eps: float = 3e-3
     normalize_advantage: bool = False  # mean 0 and deviation 1 over the batch
-    normalize_observation: bool = False  # vectors by running mean and deviation, saved with the policy
-    normalize_reward: bool = False  # by the running deviation of the discounted return
+    normalize_observation: bool = True  # vectors by running mean and deviation, saved with the policy
+    normalize_reward: bool = True  # by the running deviation of the discounted return
     distribution: Literal["gaussian", "tanh", "beta"] = "gaussian"  # of continuous actions
-    log_std_init: float = 0.0  # the Gaussian's first log deviation, in units where the action range is [-1, 1]
+    # the Gaussian's first log deviation, in units where the action range is [-1, 1]; at 0 a third of actions is clipped
+    log_std_init: float = -0.5
 
     def validate(self) -> None:
         """Refuse values that cannot train."""
@@ -107,6 +119,22 @@ class ActorCritic(Agent):
         if shared:
             return {"actor_critic": (inputs, policy | value)}
         return {"actor": (inputs, policy), "critic": (inputs, value)}
+
+    @classmethod
+    def adapt_defaults(cls, config: Any, nb_step: int, environments: int, recurrent: bool) -> dict[str, Any]:
+        """Give short runs 500 updates or more, and larger steps; a recurrent network learns over the whole rollout.
+
+        The eps of RMSprop is too large for the other optimizers.
+        """
+        eps = {} if config.optimizer == "rmsprop" else {"optimizer_eps": 1e-5}
+        if nb_step >= LONG_RUN:
+            return eps
+        shorter = min(config.rollout, max(1, nb_step // (500 * environments)))
+        return eps | {
+            "rollout": config.rollout if recurrent else shorter,
+            "learning_rate": larger_learning_rate(config.learning_rate, nb_step, largest=2e-3),
+            "learning_rate_schedule": "constant",
+        }
 
     @property
     def action_transform(self) -> Mapping[str, str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ludus.agents.actor_critic import ActorCritic, ActorCriticConfig
+from ludus.agents.actor_critic import LONG_RUN, ActorCritic, ActorCriticConfig, larger_learning_rate
 from ludus.core.batch import Batch, Learned
 from ludus.core.errors import UserError
 from ludus.core.network import Network
@@ -34,13 +35,14 @@ from ludus.ops.policy_gradient import (
 class PPOConfig:
     """Settings of PPO."""
 
-    learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
+    learning_rate: float = 3e-4  # raise for speed, lower when the return collapses; larger in short runs
     # linear: falls to 0 at nb_step; kl: moves to keep target_kl
     learning_rate_schedule: Literal["constant", "linear", "kl"] = "constant"
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
     gae_lambda: float = 0.95  # 1: Monte Carlo (less bias); 0: one-step TD (less variance)
-    rollout: int = 128  # steps per environment between two learnings
-    epochs: int = 4  # passes over each rollout: raise for sample efficiency, lower for stability and speed
+    rollout: int = 128  # steps per environment between two learnings; fewer in short runs
+    # passes over each rollout: raise for sample efficiency, lower for stability and speed; 8 in short runs
+    epochs: int = 4
     minibatches: int = 4  # parts of a rollout, one optimizer step each
     clip: float = 0.2  # how far a step may move the policy's probability ratios from 1
     clip_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
@@ -53,8 +55,8 @@ class PPOConfig:
     target_kl: float = 0.0
     optimizer: Literal["adam", "rmsprop", "rmsprop_tf"] = "adam"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     optimizer_eps: float = 1e-5  # raise for smoother steps
-    normalize_observation: bool = False  # vectors by running mean and deviation, saved with the policy
-    normalize_reward: bool = False  # by the running deviation of the discounted return
+    normalize_observation: bool = True  # vectors by running mean and deviation, saved with the policy
+    normalize_reward: bool = True  # by the running deviation of the discounted return
     distribution: Literal["gaussian", "tanh", "beta"] = "gaussian"  # of continuous actions
     log_std_init: float = 0.0  # the Gaussian's first log deviation, in units where the action range is [-1, 1]
 
@@ -76,6 +78,22 @@ class PPO(ActorCritic):
     """Several epochs of clipped steps on minibatches of each rollout."""
 
     Config: type[Any] = PPOConfig
+
+    @classmethod
+    def adapt_defaults(cls, config: Any, nb_step: int, environments: int, recurrent: bool) -> dict[str, Any]:
+        """Give short runs 50 rollouts or more, more epochs and larger steps.
+
+        No rollout has less than 8 steps (32 for a recurrent network, which learns over whole rollouts), nor less than
+        16 rows for each minibatch.
+        """
+        if nb_step >= LONG_RUN:
+            return {}
+        shortest = max(32 if recurrent else 8, ceil(16 * config.minibatches / environments))
+        return {
+            "rollout": min(config.rollout, max(shortest, nb_step // (50 * environments))),
+            "epochs": 8,
+            "learning_rate": larger_learning_rate(config.learning_rate, nb_step, largest=1.5e-3),
+        }
 
     def __init__(
         self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int

@@ -40,6 +40,11 @@ class Agent(nn.Module, ABC):
     ) -> Mapping[str, NetworkSpec | tuple[Shapes, Shapes]]:
         """What to build: network name → input shapes, output shapes, and more; ``shared``: one trunk for all."""
 
+    @classmethod
+    def adapt_defaults(cls, config: Any, nb_step: int, environments: int, recurrent: bool) -> Mapping[str, Any]:
+        """Return values to use in place of the defaults in a run of this length; settings that the user gave stay."""
+        return {}
+
     @property
     @abstractmethod
     def action_transform(self) -> Mapping[str, str]:

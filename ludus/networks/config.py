@@ -48,6 +48,12 @@ class NetworkConfig:
             body="mlp",
         )
 
+    @property
+    def may_be_recurrent(self) -> bool:
+        """Whether some piece is an lstm or the user's own, which may have a memory too."""
+        pieces = (self.net1d, self.net2d, self.net3d, self.net4d, self.body, self.head)
+        return self.name != "modular" or any(piece == "lstm" or ":" in piece for piece in pieces)
+
     def net3d_for(self, shape: tuple[int, ...]) -> str:
         """Return the piece that an image ``[F, H, W]`` goes through, with ``auto`` decided by its size."""
         if self.net3d != "auto":

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ludus.core.spec import Specs
+from ludus.core.spec import Spec, Specs
 from ludus.core.types import Tensors
 
 SMALLEST = 1e-12  # a variance up to this is none: what never varied is not scaled, lest its first change be a blow
@@ -66,12 +66,17 @@ class RunningStatistics(nn.Module):
         return (x - self.shift) * self.scale
 
 
+def is_normalized(spec: Spec, shape: tuple[int, ...]) -> bool:
+    """Whether an observation of this shape, once preprocessed, is normalized: vectors of numbers alone."""
+    return spec.kind == "continuous" and len(shape) == 1
+
+
 class ObsNormalizer(nn.Module):
-    """Normalizes the continuous vectors among preprocessed observations, within ±10; all else passes through."""
+    """Normalizes continuous vectors within ±10; matrices, images, choices and bits pass through."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], specs: Specs) -> None:
         super().__init__()
-        names = [name for name, shape in shapes.items() if specs[name].kind == "continuous" and len(shape) == 1]
+        names = [name for name, shape in shapes.items() if is_normalized(specs[name], shape)]
         # PyTorch forbids dots in the names of modules, and those of its own methods: hence the prefix
         self.statistics = nn.ModuleDict({_key(name): RunningStatistics(shapes[name]) for name in names})
         self._names = [(name, _key(name)) for name in names]

@@ -18,6 +18,7 @@ from ludus.core.network import NetworkSpec
 from ludus.core.spec import Specs
 from ludus.networks.config import NetworkConfig
 from ludus.preprocess.observation import ObsPreprocessor
+from ludus.preprocess.running import is_normalized
 from ludus.settings.parse import typed
 from ludus.settings.settings import Resolved, Settings, agent_config, network_of, setting_types, to_flat
 
@@ -58,8 +59,8 @@ def unused(settings: Settings[Any], observation: Specs, action: Specs) -> Iterat
     if getattr(config, "distribution", "") == "beta":
         yield "agent.log_std_init", "agent.distribution is beta, which has no such deviation"
     shapes = ObsPreprocessor(observation).shapes
-    vectors = [name for name, shape in shapes.items() if observation[name].kind == "continuous" and len(shape) == 1]
-    if getattr(config, "normalize_observation", False) and not vectors:
+    numbers = any(is_normalized(observation[name], shape) for name, shape in shapes.items())
+    if getattr(config, "normalize_observation", False) and not numbers:
         yield "agent.normalize_observation", "the environment has no vector of numbers among its observations"
     if getattr(config, "n_step", 0) and hasattr(config, "gae_lambda"):
         yield "agent.gae_lambda", f"agent.n_step is {config.n_step}, and n-step returns take the place of GAE"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
@@ -31,6 +31,7 @@ TABLES = {"agent.name": AGENTS, "network.name": NETWORKS, **dict.fromkeys(PIECES
 SMALLEST = {"nb_step": 1, "seed": 0, "threads": 0, "log_every": 0, "checkpoint_every": 0, "keep": 1}
 LONGEST_NAME = 80  # characters of a run's name or tag
 LARGEST = {"seed": 2**63 - 1, "threads": 1024}  # what torch takes; far more threads end the process
+ADAPTED = "default for this run"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,10 @@ class Settings(Generic[A]):
 
 
 class Resolved(NamedTuple):
-    """Settings, and where each came from: ``default``, ``preset <name>``, ``file <path>``, ``flag``, ``argument``."""
+    """Settings, and where each came from: ``default``, ``preset <name>``, ``file <path>``, ``flag``, ``argument``.
+
+    A default that the agent has replaced, since another suits the length of the run better, is from ``ADAPTED``.
+    """
 
     settings: Settings[Any]
     origins: dict[str, str]
@@ -142,9 +146,25 @@ def resolve_settings(
         preset = find_preset(known.get("env.id", ""), known.get("agent.name", DEFAULT_AGENT))
     if preset != NO_PRESET:
         layers.insert(0, (f"preset {preset}", load_preset(preset)))
-    resolved = _build(layers)
+    resolved = _adapt_defaults(_build(layers))
     _refuse_all_warmup(resolved.settings)
     return resolved
+
+
+def _adapt_defaults(resolved: Resolved) -> Resolved:
+    """Replace defaults by what the agent prefers for a run of this length; settings that were given stay."""
+    settings, origins = resolved
+    kind = resolve(settings.agent_name, AGENTS, "agent")
+    length = settings.nb_step, settings.env.num, settings.network.may_be_recurrent
+    chosen = {
+        name: value
+        for name, value in kind.adapt_defaults(settings.agent, *length).items()
+        if origins.get(f"agent.{name}") == "default" and value != getattr(settings.agent, name)
+    }
+    return Resolved(
+        replace(settings, agent=replace(settings.agent, **chosen)),
+        origins | {f"agent.{name}": ADAPTED for name in chosen},
+    )
 
 
 def name_of(key: str, value: Any) -> Any:

@@ -149,7 +149,8 @@ class Nosy(PPO):
 
 @pytest.mark.parametrize("minibatches", [1, 4])
 def test_a_loss_of_a_subclass_counts(minibatches: int) -> None:
-    worker = make_worker("CartPole-v1", f"{__name__}:Nosy", agent__minibatches=minibatches, agent__epochs=1)
+    own = {"agent__minibatches": minibatches, "agent__epochs": 1, "agent__normalize_reward": False}
+    worker = make_worker("CartPole-v1", f"{__name__}:Nosy", **own)
     begin(worker, 0)
     collect(worker)
     batch = worker.agent.prepare(worker.cache.read())

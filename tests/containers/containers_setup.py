@@ -26,6 +26,7 @@ SMALL: dict[str, Any] = {
     "evaluation.every": 0,
     "evaluation.episodes": 4,
 }
+UNSCALED: dict[str, Any] = {"agent__normalize_observation": False, "agent__normalize_reward": False}
 
 
 def small(agent: Any) -> dict[str, Any]:

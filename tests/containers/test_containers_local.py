@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from containers_setup import COUNTING, make_worker, saved, train
+from containers_setup import COUNTING, UNSCALED, make_worker, saved, train
 from gymnasium import spaces
 
 import ludus
@@ -315,7 +315,7 @@ def test_the_log_and_the_settings_tell_what_was_run(tmp_path: Path) -> None:
     assert (origins["agent.gae_lambda"], origins["nb_step"]) == ("preset cartpole/ppo", "argument")
 
 
-DIVERGING: dict[str, Any] = {"checkpoint_every": 32, "nb_step": 2_000, "keep": 100}
+DIVERGING: dict[str, Any] = UNSCALED | {"checkpoint_every": 32, "nb_step": 2_000, "keep": 100}
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_earlier_checkpoints_are_whole(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_no_checkpoint_of_a_diverged_policy_is_written_between_two_logs(tmp_path
 
 def test_a_run_that_never_looked_still_refuses_to_end_with_a_diverged_policy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Training diverged"):
-        train(tmp_path, own(Exploding), log_every=0, checkpoint_every=0, nb_step=400)
+        train(tmp_path, own(Exploding), log_every=0, **DIVERGING | {"checkpoint_every": 0, "nb_step": 400})
     assert not step_folders(RunDirectory.open("latest", tmp_path).checkpoints)
 
 

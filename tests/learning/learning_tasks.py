@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium
+
 import ludus
 
 AGENTS = ("ppo", "a2c")
@@ -92,11 +94,14 @@ UNWATCHED: dict[str, Any] = {  # a run of which only the last evaluation counts
 }
 BLIND_CARTPOLE = f"{TOY}NoVelocityCartPole"
 LSTM = {"network.body": "lstm"}
+UNSCALED = {"agent.normalize_observation": False, "agent.normalize_reward": False}
 SMALL = {"agent.gamma": 0.9, "network.hidden": (32, 32), "network.lstm_size": 32}
 QUICK: dict[str, dict[str, Any]] = {
-    "ppo": SMALL | {"agent.rollout": 32, "agent.epochs": 8, "agent.learning_rate": 2e-3},
+    "ppo": SMALL | UNSCALED | {"agent.rollout": 32, "agent.epochs": 8, "agent.learning_rate": 2e-3},
     "a2c": SMALL
+    | UNSCALED
     | {
+        "agent.rollout": 8,
         "agent.learning_rate": 5e-3,
         "agent.learning_rate_schedule": "constant",
         "agent.optimizer": "adam",
@@ -144,6 +149,31 @@ def toys(agent: str) -> tuple[Task, ...]:
     )
 
 
+class SeededSpaces(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Seeds the space that SB3's identity environments draw their states from, so that a run can be repeated."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.env.action_space.seed(seed)
+        return super().reset(seed=seed, options=options)
+
+
+def identity(agent: str, kind: str, option: str, nb_step: int) -> Task:
+    """One of Stable-Baselines3's identity environments by default settings, within the budget of its own tests."""
+    settings = {"env.options": (option,), "env.wrappers": (SeededSpaces,)}
+    environment = f"stable_baselines3.common.envs.identity_env:IdentityEnv{kind}"
+    return Task(f"identity{kind.lower()}/{agent}", environment, agent, 90, nb_step, 5, settings)  # of 100
+
+
+IDENTITY = tuple(
+    identity(agent, *task)
+    for agent, box in (("ppo", 3_000), ("a2c", 3_500))
+    for task in (
+        ("", "dim=4", 3_000),
+        ("MultiDiscrete", "dim=4", 3_000),
+        ("MultiBinary", "dim=4", 3_000),
+        ("Box", "eps=0.5", box),
+    )
+)
 TOYS = tuple(task for agent in AGENTS for task in toys(agent))
 VALUES = ("dqn", "double_dqn", "dueling_dqn", "c51", "qr_dqn", "iqn", "munchausen_dqn", "rainbow")
 ACTORS = ("ddpg", "hddpg", "td3", "sac")
@@ -175,4 +205,4 @@ OFF_POLICY = (
     Task("novelocity/r2d2", BLIND_CARTPOLE, "r2d2", 475, 200_000, 5),
     *(Task(f"pendulum/{agent}", "Pendulum-v1", agent, -200, 20_000, 5) for agent in ("ddpg", "td3", "sac")),
 )
-TASKS = {task.name: task for task in (*CLASSIC, *OFF_POLICY, *TOYS, *OFF_POLICY_TOYS)}
+TASKS = {task.name: task for task in (*CLASSIC, *OFF_POLICY, *TOYS, *IDENTITY, *OFF_POLICY_TOYS)}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from learning_tasks import AGENTS, LSTM, QUICK, TASKS, TOY, TOYS, Task, run
+from learning_tasks import AGENTS, IDENTITY, LSTM, QUICK, TASKS, TOY, TOYS, Task, run
 
 import ludus
 from ludus.runs.train import TrainResult
@@ -120,7 +120,7 @@ def value_of(result: TrainResult) -> float:
     return float(outputs["value"])
 
 
-@pytest.mark.parametrize("task", TOYS, ids=lambda task: task.name)
+@pytest.mark.parametrize("task", [*TOYS, *IDENTITY], ids=lambda task: task.name)
 def test_the_toy_is_learned(task: Task, tmp_path: Path) -> None:
     outcome = run(task, 0, tmp_path)
     assert outcome.passes(task), f"{outcome}, target {task.target:g}"

@@ -81,6 +81,25 @@ def test_vectors_are_normalized_and_clipped_and_the_rest_passes():
     assert torch.equal(again(ready)["items"], after["items"])
 
 
+def test_matrices_images_choices_and_bits_pass_as_they_are():
+    specs = {
+        "speed": Spec((3,), "float32"),
+        "stacked": Spec((4, 2), "float32"),
+        "grey": Spec((4, 4), "uint8"),
+        "board": Spec((3, 3), "int8"),
+        "bits": Spec((3,), "int8", "binary"),
+        "several": Spec((2,), "int64", "categorical", sizes=(2, 3)),
+    }
+    preprocess = ObsPreprocessor(specs)
+    normalizer = ObsNormalizer(preprocess.shapes, specs)
+    raw = {name: torch.randint(0, 2, (50, 4, *spec.shape)) for name, spec in specs.items()}
+    ready = preprocess(raw | {"speed": torch.randn(50, 4, 3) * 5 + 100})
+    normalizer.update(ready, torch.ones(50, 4))
+    after = normalizer(ready)
+    torch.testing.assert_close(after["speed"].mean((0, 1)), torch.zeros(3), atol=1e-4, rtol=0)
+    assert all(after[name] is ready[name] for name in specs if name != "speed")
+
+
 def test_numpy_does_the_same():
     normalizer = ObsNormalizer({"o": (3,)}, {"o": Spec((3,), "float32")})
     x = torch.randn(8, 3) * 4 + 1

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from containers_setup import COUNTING, SMALL, TOY, dotted, make_worker, saved, train
+from containers_setup import COUNTING, SMALL, TOY, UNSCALED, dotted, make_worker, saved, train
 
 import ludus
 from ludus.containers.build import build_agent
@@ -42,7 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainResult]:
     folder = tmp_path_factory.mktemp("runs")
     normalized: dict[str, Any] = {"agent__normalize_observation": True, "agent__normalize_reward": True}
     return {
-        "plain": train(folder, "CartPole-v1", nb_step=300, evaluation__every=60, **QUICK),
+        "plain": train(folder, "CartPole-v1", nb_step=300, evaluation__every=60, **UNSCALED, **QUICK),
         "lstm": train(folder, "CartPole-v1", nb_step=300, **LSTM, **QUICK),
         "normalized": train(folder, "CartPole-v1", nb_step=300, **normalized, **QUICK),
         "masked": train(folder, TOY + "MaskedEnv"),
@@ -361,7 +361,7 @@ def test_fine_tuning_starts_from_the_weights_of_a_run(runs: dict[str, TrainResul
 
 
 def test_fine_tuning_learns(runs: dict[str, TrainResult], tmp_path: Path) -> None:
-    tuned = train(tmp_path, "CartPole-v1", init_from=str(runs["plain"].run))
+    tuned = train(tmp_path, "CartPole-v1", init_from=str(runs["plain"].run), **UNSCALED)
     before, after = saved(runs["plain"].run, "best")["agent"], saved(tuned.run)["agent"]
     assert not any(torch.equal(before[name], after[name]) for name in before if name.endswith("weight"))
 
@@ -383,11 +383,16 @@ def test_another_network_is_refused_by_the_setting_that_differs(
     changes, said = NETWORKS[name]
     source = str(runs["plain"].run)
     with pytest.raises(UserError, match=r"^init_from is [^\n]*$") as caught:
-        train(tmp_path, **({"environment": "CartPole-v1"} | changes), init_from=source, agent__learning_rate=0.1)
+        train(
+            tmp_path,
+            **({"environment": "CartPole-v1"} | UNSCALED | changes),
+            init_from=source,
+            agent__learning_rate=0.1,
+        )
     assert said in str(caught.value)
     assert "has shape" in str(caught.value)
     assert not any(tmp_path.iterdir())
-    worker = make_worker(**({"environment": "CartPole-v1"} | changes))
+    worker = make_worker(**({"environment": "CartPole-v1"} | UNSCALED | changes))
     weights = {name: x.clone() for name, x in worker.agent.state_dict().items()}
     with pytest.raises(UserError):
         initialise_from(worker.agent, replace(worker.settings, init_from=source, runs=str(tmp_path)))

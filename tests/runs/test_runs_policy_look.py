@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from containers_setup import TOY, train
+from containers_setup import TOY, UNSCALED, train
 
 import ludus
 from ludus.core.errors import UserError
@@ -21,9 +21,9 @@ SEQUENCES: dict[str, Any] = (
     REPLAY | LSTM | {"agent__sequence": 4, "agent__burn_in": 2, "agent__overlap": 0, "nb_step": 200}
 )
 POLICIES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "ppo": ("CartPole-v1", "ppo", {}),
-    "lstm": ("CartPole-v1", "ppo", LSTM),
-    "shared lstm": ("CartPole-v1", "ppo", LSTM | {"network__shared": "yes"}),
+    "ppo": ("CartPole-v1", "ppo", UNSCALED),
+    "lstm": ("CartPole-v1", "ppo", LSTM | UNSCALED),
+    "shared lstm": ("CartPole-v1", "ppo", LSTM | UNSCALED | {"network__shared": "yes"}),
     "acer": ("CartPole-v1", "acer", {"agent__rollout": 8, "agent__warmup": 20}),
     "acer lstm": ("CartPole-v1", "acer", LSTM | {"agent__rollout": 8, "agent__warmup": 20}),
     "acer_vtrace": ("CartPole-v1", "acer_vtrace", {"agent__rollout": 8, "agent__warmup": 20}),

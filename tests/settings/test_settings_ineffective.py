@@ -36,11 +36,11 @@ def test_what_nothing_reads_depends_on_the_environment_and_on_other_settings() -
     assert named(network__net1d="lstm", action=AMOUNT) == OTHER_RANKS | {"network.hidden", "network.activation"}
     assert named("a2c", action=AMOUNT, agent__n_step=3) == OTHER_RANKS | memory | {"agent.gae_lambda"}
     pieces = {"network.net1d", "network.net2d", "network.net4d", "network.hidden", "network.activation"}
-    assert named(observation=IMAGE, action=AMOUNT) == pieces | memory
+    assert named(observation=IMAGE, action=AMOUNT, agent__normalize_observation=False) == pieces | memory
     normalized = {"agent.normalize_observation"}
-    assert named(observation=IMAGE, action=AMOUNT, agent__normalize_observation=True) == pieces | memory | normalized
-    assert named(observation=CHOICE, action=AMOUNT, agent__normalize_observation=True) >= normalized
-    assert not named(action=AMOUNT, agent__normalize_observation=True) & normalized
+    assert named(observation=IMAGE, action=AMOUNT) == pieces | memory | normalized
+    assert named(observation=CHOICE, action=AMOUNT) >= normalized
+    assert not named(action=AMOUNT) & normalized
 
 
 def test_a_network_or_a_piece_of_ones_own() -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from containers_setup import COUNTING
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,7 +66,11 @@ def test_a_preset_is_taken_by_itself_only_where_environment_and_agent_fit() -> N
     assert find_preset("ALE/Pong-v5", "ppo") == find_preset("ALE/Breakout", "ppo") == "atari/ppo"
     assert find_preset("ALE/Pong-v5", "dqn") == find_preset("Breakout-v5", "ppo") == "none"
     assert resolve_settings("CartPole-v1", preset="none").settings.agent.epochs != 20
-    assert set(resolve_settings("CartPole-v1", preset="none").origins.values()) == {"default", "flag"}
+    assert set(resolve_settings("CartPole-v1", preset="none").origins.values()) == {
+        "default",
+        "flag",
+        "default for this run",
+    }
 
 
 def test_a_preset_by_name_brings_its_agent_and_not_its_environment() -> None:
@@ -93,6 +98,97 @@ def test_every_preset_resolves(name: str) -> None:
     flat = to_flat(settings)
     assert {key: flat[key] for key in values} == {k: tuple(x) if isinstance(x, list) else x for k, x in values.items()}
     assert {origins[key] for key in values} == {f"preset {name}"}
+
+
+OFF = {"normalize_observation": False, "normalize_reward": False}
+TUNED: dict[str, dict[str, Any]] = {  # what each preset was tuned with, where the agent's defaults may differ from it
+    "acrobot/ppo": {
+        "rollout": 256,
+        "epochs": 4,
+        "learning_rate": 3e-4,
+        "learning_rate_schedule": "constant",
+        "normalize_observation": True,
+        "normalize_reward": True,
+    },
+    "atari/ppo": {
+        "rollout": 128,
+        "epochs": 4,
+        "learning_rate": 2.5e-4,
+        "learning_rate_schedule": "linear",
+        "normalize_observation": False,
+        "normalize_reward": True,
+    },
+    "cartpole/a2c": OFF
+    | {
+        "rollout": 5,
+        "learning_rate": 7e-4,
+        "learning_rate_schedule": "linear",
+        "optimizer": "rmsprop_tf",
+        "optimizer_eps": 1e-5,
+    },
+    "cartpole/ppo": OFF | {"rollout": 32, "epochs": 20, "learning_rate": 1e-3, "learning_rate_schedule": "linear"},
+    "lunarlander/ppo": OFF
+    | {"rollout": 1024, "epochs": 4, "learning_rate": 3e-4, "learning_rate_schedule": "constant"},
+    "novelocity/ppo": {
+        "rollout": 128,
+        "epochs": 10,
+        "learning_rate": 1e-3,
+        "learning_rate_schedule": "linear",
+        "normalize_observation": True,
+        "normalize_reward": False,
+    },
+    "pendulum/ppo": OFF | {"rollout": 1024, "epochs": 10, "learning_rate": 1e-3, "learning_rate_schedule": "constant"},
+    "pong/ppo": OFF | {"rollout": 128, "epochs": 4, "learning_rate": 2.5e-4, "learning_rate_schedule": "linear"},
+}
+
+
+def test_every_preset_of_ppo_and_a2c_is_in_the_table() -> None:
+    assert {name for name in presets() if name.endswith(("/ppo", "/a2c"))} == TUNED.keys()
+
+
+@pytest.mark.parametrize("name", TUNED)
+@pytest.mark.parametrize("nb_step", [None, 3_000])
+def test_presets_say_what_they_were_tuned_with(name: str, nb_step: int | None) -> None:
+    """Whatever the defaults are and however short the run is."""
+    given = {} if nb_step is None else {"nb_step": nb_step}
+    environment = presets()[name][0].replace("*", "Pong-v5")
+    settings, origins = resolve_settings(environment, name.rpartition("/")[2], overrides=given)
+    assert {key: getattr(settings.agent, key) for key in TUNED[name]} == TUNED[name]
+    assert {origins[f"agent.{key}"] for key in TUNED[name]} == {f"preset {name}"}
+
+
+def test_short_runs_have_more_updates_and_larger_steps() -> None:
+    def agent(name: str, nb_step: int, **given: Any) -> Any:
+        return resolve_settings(COUNTING, name, overrides={"nb_step": nb_step} | given).settings.agent
+
+    long, short = agent("ppo", 1_000_000), agent("ppo", 3_000)
+    assert (long.rollout, long.epochs, long.learning_rate) == (128, 4, 3e-4)
+    assert (short.rollout, short.epochs, short.learning_rate) == (8, 8, 1.5e-3)
+    usual = agent("ppo", 100_000)
+    assert (usual.rollout, usual.epochs, usual.learning_rate) == (128, 8, 6.5e-4)
+    assert agent("ppo", 30_000).rollout == 75
+    assert agent("ppo", 3_000, **{"env.num": 1}).rollout == 64  # 16 rows for each of 4 minibatches
+    assert agent("ppo", 3_000, **{"agent.minibatches": 64}).rollout == 128
+    long, short = agent("a2c", 1_000_000), agent("a2c", 3_000)
+    assert (long.rollout, long.learning_rate_schedule, long.learning_rate) == (8, "linear", 7e-4)
+    assert (short.rollout, short.learning_rate_schedule, short.learning_rate) == (1, "constant", 2e-3)
+    assert agent("a2c", 10_000).rollout == 2
+    lstm = {"network.body": "lstm"}  # backpropagation goes over a rollout
+    assert (agent("a2c", 3_000, **lstm).rollout, agent("ppo", 3_000, **lstm).rollout) == (8, 32)
+    assert agent("a2c", 3_000, **{"network.name": "my_module:MyNetwork"}).rollout == 8
+    assert (agent("a2c", 3_000).optimizer_eps, agent("a2c", 3_000, **{"agent.optimizer": "adam"}).optimizer_eps) == (
+        3e-3,
+        1e-5,
+    )
+
+
+def test_what_is_given_stays_in_a_short_run() -> None:
+    given = {"nb_step": 3_000, "agent.rollout": 128, "agent.learning_rate": 3e-4}  # these are the defaults, but said
+    settings, origins = resolve_settings(COUNTING, "ppo", overrides=given)
+    assert (settings.agent.rollout, settings.agent.learning_rate, settings.agent.epochs) == (128, 3e-4, 8)
+    assert (origins["agent.rollout"], origins["agent.epochs"]) == ("flag", "default for this run")
+    assert from_flat(to_flat(settings)) == settings
+    assert from_flat(to_flat(settings) | {"nb_step": 1_000_000}).agent == settings.agent  # as a resume to a new end
 
 
 @given(
