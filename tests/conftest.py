@@ -9,6 +9,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+# before torch is imported: there is one test process for each core already, and threads that wait for each other spin
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # a busy machine is slow, not wrong
 settings.register_profile("ludus", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ludus")
