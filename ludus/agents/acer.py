@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import not_
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ludus.agents.actor_critic import ActorCritic
+from ludus.agents.actor_critic import ActorCritic, unused_normalizer
 from ludus.core.batch import Batch, Learned
+from ludus.core.config import Plan, Unused
 from ludus.core.errors import UserError, refuse_outside
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, Shapes
@@ -33,6 +35,10 @@ from ludus.preprocess.observation import ObsPreprocessor
 class ACERConfig(UnrollConfig):
     """Settings of ACER."""
 
+    UNUSED = (
+        Unused("average_decay", "trust_region", not_, "agent.trust_region is 0, which needs no average"),
+        Unused("replay warmup save_replay", "replay_ratio", not_, "agent.replay_ratio is 0, so nothing is replayed"),
+    )
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
@@ -59,6 +65,17 @@ class ACERConfig(UnrollConfig):
         )
         if self.average_decay == 1:
             raise UserError("agent.average_decay is 1, so the average would never move; 0.99 is usual.")
+
+    def plan(self, rows: int) -> Plan:
+        """A step on each fresh rollout, and ``replay_ratio`` steps on kept ones."""
+        floats = 5 if self.normalize_observation else 0  # measured
+        steps = (1 + self.replay_ratio) / (rows * self.rollout)
+        return Plan(self.rollout, 1, floats, self.replay, steps)
+
+    def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
+        """What a normalizer, the trust region or the replay would read."""
+        yield from unused_normalizer(self, observation)
+        yield from super().unused(observation, action, rows)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import cbrt
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch, Learned
+from ludus.core.config import AgentConfig, Plan
 from ludus.core.errors import refuse_outside
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, Shapes
@@ -35,7 +36,7 @@ from ludus.ops.policy_gradient import (
 )
 from ludus.ops.returns import gae, n_step_returns
 from ludus.preprocess.observation import ObsPreprocessor
-from ludus.preprocess.running import ObsNormalizer, RewardScaler
+from ludus.preprocess.running import ObsNormalizer, RewardScaler, is_normalized
 
 LONG_RUN = 1_000_000  # environment steps from which on a run has the defaults as they are written
 
@@ -46,8 +47,24 @@ def larger_learning_rate(learning_rate: float, nb_step: int, largest: float) -> 
     return max(learning_rate, min(largest, grown))
 
 
+def unused_normalizer(config: Any, observation: Specs) -> Iterator[tuple[str, str]]:
+    """``normalize_observation``, where there is nothing to normalize."""
+    shapes = ObsPreprocessor(observation).shapes
+    numbers = any(is_normalized(observation[name], shape) for name, shape in shapes.items())
+    if config.normalize_observation and not numbers:
+        yield "normalize_observation", "the environment has no vector of numbers among its observations"
+
+
+def unused_distribution(config: Any, action: Specs) -> Iterator[tuple[str, str]]:
+    """Settings of the distribution of continuous actions, where they do nothing."""
+    if not any(spec.kind == "continuous" for spec in action.values()):
+        yield from ((name, "the environment has no continuous actions") for name in ("distribution", "log_std_init"))
+    if config.distribution == "beta":
+        yield "log_std_init", "agent.distribution is beta, which has no such deviation"
+
+
 @dataclass(frozen=True)
-class ActorCriticConfig:
+class ActorCriticConfig(AgentConfig):
     """Settings of A2C."""
 
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses; larger in short runs
@@ -79,6 +96,18 @@ class ActorCriticConfig:
             natural=("n_step", "max_grad_norm", "entropy_coef", "value_coef", "value_clip", "target_kl"),
             finite=("log_std_init",),
         )
+
+    def plan(self, rows: int) -> Plan:
+        """One optimizer step per rollout."""
+        floats = 5 if self.normalize_observation else 0  # measured
+        return Plan(self.rollout, 1, floats, optimizer_steps=1 / (rows * self.rollout))
+
+    def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
+        """GAE's λ with n-step returns, and what continuous actions or normalizers would read."""
+        yield from unused_distribution(self, action)
+        yield from unused_normalizer(self, observation)
+        if self.n_step:
+            yield "gae_lambda", f"agent.n_step is {self.n_step}, and n-step returns take the place of GAE"
 
 
 class ActorCritic(Agent):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import not_
 from typing import Any, Literal
 
 import numpy as np
@@ -23,8 +24,10 @@ from ludus.agents.replay_actor_critic import (
     seeded,
     surprise,
     targets,
+    unused_rate,
 )
 from ludus.core.batch import Batch, Learned
+from ludus.core.config import Unused
 from ludus.core.errors import UserError, refuse_outside
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec
@@ -48,6 +51,14 @@ class DDPGConfig(ReplayConfig):
     """Settings of DDPG; HDDPG and TD3 are combinations of them."""
 
     NETWORK = WIDE
+    UNUSED = (
+        *ReplayConfig.UNUSED,
+        Unused("target_noise_clip", "target_noise", not_, "agent.target_noise is 0"),
+        Unused("noise_clip", "noise", "clipped_normal".__ne__, "agent.noise is {}, and only clipped_normal has a clip"),
+        Unused(
+            "noise_theta", "noise", "ornstein_uhlenbeck".__ne__, "agent.noise is {}, and only ornstein_uhlenbeck has it"
+        ),
+    )
     learning_rate: float = 1e-3  # raise for speed, lower when the return collapses
     actor_learning_rate: float = 0.0  # of the policy alone; 0: learning_rate
     critic_learning_rate: float = 0.0  # of the critics alone; 0: learning_rate
@@ -82,6 +93,11 @@ class DDPGConfig(ReplayConfig):
             positive=("tau", "critics", "policy_delay", *(["noise_sigma"] if self.noise == "parameter" else [])),
             natural=("target_noise", "target_noise_clip", "actor_learning_rate", "critic_learning_rate"),
         )
+
+    def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
+        """Also a learning rate that every network has one of its own for."""
+        yield from super().unused(observation, action, rows)
+        yield from unused_rate(actor=self.actor_learning_rate, critic=self.critic_learning_rate)
 
 
 @dataclass(frozen=True)

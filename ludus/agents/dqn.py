@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from operator import not_
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from ludus.agents.off_policy import OffPolicy, one_choice, states_passed, with_experience
 from ludus.agents.replay_actor_critic import collected, seeded
 from ludus.core.batch import Batch, Learned
+from ludus.core.config import Unused
 from ludus.core.errors import UserError, refuse_outside
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec
@@ -54,6 +56,23 @@ LOG_POLICY_FLOOR, RESCALING = -1.0, 1e-3  # of Munchausen and R2D2, as published
 class DQNConfig(ReplayConfig):
     """Settings of DQN; Double DQN, Rainbow, R2D2 and others are combinations of them."""
 
+    UNUSED = (
+        *ReplayConfig.UNUSED,
+        Unused("priority_mix", "prioritized", not_, "agent.prioritized is off"),
+        Unused("priority_mix", "sequence", not_, "agent.sequence is 0, and single transitions are drawn"),
+        Unused("atoms", "values", "expected".__eq__, "agent.values is expected, one number for each choice"),
+        Unused("v_min v_max", "values", "categorical".__ne__, "agent.values is {}, which has no bounds"),
+        Unused("temperature", "munchausen", not_, "agent.munchausen is 0"),
+        Unused(
+            "epsilon_schedule epsilon_start epsilon_end epsilon_share epsilon_ladder",
+            "noisy",
+            bool,
+            "agent.noisy is on, and noisy layers explore in place of ε",
+        ),
+        Unused(
+            "epsilon_end epsilon_share", "epsilon_schedule", "constant".__eq__, "agent.epsilon_schedule is constant"
+        ),
+    )
     batch_size: int = 128  # transitions (or sequences) per update
     updates_per_step: float = 0.25  # more: learns from fewer steps and takes longer
     learning_rate: float = 5e-4  # raise for speed, lower when the return collapses
@@ -99,6 +118,12 @@ class DQNConfig(ReplayConfig):
         for name in ("double", "rescaled"):
             if self.munchausen and getattr(self, name):
                 raise UserError(f"agent.munchausen and agent.{name} do not go together; turn one of them off.")
+
+    def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
+        """Also a ladder of ε over a single environment."""
+        yield from super().unused(observation, action, rows)
+        if rows == 1:
+            yield "epsilon_ladder", "env.num is 1, and a ladder is over environments"
 
 
 class DQN(OffPolicy):

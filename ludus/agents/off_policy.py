@@ -81,6 +81,19 @@ class OffPolicy(Agent):
             state |= self.networks[name].initial_state(batch).at(name)  # type: ignore[operator]
         return state
 
+    def refuse_untrainable(self) -> None:
+        """Refuse sequences for networks without a memory."""
+        if self.config.sequence and not self.recurrent:
+            raise UserError(
+                f"agent.sequence is {self.config.sequence}, but the network has no memory that needs sequences; set "
+                "network.body to lstm, or agent.sequence, agent.burn_in and agent.overlap to 0."
+            )
+
+    @property
+    def needs_goal_reward(self) -> bool:  # type: ignore[override]
+        """Whether goals are replaced, so that rewards are computed anew."""
+        return bool(self.config.hindsight)
+
     def make_cache(self, batch: int) -> ExperienceReplay:
         """The replay that the settings describe."""
         reward = None if self.goal_reward is None else _of_tensors(self.goal_reward)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Literal
@@ -10,8 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ludus.agents.actor_critic import LONG_RUN, ActorCritic, ActorCriticConfig, larger_learning_rate
+from ludus.agents.actor_critic import (
+    LONG_RUN,
+    ActorCritic,
+    ActorCriticConfig,
+    larger_learning_rate,
+    unused_distribution,
+    unused_normalizer,
+)
 from ludus.core.batch import Batch, Learned
+from ludus.core.config import AgentConfig, Plan
 from ludus.core.errors import UserError
 from ludus.core.network import Network
 from ludus.core.spec import Specs
@@ -32,7 +40,7 @@ from ludus.ops.policy_gradient import (
 
 
 @dataclass(frozen=True)
-class PPOConfig:
+class PPOConfig(AgentConfig):
     """Settings of PPO."""
 
     learning_rate: float = 3e-4  # raise for speed, lower when the return collapses; larger in short runs
@@ -72,6 +80,17 @@ class PPOConfig:
                 "agent.learning_rate_schedule is kl, but agent.epochs and agent.minibatches are 1: the KL is measured "
                 "from the second step on each rollout; raise one of them."
             )
+
+    def plan(self, rows: int) -> Plan:
+        """Epochs × minibatches optimizer steps per rollout."""
+        copies, floats = 3 if self.minibatches > 1 else 1, 5 if self.normalize_observation else 0  # measured
+        steps = self.epochs * self.minibatches / (rows * self.rollout)
+        return Plan(self.rollout, copies, floats, optimizer_steps=steps)
+
+    def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
+        """What continuous actions or normalizers would read."""
+        yield from unused_distribution(self, action)
+        yield from unused_normalizer(self, observation)
 
 
 class PPO(ActorCritic):

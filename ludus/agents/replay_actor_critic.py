@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,12 @@ def _kind(spec: Spec) -> str:
     if spec.kind == "binary":
         return f"{spec.size} switches"
     return f"{len(spec.sizes)} choices" if spec.shape else f"a choice of {spec.sizes[0]}"
+
+
+def unused_rate(**rates: float) -> Iterator[tuple[str, str]]:
+    """``learning_rate``, where each network has one of its own."""
+    if all(rates.values()):
+        yield "learning_rate", f"{', '.join(f'agent.{name}_learning_rate' for name in rates)} take its place"
 
 
 def observation_shapes(observation: Specs) -> Shapes:

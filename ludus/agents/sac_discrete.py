@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import not_
 from typing import Any, Literal
 
 import torch
@@ -22,8 +23,10 @@ from ludus.agents.replay_actor_critic import (
     soft_losses,
     soft_targets,
     surprise,
+    unused_rate,
 )
 from ludus.core.batch import Batch, Learned
+from ludus.core.config import Unused
 from ludus.core.errors import refuse_outside
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec
@@ -42,6 +45,10 @@ from ludus.ops.replay import counted
 class DiscreteSACConfig(ReplayConfig):
     """Settings of SAC for one choice."""
 
+    UNUSED = (
+        *ReplayConfig.UNUSED,
+        Unused("alpha_learning_rate target_entropy", "learn_alpha", not_, "agent.learn_alpha is off, so alpha stays"),
+    )
     learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
     actor_learning_rate: float = 0.0  # of the policy alone; 0: learning_rate
     critic_learning_rate: float = 0.0  # of the critics alone; 0: learning_rate
@@ -61,6 +68,12 @@ class DiscreteSACConfig(ReplayConfig):
         super().validate()
         rates = ("actor_learning_rate", "critic_learning_rate", "alpha_learning_rate")
         refuse_outside(self, share=("target_entropy",), positive=("tau", "critics", "alpha"), natural=rates)
+
+    def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
+        """Also a learning rate that every part has one of its own for."""
+        yield from super().unused(observation, action, rows)
+        alpha = {"alpha": self.alpha_learning_rate} if self.learn_alpha else {}
+        yield from unused_rate(actor=self.actor_learning_rate, critic=self.critic_learning_rate, **alpha)
 
 
 class DiscreteSAC(OffPolicy):

@@ -13,6 +13,7 @@ from rich.text import Text
 from ludus.cli.arguments import parse
 from ludus.logging.terminal import Console
 from ludus.runs.folder import RunDirectory
+from ludus.settings.settings import to_flat
 
 if TYPE_CHECKING:  # they import torch, and `--help` should not
     from torch import Tensor
@@ -154,18 +155,18 @@ def advice(found: Diagnosis) -> str:
         return ""
     if found.wrong["kind"] != "learning":
         return _advice_environment(found)
-    agent, batch = found.settings.agent, found.batch
+    settings, batch = to_flat(found.settings), found.batch
     from ludus.runs.diagnose import value_range
 
     reward = _size(value_range(batch.reward))
-    if reward > LARGE_REWARD and not getattr(agent, "normalize_reward", True):
+    if reward > LARGE_REWARD and settings.get("agent.normalize_reward") is False:
         return f"Rewards reach {_number(reward)}: turn on --agent.normalize-reward, or scale them in the environment."
     for name, x in batch.observation.items():
         size = _size(value_range(x)) if x.is_floating_point() else 0.0
-        if size > LARGE_OBSERVATION and not getattr(agent, "normalize_observation", True):
+        if size > LARGE_OBSERVATION and settings.get("agent.normalize_observation") is False:
             return f'Observation "{name}" reaches {_number(size)}: turn on --agent.normalize-observation.'
-    rate = getattr(agent, "learning_rate", math.nan)
-    clip = " and set --agent.max-grad-norm 0.5" if getattr(agent, "max_grad_norm", 1.0) == 0 else ""
+    rate = settings.get("agent.learning_rate", math.nan)
+    clip = " and set --agent.max-grad-norm 0.5" if settings.get("agent.max_grad_norm") == 0 else ""
     slower = f"lower --agent.learning-rate from {rate:g}, to {3e-4 if rate > LARGE_RATE else rate / 3:.1g} say{clip}."
     if grown := {name: _size(x) for name, x in found.parameters.items() if _size(x) > LARGE_PARAMETER}:
         return f"The parameters of {', '.join(grown)} had grown to {_number(max(grown.values()))}: {slower}"

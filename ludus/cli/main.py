@@ -86,8 +86,8 @@ def _takes_memory(words: list[str]) -> str:
     names = ["env.num"]
     if words[:1] == ["train"]:
         with suppress(Exception):  # a sentence that names less is better than none
-            agent = importlib.import_module("ludus.cli.train").parse(words[1:]).settings.agent
-            names += [f"agent.{name}" for name in ("rollout", "replay", "batch_size") if hasattr(agent, name)]
+            settings = importlib.import_module("ludus.cli.train").parse(words[1:]).origins
+            names += [name for name in ("agent.rollout", "agent.replay", "agent.batch_size") if name in settings]
     return f"{', '.join(names)} or network.hidden"
 
 

@@ -18,6 +18,7 @@ from ludus.containers.threads import requested_threads
 from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent
 from ludus.core.cache import ExperienceCache
+from ludus.core.config import Plan
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.names import resolve
@@ -96,25 +97,23 @@ def build_learner(resolved: Resolved, observation: Specs, action: Specs, new: bo
     _refuse_large_rollout(settings, observation)
     _refuse_large_networks(settings, observation, action)
     agent = build_agent(settings, observation, action, settings.device)
-    refuse_sequences(settings, agent)
+    agent.refuse_untrainable()
     return agent
 
 
 def build_cache(agent: Agent, manager: EnvironmentManager, batch: int) -> ExperienceCache:
     """The cache of an agent for ``batch`` environments."""
-    if getattr(agent.config, "hindsight", 0):  # no sooner: an environment that is wrong here may serve others
+    if agent.needs_goal_reward:  # no sooner: an environment that is wrong here may serve others
         agent.goal_reward = manager.goal_reward()
     return agent.make_cache(batch)
 
 
 def _refuse_large_rollout(settings: Settings[Any], observation: Specs) -> None:
     """Refuse a rollout that does not fit in memory; how often it is held at once was measured."""
-    config = settings.agent
-    if not (length := getattr(config, "rollout", 0)):
+    plan = settings.agent.plan(settings.env.num)
+    if not (length := plan.rollout):
         return
-    copies = 3 if getattr(config, "minibatches", 1) > 1 else 1
-    normalized = 5 if getattr(config, "normalize_observation", False) else 0
-    needed = rollout_bytes(length, settings.env.num, observation, copies, normalized)
+    needed = rollout_bytes(length, settings.env.num, observation, plan.rollout_copies, plan.rollout_floats)
     free = _free(settings.device)
     if needed > free:
         raise UserError(
@@ -213,11 +212,8 @@ def memory_needed(settings: Settings[Any], agent: Agent, observation: Specs) -> 
     """Bytes that learning takes: parameters, gradients and two moments, and the experience that is kept."""
     parameters = sum(p.numel() * p.element_size() for p in agent.parameters())
     row = sum(spec.size * np.dtype(spec.dtype).itemsize // spec.stack for spec in observation.values())
-    config = settings.agent
-    steps = settings.env.num * (getattr(config, "rollout", 0) + 1)
-    if not getattr(config, "replay_folder", ""):
-        steps += getattr(config, "replay", 0)
-    return 4 * parameters + row * steps
+    plan: Plan = settings.agent.plan(settings.env.num)
+    return 4 * parameters + row * (settings.env.num * (plan.rollout + 1) + plan.replay)
 
 
 def choose_engines(settings: Settings[Any], agent: Agent) -> Engines:
@@ -247,17 +243,9 @@ def _compiles(settings: Settings[Any], agent: Agent) -> bool:
                 "compile is on, but a recurrent network has shapes that change; set compile to auto or off."
             )
         return True
+    repaid = settings.nb_step * settings.agent.plan(settings.env.num).optimizer_steps >= REPAID
     has_compiler = bool(shutil.which(os.environ.get("CXX", "g++")))
-    return settings.compile == "auto" and not recurrent and _optimizer_steps(settings) >= REPAID and has_compiler
-
-
-def _optimizer_steps(settings: Settings[Any]) -> float:
-    """How many there will be, roughly."""
-    config, rows = settings.agent, settings.env.num
-    if hasattr(config, "updates_per_step"):
-        return float(settings.nb_step * config.updates_per_step)
-    per_rollout = getattr(config, "epochs", 1) * getattr(config, "minibatches", 1)
-    return float(settings.nb_step / (rows * getattr(config, "rollout", 1)) * per_rollout)
+    return settings.compile == "auto" and not recurrent and repaid and has_compiler
 
 
 def linear_networks(agent: Agent) -> str:
@@ -271,16 +259,6 @@ def linear_networks(agent: Agent) -> str:
         f"{which} no hidden layer, so what is learned is linear in the observation; set network.body to mlp and "
         "network.hidden to layers such as 64 64."
     )
-
-
-def refuse_sequences(settings: Settings[Any], agent: Agent) -> None:
-    """Refuse sequences for a network that has no use for them."""
-    length = getattr(settings.agent, "sequence", 0)
-    if length and not getattr(agent, "recurrent", True):
-        raise UserError(
-            f"agent.sequence is {length}, but the network has no memory that needs sequences; set network.body to "
-            "lstm, or agent.sequence, agent.burn_in and agent.overlap to 0."
-        )
 
 
 def refuse_nameless(id: str, environment: Callable[..., Any] | None) -> None:

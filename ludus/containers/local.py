@@ -17,6 +17,7 @@ from ludus.containers.evaluate import Evaluation, Evaluator, evaluate_worker
 from ludus.containers.guard import Guard
 from ludus.containers.loop import begin, collect, improve
 from ludus.core.agent import Agent
+from ludus.core.config import Plan
 from ludus.core.container import Container
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import Stop, UserError
@@ -308,7 +309,8 @@ class LocalWorker(Container):
         step = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.observation.values()) + action + STEP
         cache = self.cache
         kept = cache.most_bytes if isinstance(cache, ExperienceReplay) else int(getattr(cache, "bytes", 0))
-        kept += rows * step * (getattr(self.settings.agent, "rollout", 0) + 2)
+        plan: Plan = self.settings.agent.plan(rows)
+        kept += rows * step * (plan.rollout + 2)
         actions = min(LARGEST, LONGEST * rows * action)
         return 8 * bytes_of(self.agent) + 2 * (kept + actions) + rows * SNAPSHOT + ROOM
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ludus.core.batch import Batch, Learned
 from ludus.core.cache import ExperienceCache
+from ludus.core.config import AgentConfig
 from ludus.core.environment import GoalReward
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
@@ -29,9 +30,10 @@ class Agent(nn.Module, ABC):
     ``batch`` is the number of environments that it will learn from.
     """
 
-    Config: type[Any]  # a frozen dataclass: the settings, with a comment per field
+    Config: type[AgentConfig]  # the settings: a frozen dataclass with a comment per field
     config: Any
-    goal_reward: GoalReward | None = None  # set before make_cache if config.hindsight: the environments' own
+    goal_reward: GoalReward | None = None  # set before make_cache if needs_goal_reward: the environments' own
+    needs_goal_reward = False
 
     @classmethod
     @abstractmethod
@@ -83,6 +85,10 @@ class Agent(nn.Module, ABC):
 
     def track_value(self) -> None:
         """From now on advance the critic's memory, if it has one, while acting too: ``value`` depends on it."""
+        return
+
+    def refuse_untrainable(self) -> None:
+        """Refuse, before training, settings that do not fit the networks; a trained policy may be loaded with them."""
         return
 
     @abstractmethod

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import not_
 from types import MappingProxyType
+from typing import ClassVar
 
+from ludus.core.config import AgentConfig, Plan, Unused
 from ludus.core.errors import UserError, refuse_outside
 
 # settings of networks that have other defaults for some agents, which name them in NETWORK
@@ -13,9 +16,14 @@ REMEMBERING = MappingProxyType({"body": "lstm"})
 
 
 @dataclass(frozen=True)
-class ReplayConfig:
+class ReplayConfig(AgentConfig):
     """What every agent that learns from a replay lets one choose."""
 
+    UNUSED: ClassVar[tuple[Unused, ...]] = (
+        Unused("priority_exponent importance_exponent", "prioritized", not_, "agent.prioritized is off"),
+        Unused("importance_exponent", "priority_exponent", not_, "agent.priority_exponent is 0, so there is no bias"),
+        Unused("burn_in overlap", "sequence", not_, "agent.sequence is 0, and single transitions are drawn"),
+    )
     replay: int = 100_000  # transitions kept, over all environments; more: older experience, more memory
     batch_size: int = 256  # transitions (or sequences) per update
     warmup: int = 1_000  # steps before the first update
@@ -59,3 +67,24 @@ class ReplayConfig:
             raise UserError(f"agent.overlap is {self.overlap}, but must be less than agent.sequence, {self.sequence}.")
         if self.sequence and self.hindsight:
             raise UserError("agent.hindsight works on single transitions; set agent.sequence to 0, or hindsight to 0.")
+
+    def plan(self, rows: int) -> Plan:
+        """Updates from a replay, which is in memory unless it has a folder."""
+        return Plan(replay=0 if self.replay_folder else self.replay, optimizer_steps=self.updates_per_step)
+
+    def refuse_short_run(self, nb_step: int, rows: int) -> None:
+        """Refuse a run that ends before its replay can be learned from."""
+        if self.warmup >= nb_step:
+            raise UserError(
+                f"agent.warmup is {self.warmup}, but nb_step is {nb_step}, so nothing would ever be learned; lower "
+                "agent.warmup, or raise nb_step."
+            )
+        span, stride = self.n_step, 1
+        if self.sequence:
+            span, stride = self.burn_in + self.sequence, self.sequence - self.overlap
+        first = rows * (span + stride * (-(-self.batch_size // rows) - 1))  # the fewest steps until a batch is kept
+        if first > nb_step:
+            raise UserError(
+                f"A batch of agent.batch_size {self.batch_size} takes {first:,} steps to be in the replay, but nb_step "
+                f"is {nb_step:,}, so nothing would ever be learned; lower agent.batch_size, or raise nb_step."
+            )

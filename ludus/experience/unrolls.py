@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ludus.core.batch import Batch
 from ludus.core.cache import ExperienceCache
+from ludus.core.config import AgentConfig
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Specs
@@ -24,7 +25,7 @@ PLAIN = ("first", "reward", "terminated", "truncated", "discount", "real")
 
 
 @dataclass(frozen=True)
-class UnrollConfig:
+class UnrollConfig(AgentConfig):
     """What an agent that learns from fresh and from kept rollouts lets one choose."""
 
     rollout: int = 20  # steps per environment between two updates, and of what is replayed: longer sees further
@@ -32,6 +33,14 @@ class UnrollConfig:
     replay_ratio: float = 4.0  # updates from kept rollouts per update from a fresh one, on average; 0: none
     warmup: int = 1_000  # steps before the first update from kept rollouts
     save_replay: bool = True  # in checkpoints, for an exact resume; no: smaller ones, and a resume warms up anew
+
+    def refuse_short_run(self, nb_step: int, rows: int) -> None:
+        """Refuse a warm-up that is longer than the run."""
+        if self.replay_ratio and self.warmup >= nb_step:
+            raise UserError(
+                f"agent.warmup is {self.warmup}, but nb_step is {nb_step}, so nothing would ever be replayed; lower "
+                "agent.warmup, or raise nb_step."
+            )
 
 
 class UnrollCache(ExperienceCache):

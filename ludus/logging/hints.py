@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ludus.core.errors import UserError
 from ludus.core.spec import Specs
 from ludus.core.types import State
 from ludus.environments.config import EnvConfig
+from ludus.experience.config import ReplayConfig
+from ludus.experience.unrolls import UnrollConfig
 from ludus.parallel.resources import cores
+from ludus.settings.settings import to_flat
 
 if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker
@@ -34,7 +37,7 @@ def hints(worker: LocalWorker, explained: float, begun: int = 0) -> list[str]:
     varies = (
         last is None or len(last.returns) == 1 or last.std > 1e-6 * abs(last.mean)
     )  # else there is no variance to explain
-    if explained < POOR and varies and not getattr(worker.settings.agent, "normalize_reward", True):
+    if explained < POOR and varies and to_flat(worker.settings).get("agent.normalize_reward") is False:
         found.append(
             f"The value function explains {max(explained, 0.0):.0%} of the returns. If the policy is stuck, "
             "--agent.normalize-reward or a higher --agent.learning-rate often helps."
@@ -79,7 +82,8 @@ def _threshold(id: str) -> float | None:
 
 
 def _uncompiled(worker: LocalWorker) -> list[str]:
-    if not getattr(worker.agent.config, "prioritized", False):
+    config = worker.settings.agent
+    if not (isinstance(config, ReplayConfig) and config.prioritized):
         return []
     from ludus.experience import native  # most runs do without it
 
@@ -96,9 +100,8 @@ def _steps_here(worker: LocalWorker) -> bool:
 
 def no_update(worker: LocalWorker, step: int = 0) -> list[str]:
     """Why a run whose replay was empty at ``step`` has made no update since; nothing where there is no replay."""
-    config: Any = worker.agent.config
-    steps = worker.local_step_count - step
-    if not hasattr(config, "updates_per_step") or not steps:
+    config, steps = worker.settings.agent, worker.local_step_count - step
+    if not isinstance(config, ReplayConfig) or not steps:
         return []
     size = int(worker.cache.report()["replay/size"])
     items, longer = ("sequences", "agent.sequence") if config.sequence else ("transitions", "agent.n_step")
@@ -119,10 +122,11 @@ def no_update(worker: LocalWorker, step: int = 0) -> list[str]:
 
 def left_out(worker: LocalWorker, state: State) -> str:
     """What it means that a checkpoint does not hold the replay; nothing where it does, or where there is none."""
-    config: Any = worker.agent.config
-    whole = bool(getattr(config, "save_replay", True)) and state["cache"] is not None  # it lacks it if it broke off
-    every = hasattr(config, "updates_per_step")
-    if whole or not (every or (hasattr(config, "replay_ratio") and config.replay_ratio)):
+    config = worker.settings.agent
+    every = isinstance(config, ReplayConfig)
+    if not every and not (isinstance(config, UnrollConfig) and config.replay_ratio):
+        return ""
+    if config.save_replay and state["cache"] is not None:  # a checkpoint lacks it where the run broke off
         return ""
     return (
         f" The replay was not saved and fills anew: there will be no update{'' if every else ' from kept rollouts'} "
@@ -132,9 +136,8 @@ def left_out(worker: LocalWorker, state: State) -> str:
 
 def too_few_left(worker: LocalWorker) -> str:
     """A warning where a run ends before its replay, empty now, can be learned from."""
-    config: Any = worker.agent.config
-    left = worker.settings.nb_step - worker.local_step_count
-    if not hasattr(config, "updates_per_step") or left <= 0:  # an evaluation is all that is left
+    config, left = worker.settings.agent, worker.settings.nb_step - worker.local_step_count
+    if not isinstance(config, ReplayConfig) or left <= 0:  # an evaluation is all that is left
         return ""
     each = config.sequence - config.overlap if config.sequence else 1  # steps from one item to the next
     filled = min(config.batch_size * each, config.replay)

@@ -41,7 +41,7 @@ from ludus.runs.failure import save_failure
 from ludus.runs.open_run import SavedRun, new_run, open_run
 from ludus.runs.policy import Player, agent_of_checkpoint, initialise_from, load, refuse_other
 from ludus.runs.report import Reporter
-from ludus.settings.settings import Resolved, given_names, resolve_settings
+from ludus.settings.settings import Resolved, given_names, resolve_settings, to_flat
 
 
 class TrainResult(NamedTuple):
@@ -226,7 +226,7 @@ def _build(
     if saved is None and (warning := linear_networks(agent)):
         reporter.warn(warning)
     if room := getattr(worker.cache, "bytes", 0):
-        where = getattr(settings.agent, "replay_folder", "") or "memory"
+        where = to_flat(settings).get("agent.replay_folder") or "memory"
         reporter.note(f"The replay will take {room / 1e6:,.1f} MB of {where} when it is full.")
     manager.on_report = evaluator.on_report = worker.cache.on_report = reporter.warn
     for report in early:

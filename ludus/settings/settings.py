@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
 
 from ludus.agents import AGENTS, CONFIGS
+from ludus.core.config import AgentConfig
 from ludus.core.errors import UserError, nearest
 from ludus.core.names import path_of, resolve
 from ludus.environments.config import EnvConfig
@@ -20,7 +21,7 @@ from ludus.settings.config_file import flatten
 from ludus.settings.parse import parse_value
 from ludus.settings.trust import look_in_current_folder, read_file_settings
 
-A = TypeVar("A")
+A = TypeVar("A", bound=AgentConfig)
 Flat = dict[str, Any]  # dotted key → value, as in {"agent.learning_rate": 0.001}
 
 DEFAULT_AGENT = "ppo"
@@ -93,9 +94,9 @@ class Settings(Generic[A]):
             if not text.isprintable() or len(text) > LONGEST_NAME or (key == "tags" and not text.strip()):
                 raise UserError(f"{key} has {text!r}, but must be text of at most {LONGEST_NAME} printable characters.")
         validate_environment(self.env)
-        for part in (self.agent, self.network, self.evaluation):
-            if hasattr(part, "validate"):
-                part.validate()
+        self.agent.validate()
+        self.network.validate()
+        self.evaluation.validate()
 
 
 class Resolved(NamedTuple):
@@ -147,7 +148,7 @@ def resolve_settings(
     if preset != NO_PRESET:
         layers.insert(0, (f"preset {preset}", load_preset(preset)))
     resolved = _adapt_defaults(_build(layers))
-    _refuse_all_warmup(resolved.settings)
+    resolved.settings.agent.refuse_short_run(resolved.settings.nb_step, resolved.settings.env.num)
     return resolved
 
 
@@ -159,7 +160,7 @@ def _adapt_defaults(resolved: Resolved) -> Resolved:
     chosen = {
         name: value
         for name, value in kind.adapt_defaults(settings.agent, *length).items()
-        if origins.get(f"agent.{name}") == "default" and value != getattr(settings.agent, name)
+        if origins.get(f"agent.{name}") == "default" and value != vars(settings.agent)[name]
     }
     return Resolved(
         replace(settings, agent=replace(settings.agent, **chosen)),
@@ -230,9 +231,10 @@ def agent_config(name: str) -> type[Any]:
         if not (isinstance(kind, type) and issubclass(kind, Agent)):
             raise UserError(f'agent "{name}" is no subclass of ludus.core.agent.Agent.')
     config = resolve(name, CONFIGS, "agent") if name in CONFIGS else getattr(kind, "Config", None)
-    if not (isinstance(config, type) and is_dataclass(config)):
+    if not (isinstance(config, type) and issubclass(config, AgentConfig)):
         raise UserError(
-            f'agent "{name}" has no dataclass called Config that holds its settings; see examples/my_agent.py.'
+            f'agent "{name}" has no dataclass called Config that holds its settings and derives from '
+            "ludus.core.config.AgentConfig or another agent's Config; see examples/my_agent.py."
         )
     for setting in fields(config):
         if setting.default is MISSING and setting.default_factory is MISSING:
@@ -240,9 +242,9 @@ def agent_config(name: str) -> type[Any]:
     return config
 
 
-def network_of(config: type[Any]) -> Flat:
+def network_of(config: type[AgentConfig]) -> Flat:
     """The settings of the network that have other defaults for an agent: those that its Config names in NETWORK."""
-    return {f"network.{name}": value for name, value in getattr(config, "NETWORK", {}).items()}
+    return {f"network.{name}": value for name, value in config.NETWORK.items()}
 
 
 def presets() -> dict[str, tuple[str, Flat]]:
@@ -293,31 +295,6 @@ def _build(layers: list[tuple[str, Flat]]) -> Resolved:
     settings = _make(_unflatten(typed), config)
     settings.validate()
     return Resolved(settings, {key: origins.get(key, "default") for key in to_flat(settings)})
-
-
-def _refuse_all_warmup(settings: Settings[Any]) -> None:
-    """Refuse a new run that ends before its replay is used; one that is resumed may end wherever it is told to."""
-    warmup, nb_step = getattr(settings.agent, "warmup", 0), settings.nb_step
-    aims = {"updates_per_step": "learned", "replay_ratio": "replayed"}
-    aim = next((aim for name, aim in aims.items() if getattr(settings.agent, name, 0)), "")
-    if aim and warmup >= nb_step:
-        raise UserError(
-            f"agent.warmup is {warmup}, but nb_step is {nb_step}, so nothing would ever be {aim}; lower agent.warmup, "
-            "or raise nb_step."
-        )
-    if aim == "learned" and (first := _steps_of_a_batch(settings)) > nb_step:
-        raise UserError(
-            f"A batch of agent.batch_size {settings.agent.batch_size} takes {first:,} steps to be in the replay, but "
-            f"nb_step is {nb_step:,}, so nothing would ever be learned; lower agent.batch_size, or raise nb_step."
-        )
-
-
-def _steps_of_a_batch(settings: Settings[Any]) -> int:
-    """The fewest steps after which a replay can hold a batch, of transitions or of sequences."""
-    rows, names = settings.env.num, ("batch_size", "n_step", "sequence", "burn_in", "overlap")
-    size, n_step, sequence, burn_in, overlap = (getattr(settings.agent, name, 0) for name in names)
-    span, stride = (burn_in + sequence, sequence - overlap) if sequence else (n_step, 1)
-    return int(rows * (span + stride * (-(-size // rows) - 1)))
 
 
 def _typed(key: str, value: Any, types: Mapping[str, Any], origin: str, agent: str) -> Any:

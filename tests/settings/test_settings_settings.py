@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ludus.core.agent import Agent
+from ludus.core.config import AgentConfig
 from ludus.core.errors import UserError
 from ludus.networks.config import NetworkConfig
 from ludus.settings.config_file import read_config, write_config
@@ -16,7 +17,7 @@ from ludus.settings.settings import find_preset, from_flat, presets, resolve_set
 
 
 @dataclass(frozen=True)
-class OwnConfig:
+class OwnConfig(AgentConfig):
     sizes: tuple[int, ...] = (1, 2)
     target: float | None = 0.5
 
@@ -30,7 +31,7 @@ class NoConfig(Agent):
 
 
 @dataclass(frozen=True)
-class NeedyConfig:
+class NeedyConfig(AgentConfig):
     needed: int
 
 

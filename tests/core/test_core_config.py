@@ -1,0 +1,57 @@
+"""What agents declare of their settings, so that nothing else has to guess it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import ludus
+from ludus.agents import AGENTS
+from ludus.core.config import AgentConfig, Plan
+from ludus.core.spec import Spec
+from ludus.settings.settings import agent_config
+
+OBSERVATION = {"observation": Spec((4,), "float32", "continuous", low=-1.0, high=1.0)}
+CHOICE = {"action": Spec((), "int64", "categorical", sizes=(3,))}
+GUESS = re.compile(r"(getattr|hasattr)\((settings\.agent|(\w+\.)*agent\.config|self\.settings\.agent)\b")
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_every_agent_plans_and_names_settings_that_it_has(name: str) -> None:
+    config = agent_config(name)()
+    assert isinstance(config, AgentConfig)
+    plan = config.plan(8)
+    assert plan.optimizer_steps > 0
+    assert plan.rollout or plan.replay
+    names = {field.name for field in fields(config)}
+    assert {part for unused in config.UNUSED for part in (*unused.names.split(), unused.by)} <= names
+    assert {found for found, _ in config.unused(OBSERVATION, CHOICE, 1)} <= names
+
+
+def test_plans_of_known_settings() -> None:
+    ppo, acer, dqn = (agent_config(name) for name in ("ppo", "acer", "dqn"))
+    assert ppo(rollout=128, epochs=4, minibatches=4).plan(8) == Plan(128, 3, 0, 0, 16 / (8 * 128))
+    assert ppo(rollout=16, epochs=1, minibatches=1, normalize_observation=True).plan(2) == Plan(16, 1, 5, 0, 1 / 32)
+    assert acer(rollout=20, replay=500, replay_ratio=4.0).plan(4) == Plan(20, 1, 0, 500, 5 / 80)
+    assert dqn(replay=1000, updates_per_step=0.5).plan(4) == Plan(replay=1000, optimizer_steps=0.5)
+    assert dqn(replay=1000, replay_folder="somewhere").plan(4).replay == 0
+
+
+def test_settings_that_do_not_say_anything_plan_nothing() -> None:
+    config = AgentConfig()
+    config.validate()
+    config.refuse_short_run(1, 1)
+    assert config.plan(8) == Plan()
+    assert list(config.unused(OBSERVATION, CHOICE, 8)) == []
+
+
+def test_nobody_else_guesses_what_an_agents_settings_have() -> None:
+    package = Path(ludus.__file__).parent
+    files = [path for path in package.rglob("*.py") if "agents" not in path.relative_to(package).parts]
+    guesses = [
+        f"{path.name}: {line.strip()}" for path in files for line in path.read_text().splitlines() if GUESS.search(line)
+    ]
+    assert not guesses
