@@ -19,7 +19,7 @@ from ludus.core.network import Network, Shapes
 from ludus.core.spec import Specs, network_inputs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
-from ludus.core.updater import Updater
+from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.unrolls import UnrollCache, UnrollConfig
 from ludus.networks.policy import Policy
 from ludus.networks.target import Target
@@ -50,7 +50,8 @@ class ACERConfig(UnrollConfig):
     entropy_coef: float = 0.01  # raise when the policy settles too early
     value_coef: float = 0.5  # weight of the loss of Q or V; matters with a shared trunk
     max_grad_norm: float = 10.0  # gradients are scaled down to this norm; 0: never
-    optimizer: Literal["adam", "rmsprop", "rmsprop_tf"] = "rmsprop"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
+    optimizer: OptimizerName = "rmsprop"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
+    weight_decay: float = 0.0  # shrinks weights at each step: adamw apart from the gradient, others as a penalty
     optimizer_eps: float = 1e-5  # raise for smoother steps
     normalize_observation: bool = False  # vectors by running mean and deviation, saved with the policy
     normalize_reward: bool = False  # by the running deviation of the discounted return
@@ -61,7 +62,15 @@ class ACERConfig(UnrollConfig):
             self,
             share=("gamma", "trace_lambda", "average_decay"),
             positive=("learning_rate", "rollout", "replay", "importance_clip", "optimizer_eps"),
-            natural=("replay_ratio", "warmup", "trust_region", "entropy_coef", "value_coef", "max_grad_norm"),
+            natural=(
+                "replay_ratio",
+                "warmup",
+                "trust_region",
+                "entropy_coef",
+                "value_coef",
+                "max_grad_norm",
+                "weight_decay",
+            ),
         )
         if self.average_decay == 1:
             raise UserError("agent.average_decay is 1, so the average would never move; 0.99 is usual.")
@@ -241,7 +250,7 @@ class ACER(ActorCritic):
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Take one step; the average follows, and normalizers take what they have not seen."""
-        metrics = updater.step(self.compute_loss, self.prepare(batch))
+        metrics = updater.step(self.compute_loss, self.prepare(batch), "all")
         if self.config.trust_region:
             self.average.follow(1 - self.config.average_decay)
         if batch.index is None:

@@ -20,7 +20,7 @@ from ludus.core.noise import Noise
 from ludus.core.spec import Specs, network_inputs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
-from ludus.core.updater import Updater
+from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.rollout import RolloutCache
 from ludus.networks.numpy_actor import NumpyActor
 from ludus.networks.policy import Policy
@@ -77,7 +77,8 @@ class ActorCriticConfig(AgentConfig):
     entropy_coef: float = 0.01  # raise when the policy settles too early
     value_coef: float = 0.5  # weight of the value loss; matters with a shared trunk
     max_grad_norm: float = 0.5  # gradients are scaled down to this norm; 0: never
-    optimizer: Literal["adam", "rmsprop", "rmsprop_tf"] = "rmsprop"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
+    optimizer: OptimizerName = "rmsprop"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
+    weight_decay: float = 0.0  # shrinks weights at each step: adamw apart from the gradient, others as a penalty
     # raise for smoother steps; at 1e-5 the first steps of rmsprop are ten times the learning rate; 1e-5 for the others
     optimizer_eps: float = 3e-3
     normalize_advantage: bool = False  # mean 0 and deviation 1 over the batch
@@ -93,7 +94,15 @@ class ActorCriticConfig(AgentConfig):
             self,
             share=("gamma", "gae_lambda"),
             positive=("learning_rate", "rollout", "optimizer_eps", "epochs", "minibatches", "clip"),
-            natural=("n_step", "max_grad_norm", "entropy_coef", "value_coef", "value_clip", "target_kl"),
+            natural=(
+                "n_step",
+                "max_grad_norm",
+                "weight_decay",
+                "entropy_coef",
+                "value_coef",
+                "value_clip",
+                "target_kl",
+            ),
             finite=("log_std_init",),
         )
 
@@ -342,7 +351,7 @@ class ActorCritic(Agent):
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Take one step on the whole rollout."""
         prepared = self.prepare(batch)
-        metrics = updater.step(self.compute_loss, prepared.without_successor())
+        metrics = updater.step(self.compute_loss, prepared.without_successor(), "all")
         self.observe(batch)
         return Learned(metrics | self.fit(prepared))
 

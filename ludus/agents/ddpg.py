@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ludus.agents.off_policy import OffPolicy, with_experience
 from ludus.agents.replay_actor_critic import (
@@ -35,7 +35,7 @@ from ludus.core.noise import Noise
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
-from ludus.core.updater import Updater
+from ludus.core.updater import Group, Updater
 from ludus.experience.config import WIDE, ReplayConfig
 from ludus.exploration.action_noise import ActionNoise, NoiseKind, make_action_noise
 from ludus.exploration.parameter_noise import ParameterNoise
@@ -146,9 +146,12 @@ class DDPG(OffPolicy):
         """Actions lie in [−1, 1]."""
         return dict.fromkeys(self.action, "clip")
 
-    def parameter_groups(self) -> Mapping[str, list[nn.Parameter]]:
+    def parameter_groups(self) -> dict[str, Group]:
         """Critics and actor step apart."""
-        return {name: list(self.networks[name].parameters()) for name in ("critic", "actor")}
+        return {
+            "critic": self.make_group(self.networks["critic"].parameters(), self.config.critic_learning_rate),
+            "actor": self.make_group(self.networks["actor"].parameters(), self.config.actor_learning_rate),
+        }
 
     def initial_state(self, batch: int) -> HiddenState:
         """Zeros for the actor, and what the noise remembers."""

@@ -22,7 +22,7 @@ from ludus.core.noise import Noise
 from ludus.core.spec import Specs, mask_name, network_inputs
 from ludus.core.step import AgentStep, EnvStep, Episode
 from ludus.core.types import Tensors
-from ludus.core.updater import Updater
+from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.epsilon import Epsilon, epsilon_greedy, epsilon_greedy_numpy
 from ludus.networks.noisy import quiet, resample_noise
@@ -98,7 +98,8 @@ class DQNConfig(ReplayConfig):
     epsilon_share: float = 0.1  # of the run, until epsilon_end is reached
     epsilon_ladder: float = 0.0  # environments explore differently, as in 7; 0: all alike
     max_grad_norm: float = 10.0  # gradients are scaled down to this norm; 0: never
-    optimizer: Literal["adam", "rmsprop", "rmsprop_tf"] = "adam"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
+    optimizer: OptimizerName = "adam"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
+    weight_decay: float = 0.0  # shrinks weights at each step: adamw apart from the gradient, others as a penalty
     optimizer_eps: float = 1e-8  # raise for smoother steps
 
     def validate(self) -> None:
@@ -236,7 +237,7 @@ class DQN(OffPolicy):
         if self.head.needs_taus:
             shape = (3, *batch.reward.shape, self.config.atoms)
             batch = with_experience(batch, **dict(zip(TAUS, self.draw(*shape, uniform=True), strict=True)))
-        metrics = updater.step(self.compute_loss, batch)
+        metrics = updater.step(self.compute_loss, batch, "all")
         self.follow()
         return Learned(metrics, metrics.pop("priority", None))
 

@@ -52,6 +52,8 @@ class OffPolicy(Agent):
                 "The network has a memory, which learns from sequences: set agent.sequence, such as to 20, and "
                 "agent.burn_in, such as to 10; or take a network without one."
             )
+        # of the first group of parameters
+        self.learning_rate: float = getattr(config, "critic_learning_rate", 0.0) or config.learning_rate
         self.generator = torch.Generator()  # of what learning draws; the container seeds it
         self.updates, self.progress = 0, 0.0
 
@@ -159,7 +161,7 @@ class OffPolicy(Agent):
         """The learning rate at this share of the run."""
         self.progress = progress
         if self.config.learning_rate_schedule == "linear":
-            return {"learning_rate": self.config.learning_rate * max(1 - progress, 0.0)}
+            return {"learning_rate": self.learning_rate * max(1 - progress, 0.0)}
         return {}
 
     def get_extra_state(self) -> dict[str, float]:

@@ -24,7 +24,7 @@ from ludus.core.errors import UserError
 from ludus.core.network import Network
 from ludus.core.spec import Specs
 from ludus.core.types import Tensors
-from ludus.core.updater import Updater
+from ludus.core.updater import OptimizerName, Updater
 from ludus.ops.optimizers import adapt
 from ludus.ops.policy_gradient import (
     approx_kl,
@@ -61,7 +61,8 @@ class PPOConfig(AgentConfig):
     max_grad_norm: float = 0.5  # gradients are scaled down to this norm; 0: never
     # schedule kl: the KL per minibatch to keep; else stop a rollout's learning above 1.5 × this; 0: off
     target_kl: float = 0.0
-    optimizer: Literal["adam", "rmsprop", "rmsprop_tf"] = "adam"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
+    optimizer: OptimizerName = "adam"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
+    weight_decay: float = 0.0  # shrinks weights at each step: adamw apart from the gradient, others as a penalty
     optimizer_eps: float = 1e-5  # raise for smoother steps
     normalize_observation: bool = True  # vectors by running mean and deviation, saved with the policy
     normalize_reward: bool = True  # by the running deviation of the discounted return
@@ -141,7 +142,7 @@ class PPO(ActorCritic):
             whole = [self.weigh(part) for part in prepared.minibatches(1, self.by, self.generator)]
         for _ in range(config.epochs):
             for part in whole or prepared.minibatches(config.minibatches, self.by, self.generator):
-                metrics = updater.step(self.compute_loss, part)
+                metrics = updater.step(self.compute_loss, part, "all")
                 learned.append(metrics)
                 # a minibatch's KL is measured before its step; on the first one no step has been taken, so it is 0
                 # but for rounding and says nothing of the step size

@@ -39,7 +39,7 @@ from ludus.core.noise import Noise
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
-from ludus.core.updater import Updater
+from ludus.core.updater import Group, Updater
 from ludus.experience.config import WIDE, ReplayConfig
 from ludus.networks.critic import ACTION
 from ludus.networks.numpy_actor import NumpyMlp
@@ -128,10 +128,16 @@ class SAC(OffPolicy):
         """The environment gets tanh(u)."""
         return dict.fromkeys(self.action, "tanh")
 
-    def parameter_groups(self) -> Mapping[str, list[nn.Parameter]]:
+    def parameter_groups(self) -> dict[str, Group]:
         """Critics, actor and temperature step apart."""
-        groups = {name: list(self.networks[name].parameters()) for name in ("critic", "actor")}
-        return groups | ({"alpha": [self.log_alpha]} if isinstance(self.log_alpha, nn.Parameter) else {})
+        config = self.config
+        groups = {
+            "critic": self.make_group(self.networks["critic"].parameters(), config.critic_learning_rate),
+            "actor": self.make_group(self.networks["actor"].parameters(), config.actor_learning_rate),
+        }
+        if isinstance(self.log_alpha, nn.Parameter):
+            groups["alpha"] = self.make_group([self.log_alpha], config.alpha_learning_rate)
+        return groups
 
     def make_noise(self, batch: int, generator: torch.Generator) -> Noise:
         """What the policy samples with, and random actions for the time before the first update."""

@@ -34,7 +34,7 @@ from ludus.core.noise import Noise
 from ludus.core.spec import Specs, is_mask, mask_name
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
-from ludus.core.updater import Updater
+from ludus.core.updater import Group, Updater
 from ludus.experience.config import ReplayConfig
 from ludus.ops.distributions import categorical_sample, gumbel, mask_logits
 from ludus.ops.q_learning import policy_entropy, sac_critic_loss, sac_discrete_actor_loss, soft_value, taken
@@ -110,10 +110,16 @@ class DiscreteSAC(OffPolicy):
         """Values include the policy's entropy."""
         return True
 
-    def parameter_groups(self) -> Mapping[str, list[nn.Parameter]]:
+    def parameter_groups(self) -> dict[str, Group]:
         """Critics, actor and temperature step apart."""
-        groups = {name: list(self.networks[name].parameters()) for name in ("critic", "actor")}
-        return groups | ({"alpha": [self.log_alpha]} if isinstance(self.log_alpha, nn.Parameter) else {})
+        config = self.config
+        groups = {
+            "critic": self.make_group(self.networks["critic"].parameters(), config.critic_learning_rate),
+            "actor": self.make_group(self.networks["actor"].parameters(), config.actor_learning_rate),
+        }
+        if isinstance(self.log_alpha, nn.Parameter):
+            groups["alpha"] = self.make_group([self.log_alpha], config.alpha_learning_rate)
+        return groups
 
     def make_noise(self, batch: int, generator: torch.Generator) -> Noise:
         """What the policy samples with."""

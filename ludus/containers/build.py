@@ -15,7 +15,6 @@ from torch import nn
 from ludus.agents import AGENTS
 from ludus.containers.evaluate import Evaluator
 from ludus.containers.threads import requested_threads
-from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent
 from ludus.core.cache import ExperienceCache
 from ludus.core.config import Plan
@@ -175,19 +174,6 @@ def build_evaluator(
         return manager
 
     return Evaluator(make, settings.evaluation.episodes, settings.seed, settings.evaluation.greedy)
-
-
-def build_updater(settings: Settings[Any], agent: Agent) -> LocalUpdater:
-    """The optimizer that the agent's settings name."""
-    config = settings.agent
-    return LocalUpdater(
-        agent,
-        getattr(config, "optimizer", "adam"),
-        config.learning_rate,
-        getattr(config, "optimizer_eps", 1e-5),
-        getattr(config, "max_grad_norm", 0.0),
-        {group: rate for group in agent.parameter_groups() if (rate := getattr(config, f"{group}_learning_rate", 0.0))},
-    )
 
 
 def choose_device(name: str, needs: int = 0) -> torch.device:

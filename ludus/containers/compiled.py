@@ -86,7 +86,7 @@ class CompiledStep:
                 flat.views(block, part.places, part.rows.start), gradients.values(), strict=True
             ):
                 target.copy_(gradient)
-            report = updater.report(losses, metrics, updater.move(block, at, part))
+            report = updater.report(losses, metrics) | {"gradient_norm": updater.move(block, at, part)}
             scalars = {name: x for name, x in report.items() if not x.dim()}
             rows = {name: x for name, x in report.items() if x.dim()}  # priorities
             self._names = [*scalars, *rows]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,10 @@ from ludus.core.agent import Agent
 from ludus.core.batch import Batch
 from ludus.core.errors import UserError
 from ludus.core.types import State, Tensors
-from ludus.core.updater import LossFunction, NonFiniteError, Updater
+from ludus.core.updater import Group, LossFunction, NonFiniteError, Updater
 from ludus.networks.mode import depends_on_mode
 from ludus.ops.fused import gradients
-from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_, rmsprop_tf_
+from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_, rmsprop_tf_, sgd_
 
 ALIGN = 16  # parameters start at multiples of 64 bytes, as vector instructions like it
 BETA1, BETA2, RMSPROP_ALPHA = 0.9, 0.999, 0.99
@@ -53,14 +54,14 @@ class FlatParameters:
 class Part(NamedTuple):
     """The parameters of one group: a range of the block, with a step count and a step size of its own."""
 
+    name: str
+    group: Group
     rows: slice
     whole: bool  # it is all there is
     places: list[Place]
-    parameters: tuple[nn.Parameter, ...]
     gradients: list[Tensor]  # as views of the gradient's block
     steps: Tensor
     lr: Tensor
-    rate: float  # the step size at first
 
     def of(self, block: Tensor) -> Tensor:
         """Its own range of a block."""
@@ -68,43 +69,37 @@ class Part(NamedTuple):
 
 
 class LocalUpdater(Updater):
-    """One process: backward, clip and optimizer step on the flat blocks; ``mean`` is the identity.
+    """One process: backward, clip and optimizer step on the flat blocks, as the agent's groups say."""
 
-    ``rates`` are the learning rates of groups that have one of their own.
-    """
-
-    def __init__(
-        self,
-        agent: Agent,
-        optimizer: Literal["adam", "rmsprop", "rmsprop_tf"],
-        learning_rate: float,
-        eps: float,
-        max_grad_norm: float,
-        rates: Mapping[str, float] | None = None,
-    ) -> None:
-        self.agent, self.optimizer, self.eps, self.max_grad_norm = agent, optimizer, eps, max_grad_norm
-        groups = {name: list(own) for name, own in agent.parameter_groups().items()}
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        groups = agent.parameter_groups()
         names = {p: name for name, p in agent.named_parameters()}
-        self.flat = FlatParameters([(names[p], p) for own in groups.values() for p in own])
-        value = self.flat.value
-        self._rate = self._first_rate = learning_rate
-        self._moments = {"square": torch.ones_like(value) if optimizer == "rmsprop_tf" else torch.zeros_like(value)}
-        if optimizer == "adam":
-            self._moments["mean"] = torch.zeros_like(value)
-        self.parts = _parts(self.flat, groups, {name: (rates or {}).get(name, learning_rate) for name in groups})
+        self.flat = FlatParameters([(names[p], p) for group in groups.values() for p in group.parameters])
+        self.parts = _parts(self.flat, groups)
+        self._rate = self._first_rate = next(iter(groups.values())).learning_rate
+        optimizers = {group.optimizer for group in groups.values()}
+        self._moments: Tensors = {}
+        if optimizers != {"sgd"}:
+            self._moments["square"] = torch.zeros_like(self.flat.value)
+        if optimizers & {"adam", "adamw"}:
+            self._moments["mean"] = torch.zeros_like(self.flat.value)
+        for part in self.parts.values():
+            if part.group.optimizer == "rmsprop_tf":
+                part.of(self._moments["square"]).fill_(1)
         self._coefficients = dict(agent.loss_coefficients())
         self._norms: list[Tensor] = []
         self._step: Callable[[LossFunction, Batch, Part], Tensors] = self._eager
         # modules are switched between training and evaluation mode only if they learn and the modes differ: a switch
         # visits every layer
-        parts = [module.eval() for module in agent.children()]
-        learning = [module for module in parts if any(p.requires_grad for p in module.parameters())]
+        modules = [module.eval() for module in agent.children()]
+        learning = [module for module in modules if any(p.requires_grad for p in module.parameters())]
         self._modal = [module for module in learning if depends_on_mode(module)]
         self._flushed = bool(torch.tensor(2e-38).mul(0.1) == 0)  # whether the user has turned that on for all
 
     @property
     def learning_rate(self) -> float:
-        """The step size; tensors behind it, so that a change never recompiles. Groups keep their proportions."""
+        """The step size of the first group; tensors behind it, so that a change never recompiles."""
         return self._rate
 
     @learning_rate.setter
@@ -112,27 +107,63 @@ class LocalUpdater(Updater):
         if rate != self._rate:
             self._rate = rate
             for part in self.parts.values():
-                part.lr.fill_(rate if part.rate == self._first_rate else part.rate * rate / self._first_rate)
+                own = part.group.learning_rate
+                part.lr.fill_(rate if own == self._first_rate else own * rate / self._first_rate)
 
-    def step(self, loss: LossFunction, batch: Batch, group: str = "all") -> Tensors:
-        """Take one step and return losses, metrics and the gradient's norm as 0-dimensional tensors.
-
-        The loss runs with the networks in training mode; at all other times they are in evaluation mode.
-        Numbers too small to be normal count as 0 in it: the moments of dead units would make Adam three times slower.
-        """
-        torch.set_flush_denormal(True)
-        self.train(True)
-        try:
-            metrics = self._step(loss, batch, self.parts[group])
-        finally:
-            self.train(False)
-            torch.set_flush_denormal(self._flushed)
+    def step(self, loss: LossFunction, batch: Batch, group: str) -> Tensors:
+        """Take one step and return losses, metrics and the gradient's norm as 0-dimensional tensors."""
+        part = self._part(group)
+        with self._learning():
+            metrics = self._step(loss, batch, part)
         norm = metrics["gradient_norm"]
         if not norm.is_cpu:
             self._norms.append(norm)
         elif not math.isfinite(norm):
             raise NonFiniteError(loss, batch, group, metrics)
         return metrics
+
+    def gradient(self, loss: LossFunction, batch: Batch, group: str) -> tuple[Tensor, Tensors]:
+        """The flat gradient of a group, a copy, and the metrics."""
+        with self._learning():
+            gradient, metrics = self._gradient(loss, batch, self._part(group))
+        return gradient.clone(), metrics
+
+    @torch.no_grad()
+    def apply(self, gradient: Tensor, group: str) -> Tensors:
+        """Clip and take the optimizer's step; whoever runs the loop looks at the norm, as at those on a GPU."""
+        part = self._part(group)
+        with self._learning():
+            norm = self.move(gradient.clone(), self.moving(part), part, eager=True)
+        self._norms.append(norm)
+        return {"gradient_norm": norm}
+
+    def parameters(self, group: str) -> Tensor:
+        """The range of the block that a group has, between its parameters a few numbers that nothing reads."""
+        part = self._part(group)
+        return part.of(self.flat.value)
+
+    def _part(self, group: str) -> Part:
+        if group not in self.parts:
+            known = ", ".join(f'"{name}"' for name in self.parts)
+            raise UserError(
+                f'{type(self.agent).__name__} has no parameter group "{group}", only {known}: its parameter_groups '
+                "and the group named in updater.step must agree."
+            )
+        return self.parts[group]
+
+    @contextmanager
+    def _learning(self) -> Iterator[None]:
+        """Put the networks in training mode, and count numbers too small to be normal as 0.
+
+        The moments of dead units are such numbers, and would make Adam three times slower.
+        """
+        torch.set_flush_denormal(True)
+        self.train(True)
+        try:
+            yield
+        finally:
+            self.train(False)
+            torch.set_flush_denormal(self._flushed)
 
     def take_norms(self) -> list[Tensor]:
         """The norms of gradients on a GPU since the last call, to be looked at in one wait."""
@@ -147,42 +178,49 @@ class LocalUpdater(Updater):
         for module in self._modal:
             module.train(mode)
 
-    def mean(self, x: Tensor) -> Tensor:
-        """One rank: ``x`` itself."""
-        return x
-
     def compile(
         self, on_failure: Callable[[str], object], during: Callable[[Callable[[], Any]], Any] = lambda build: build()
     ) -> None:
-        """From now on run forward, backward, clip and optimizer as one compiled function.
+        """From now on run forward, backward, clip and optimizer as one compiled function per loss.
 
-        Compilation happens at the first step, within ``during``. Where it fails, ``on_failure`` gets a sentence and all
-        goes on eagerly.
+        Compilation happens at a loss's first step, within ``during``. Where it fails, ``on_failure`` gets a sentence
+        that names the loss, which goes on eagerly; the others stay compiled.
         """
         from ludus.containers.compiled import CompiledStep  # imports the compiler, which takes a second
 
-        compiled: dict[Any, CompiledStep] = {}
+        compiled: dict[Any, CompiledStep | None] = {}  # None: it runs eagerly
 
         def run(loss: LossFunction, batch: Batch, part: Part) -> Tensors:
-            key = getattr(loss, "__func__", loss), part.rows.start
+            key = getattr(loss, "__func__", loss), part.name
             if key not in compiled:
                 compiled[key] = CompiledStep(self, loss, part, during)
             step = compiled[key]
+            if step is None:
+                return self._eager(loss, batch, part)
             try:
                 graph, inputs = step.prepare(batch)
             except Exception as error:  # the compiler and what it traces may raise anything; nothing has run yet
-                reason = " ".join(str(error).split())[:200]
-                on_failure(f"The update cannot be compiled ({type(error).__name__}: {reason}); it runs eagerly.")
-                self._step = self._eager
+                reason, name = " ".join(str(error).split())[:200], getattr(loss, "__qualname__", repr(loss))
+                on_failure(
+                    f"The loss {name} cannot be compiled ({type(error).__name__}: {reason}); it runs eagerly, and "
+                    "other losses stay compiled."
+                )
+                compiled[key] = None
                 return self._eager(loss, batch, part)
             return step.run(graph, inputs)
 
         self._step = run
 
     def _eager(self, loss: LossFunction, batch: Batch, part: Part) -> Tensors:
+        gradient, metrics = self._gradient(loss, batch, part)
+        with torch.no_grad():
+            metrics["gradient_norm"] = self.move(gradient, self.moving(part), part, eager=True)
+        return metrics
+
+    def _gradient(self, loss: LossFunction, batch: Batch, part: Part) -> tuple[Tensor, Tensors]:
+        """The flat gradient of a group, in the block, and the metrics; none is taken of what another group holds."""
         losses, metrics = loss(batch)
-        # no gradient is taken of what another group holds, though the loss depends on it
-        found = gradients(self.total(losses), part.parameters)
+        found = gradients(self.total(losses), part.group.parameters)
         with torch.no_grad():
             gradient = part.of(self.flat.gradient)
             if any(x is None for x in found):
@@ -191,7 +229,7 @@ class LocalUpdater(Updater):
                 [view for view, x in zip(part.gradients, found, strict=True) if x is not None],
                 [x for x in found if x is not None],
             )
-            return self.report(losses, metrics, self.move(gradient, self.moving(part), part, eager=True))
+            return gradient, self.report(losses, metrics)
 
     def total(self, losses: Tensors) -> Tensor:
         """The sum of the losses, each weighted by its coefficient; those of weight 0 are left out."""
@@ -215,46 +253,57 @@ class LocalUpdater(Updater):
 
         Parameters stay as they are where the norm is not finite.
         """
-        looks = eager and gradient.is_cpu
-        norm = clip_norm_(gradient, self.max_grad_norm, looks)
+        group, looks = part.group, eager and gradient.is_cpu
+        norm = clip_norm_(gradient, group.max_grad_norm, looks)
         if looks:
             if not math.isfinite(norm):
                 return norm
         else:
             finite = torch.isfinite(norm)
             gradient, at = gradient.where(finite, 0.0), at | {"lr": at["lr"] * finite}
-        value, square = part.of(at["value"]), part.of(at["square"])
-        if self.optimizer == "adam":
-            adam = fused_adam_ if eager else adam_
-            adam(value, gradient, part.of(at["mean"]), square, at["steps"], at["lr"], BETA1, BETA2, self.eps)
+        value, lr = part.of(at["value"]), at["lr"]
+        if group.weight_decay and group.optimizer == "adamw":
+            value.mul_(1 - lr * group.weight_decay)
+        elif group.weight_decay:
+            gradient = gradient.add(value, alpha=group.weight_decay)
+        if group.optimizer == "sgd":
+            sgd_(value, gradient, lr)
+        elif group.optimizer in ("adam", "adamw"):
+            adam, moments = fused_adam_ if eager else adam_, (part.of(at["mean"]), part.of(at["square"]))
+            adam(value, gradient, *moments, at["steps"], lr, BETA1, BETA2, group.eps)
         else:
-            rmsprop = rmsprop_tf_ if self.optimizer == "rmsprop_tf" else rmsprop_
-            rmsprop(value, gradient, square, at["lr"], RMSPROP_ALPHA, self.eps)
+            rmsprop = rmsprop_tf_ if group.optimizer == "rmsprop_tf" else rmsprop_
+            rmsprop(value, gradient, part.of(at["square"]), lr, RMSPROP_ALPHA, group.eps)
         return norm
 
     @staticmethod
-    def report(losses: Tensors, metrics: Tensors, norm: Tensor) -> Tensors:
-        """The metrics of a step: losses by name, the agent's own, and the gradient's norm."""
-        return {f"loss/{name}": x.detach() for name, x in losses.items()} | metrics | {"gradient_norm": norm}
+    def report(losses: Tensors, metrics: Tensors) -> Tensors:
+        """The metrics of a step: losses by name, and the agent's own."""
+        return {f"loss/{name}": x.detach() for name, x in losses.items()} | metrics
 
     def state_dict(self) -> State:
-        """The optimizer's name, its moments, its step counts and the learning rate."""
-        steps = torch.stack([part.steps for part in self.parts.values()])
-        moments = dict(self._moments)
-        return {"optimizer": self.optimizer, "moments": moments, "steps": steps, "learning_rate": self._rate}
+        """The optimizers, their moments, their step counts and the learning rate."""
+        return {
+            "optimizer": {name: part.group.optimizer for name, part in self.parts.items()},
+            "moments": dict(self._moments),
+            "steps": torch.stack([part.steps for part in self.parts.values()]),
+            "learning_rate": self._rate,
+        }
 
     def load_state_dict(self, state: State) -> None:
-        """Take them over, in place; refuse those of another optimizer."""
-        saved = state.get("optimizer")
-        if saved is None and self.optimizer == "rmsprop":
+        """Take them over, in place; refuse those of other groups or another optimizer."""
+        saved, ours = state.get("optimizer"), {name: part.group.optimizer for name, part in self.parts.items()}
+        if not isinstance(saved, dict) or list(saved) != list(ours):
             raise UserError(
-                "agent.optimizer is rmsprop, and was TensorFlow's before 0.2.0, when the checkpoint was saved; "
-                'write optimizer = "rmsprop_tf" into the config.toml of its run.'
+                f"The checkpoint's optimizer has other parameter groups than the agent ({', '.join(ours)}): it is of "
+                "an older version of Ludus or of another agent; train anew, with --init-from for its parameters."
             )
-        if saved not in (None, self.optimizer):
-            raise UserError(
-                f"agent.optimizer is {self.optimizer}, but the checkpoint was saved with {saved!r:.40}; set it back."
-            )
+        for name, optimizer in ours.items():
+            if saved[name] != optimizer:
+                raise UserError(
+                    f"agent.optimizer is {optimizer}, but the checkpoint was saved with {saved[name]!r:.40}; set it "
+                    "back."
+                )
         with torch.no_grad():
             for name, x in self._moments.items():
                 x.copy_(state["moments"][name])
@@ -263,17 +312,13 @@ class LocalUpdater(Updater):
         self.learning_rate = state["learning_rate"]
 
 
-def _parts(
-    flat: FlatParameters, groups: Mapping[str, list[nn.Parameter]], rates: Mapping[str, float]
-) -> dict[str, Part]:
+def _parts(flat: FlatParameters, groups: Mapping[str, Group]) -> dict[str, Part]:
     """The range of each group in the block, in their order."""
     parts: dict[str, Part] = {}
     device, places = flat.value.device, list(flat.places)
-    for name, own in groups.items():
-        mine, places = places[: len(own)], places[len(own) :]
+    for name, group in groups.items():
+        mine, places = places[: len(group.parameters)], places[len(group.parameters) :]
         rows = slice(mine[0][1], places[0][1] if places else len(flat.value))
-        counters = torch.zeros((), device=device), torch.tensor(rates[name], device=device)
-        parts[name] = Part(
-            rows, len(groups) == 1, mine, tuple(own), flat.views(flat.gradient, mine), *counters, rates[name]
-        )
+        counters = torch.zeros((), device=device), torch.tensor(group.learning_rate, device=device)
+        parts[name] = Part(name, group, rows, len(groups) == 1, mine, flat.views(flat.gradient, mine), *counters)
     return parts

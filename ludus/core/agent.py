@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ludus.core.noise import Noise
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep, Episode
 from ludus.core.types import Tensors
-from ludus.core.updater import Updater
+from ludus.core.updater import Group, Updater
 
 
 class Agent(nn.Module, ABC):
@@ -104,9 +104,17 @@ class Agent(nn.Module, ABC):
         fields = vars(self.config) if hasattr(self.config, "__dict__") else {}
         return {name.removesuffix("_coef"): value for name, value in fields.items() if name.endswith("_coef")}
 
-    def parameter_groups(self) -> Mapping[str, list[nn.Parameter]]:
-        """The parameters that learn, by the group in which they are stepped together."""
-        return {"all": [p for p in self.parameters() if p.requires_grad]}
+    def parameter_groups(self) -> dict[str, Group]:
+        """The parameters that learn, by the group in which they are stepped together; by default all in one."""
+        return {"all": self.make_group(p for p in self.parameters() if p.requires_grad)}
+
+    def make_group(self, parameters: Iterable[nn.Parameter], learning_rate: float = 0.0) -> Group:
+        """A group that is stepped as the settings say; ``learning_rate``: one of its own, if it is not 0."""
+        settings = vars(self.config) if hasattr(self.config, "__dict__") else {}
+        names = {"max_grad_norm": "max_grad_norm", "weight_decay": "weight_decay", "optimizer": "optimizer"}
+        names["eps"] = "optimizer_eps"
+        found = {field: settings[name] for field, name in names.items() if name in settings}
+        return Group(tuple(parameters), learning_rate or self.config.learning_rate, **found)
 
     def use_numpy(self) -> bool:
         """Switch acting to numpy, where the agent can do that and it pays; return whether it did."""
@@ -117,7 +125,7 @@ class Agent(nn.Module, ABC):
 
         ``updater.step`` puts the networks in training mode while it computes the loss.
         """
-        return Learned(updater.step(self.compute_loss, batch))
+        return Learned(updater.step(self.compute_loss, batch, "all"))
 
     def notice(self, episodes: list[Episode]) -> str:
         """Look at episodes that ended; return a warning for the user if there is cause for one, else nothing."""

@@ -45,7 +45,7 @@ class ReplayConfig(AgentConfig):
             self,
             share=("gamma", "tau", "priority_exponent", "importance_exponent", "hindsight"),
             positive=("replay", "batch_size", "updates_per_step", "n_step", "learning_rate", "optimizer_eps"),
-            natural=("warmup", "sequence", "burn_in", "overlap", "max_grad_norm"),
+            natural=("warmup", "sequence", "burn_in", "overlap", "max_grad_norm", "weight_decay"),
         )
         if self.batch_size * max(1, self.sequence) > self.replay:
             what = f"{self.batch_size} sequences of {self.sequence} steps" if self.sequence else f"{self.batch_size}"

@@ -92,6 +92,11 @@ def rmsprop_tf_(
     parameter.addcmul_(gradient * (square_avg + eps).rsqrt_(), lr, value=-1)
 
 
+def sgd_(parameter: Tensor, gradient: Tensor, lr: Tensor) -> None:
+    """Take a step of gradient descent: θ ← θ − lr · g."""
+    parameter.addcmul_(gradient, lr, value=-1)
+
+
 def clip_norm_(gradient: Tensor, max_norm: float, looks: bool = False) -> Tensor:
     """Scale ``gradient`` down to length ``max_norm`` if it is longer (0: never) and return the norm that it had.
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ludus.containers.build import build_agent, build_updater, choose_device, outline_agent
+from ludus.containers.build import build_agent, choose_device, outline_agent
 from ludus.containers.guard import is_essential
 from ludus.containers.threads import use_threads
 from ludus.containers.updater import LocalUpdater
@@ -99,7 +99,7 @@ def diagnose(run: RunDirectory, folder: Path | None = None, trust: bool = False)
             return found
         specs = [_specs(state["specs"][name]) for name in ("observation", "action")]
         agent = build_agent(settings, specs[0], specs[1], device)
-        updater = build_updater(settings, agent)
+        updater = LocalUpdater(agent)
         _load(agent, updater, state)
         with use_threads(settings.threads or torch.get_num_threads()), torch.random.fork_rng():
             torch.manual_seed(settings.seed)
@@ -158,7 +158,7 @@ class _Watcher(LocalUpdater):
             found.part, found.again = batch, True
             raise _Seen
         self.train(False)
-        return self.report(losses, metrics, norm)
+        return self.report(losses, metrics) | {"gradient_norm": norm}
 
 
 class _Seen(Exception):

@@ -18,7 +18,6 @@ from ludus.containers.build import (
     build_evaluator,
     build_learner,
     build_manager,
-    build_updater,
     choose_engines,
     decide_sharing,
     linear_networks,
@@ -30,6 +29,7 @@ from ludus.containers.hang import tell_of_hangs
 from ludus.containers.local import LocalWorker, OnUpdate
 from ludus.containers.signals import StopOnSignals, apart_from_signals
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
+from ludus.containers.updater import LocalUpdater
 from ludus.core.errors import UserError
 from ludus.core.names import import_path, refuse_while_importing
 from ludus.core.text import printable
@@ -189,7 +189,7 @@ def _build(
     sharing = decide_sharing(settings, manager.observation, manager.action)
     if settings.init_from and (saved is None or saved.state is None):
         initialise_from(agent, sharing, trust)
-    updater, engines = build_updater(settings, agent), choose_engines(settings, agent)
+    updater, engines = LocalUpdater(agent), choose_engines(settings, agent)
     stack.enter_context(use_threads(engines.threads))
     evaluator = build_evaluator(settings, agent, environment)
     compiled: Literal["on", "off"] = "on" if engines.update == "compiled" else "off"
@@ -257,7 +257,7 @@ def check_settings(resolved: Resolved, trust: bool = False) -> None:
         agent = build_learner(resolved, manager.observation, manager.action)
         if settings.init_from:
             initialise_from(agent, decide_sharing(settings, manager.observation, manager.action), trust)
-        build_updater(settings, agent)
+        LocalUpdater(agent)
         choose_engines(settings, agent)
         build_cache(agent, manager, settings.env.num)
 

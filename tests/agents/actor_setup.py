@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.containers.build import build_agent, build_evaluator, build_manager, build_updater
+from ludus.containers.build import build_agent, build_evaluator, build_manager
 from ludus.containers.local import LocalWorker
+from ludus.containers.updater import LocalUpdater
 from ludus.core.batch import Batch
 from ludus.settings.settings import resolve_settings
 
@@ -38,7 +39,7 @@ def make_worker(environment: str, agent: str, **changes: Any) -> LocalWorker:
     manager = build_manager(settings)
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
     manager.use(made.action_transform)
-    return LocalWorker(settings, made, manager, build_updater(settings, made), build_evaluator(settings, made))
+    return LocalWorker(settings, made, manager, LocalUpdater(made), build_evaluator(settings, made))
 
 
 class Point(gymnasium.Env[Any, Any]):

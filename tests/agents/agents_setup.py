@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from ludus.containers.build import build_agent, build_evaluator, build_manager, build_updater
+from ludus.containers.build import build_agent, build_evaluator, build_manager
 from ludus.containers.local import LocalWorker
+from ludus.containers.updater import LocalUpdater
 from ludus.settings.settings import resolve_settings
 
 SMALL: dict[str, Any] = {"network.hidden": (16,), "network.lstm_size": 8, "env.num": 4}
@@ -23,4 +24,4 @@ def make_worker(environment: str, agent: str = "ppo", **changes: Any) -> LocalWo
     manager = build_manager(settings)
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
     manager.use(made.action_transform)
-    return LocalWorker(settings, made, manager, build_updater(settings, made), build_evaluator(settings, made))
+    return LocalWorker(settings, made, manager, LocalUpdater(made), build_evaluator(settings, made))

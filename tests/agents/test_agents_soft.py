@@ -92,7 +92,7 @@ def errors(worker: Any, batch: Batch) -> Any:
         return agent.critic_loss(agent.prepare(batch))[1]["priority"]
     if agent.config.sequence:
         seen: list[Any] = []
-        agent.learn(batch, type("Look", (), {"step": lambda _, f, b: seen.append(f(b)[1]) or {}})())
+        agent.learn(batch, type("Look", (), {"step": lambda _, f, b, group: seen.append(f(b)[1]) or {}})())
         return seen[0]["priority"]
     return agent.compute_loss(batch)[1]["priority"]
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 import ludus
-from ludus.containers.build import build_agent, build_evaluator, build_manager, build_updater
+from ludus.containers.build import build_agent, build_evaluator, build_manager
 from ludus.containers.local import LocalWorker, OnUpdate
+from ludus.containers.updater import LocalUpdater
 from ludus.core.types import State
 from ludus.runs import checkpoint as checkpoints
 from ludus.runs.folder import RunDirectory
@@ -43,7 +44,7 @@ def make_worker(environment: str, agent: str = "ppo", on_update: OnUpdate | None
     manager = build_manager(settings)
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
     manager.use(made.action_transform)
-    updater, evaluator = build_updater(settings, made), build_evaluator(settings, made)
+    updater, evaluator = LocalUpdater(made), build_evaluator(settings, made)
     return LocalWorker(settings, made, manager, updater, evaluator, on_update)
 
 

@@ -13,8 +13,9 @@ from test_runs_resume import assert_same_run, stop_at
 
 import ludus
 from ludus.agents.dqn import DQN
-from ludus.containers.build import build_agent, build_evaluator, build_manager, build_updater
+from ludus.containers.build import build_agent, build_evaluator, build_manager
 from ludus.containers.local import LocalWorker
+from ludus.containers.updater import LocalUpdater
 from ludus.core.errors import UserError
 from ludus.environments.goal_toy import BitFlipEnv
 from ludus.settings.settings import resolve_settings
@@ -69,7 +70,7 @@ def make_worker(environment: str = BITS, agent: str = "dqn", **changes: Any) -> 
     manager = build_manager(settings)
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
     manager.use(made.action_transform)
-    updater, evaluator = build_updater(settings, made), build_evaluator(settings, made)
+    updater, evaluator = LocalUpdater(made), build_evaluator(settings, made)
     return LocalWorker(settings, made, manager, updater, evaluator)
 
 

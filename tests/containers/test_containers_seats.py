@@ -13,8 +13,9 @@ from role_worlds import SpeakerListener
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ludus.containers.build import build_agent, build_updater
+from ludus.containers.build import build_agent
 from ludus.containers.loop import begin, collect
+from ludus.containers.updater import LocalUpdater
 from ludus.core.hidden_state import HiddenState
 from ludus.core.rows import Rows
 from ludus.core.seat import Seat
@@ -112,7 +113,7 @@ def make_seats(manager: SpeakerListener, seed: int) -> tuple[SimpleNamespace, di
         seats.append(
             Seat(agent, agent.make_cache(rows.size), agent.make_noise(rows.size, generator), rows, CPU, role=role)
         )
-        updaters[role] = build_updater(settings, agent)
+        updaters[role] = LocalUpdater(agent)
     return SimpleNamespace(seats=seats, manager=manager, clock=Clock()), updaters
 
 

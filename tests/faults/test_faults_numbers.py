@@ -259,7 +259,7 @@ class TwoSteps(PPO):
     def learn(self, batch, updater):
         prepared = self.prepare(batch).without_successor()
         for updater.learning_rate in (1e-3, 1e-4):
-            updater.step(self.compute_loss, prepared)
+            updater.step(self.compute_loss, prepared, "all")
         return Learned({})
 
 
