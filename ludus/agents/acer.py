@@ -16,6 +16,7 @@ from ludus.core.config import Plan, Unused
 from ludus.core.errors import UserError, refuse_outside
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, Shapes
+from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
@@ -151,9 +152,10 @@ class ACER(ActorCritic):
             return {"actor_critic": (inputs, policy | value)}
         return {"actor": (inputs, policy), "critic": (inputs, value)}
 
-    def make_cache(self, batch: int) -> UnrollCache:  # type: ignore[override]
+    def make_cache(self, rows: Rows) -> UnrollCache:  # type: ignore[override]
         """A rollout, and a ring of those before it."""
-        return UnrollCache(self.config, batch, self.config.gamma, self._observation, self.device)
+        config = self.config
+        return UnrollCache(config, rows.size, config.gamma, self._observation, self.device, config.normalize_reward)
 
     @torch.inference_mode()
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:

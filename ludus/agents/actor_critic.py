@@ -17,6 +17,7 @@ from ludus.core.errors import refuse_outside
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, Shapes
 from ludus.core.noise import Noise
+from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
@@ -135,7 +136,7 @@ class ActorCritic(Agent):
         self.policy = self.make_policy(action, config)
         self.preprocess = ObsPreprocessor(inputs)
         self.normalizer = ObsNormalizer(self.preprocess.shapes, inputs) if config.normalize_observation else None
-        self.reward_scaler = RewardScaler(batch) if config.normalize_reward else None
+        self.reward_scaler = RewardScaler() if config.normalize_reward else None
         self.recurrent = any(network.recurrent for network in networks.values())
         self.masked = len(inputs) < len(observation)
         self._numpy: NumpyActor | None = None
@@ -199,15 +200,16 @@ class ActorCritic(Agent):
             state |= network.initial_state(batch).at(name)  # type: ignore[operator]
         return state
 
-    def make_noise(self, batch: int, generator: torch.Generator) -> Noise:
+    def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
         """As the policy samples; many steps at once, within a bound on memory."""
-        numbers = batch * sum(x.numel() for x in self.policy.draw(1, 1, torch.Generator()).values())
+        numbers = rows.total * sum(x.numel() for x in self.policy.draw(1, 1, torch.Generator()).values())
         chunk = max(1, min(128, 2**22 // numbers))
-        return Noise(lambda steps, g: self.policy.draw(steps, batch, g), generator, chunk)
+        return Noise(lambda steps, g: self.policy.draw(steps, rows.total, g), generator, rows, chunk)
 
-    def make_cache(self, batch: int) -> RolloutCache:
+    def make_cache(self, rows: Rows) -> RolloutCache:
         """A rollout of ``config.rollout`` steps."""
-        return RolloutCache(self.config.rollout, batch, self.config.gamma, self.device)
+        config = self.config
+        return RolloutCache(config.rollout, rows.size, config.gamma, self.device, config.normalize_reward)
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Sample with ``noise``, else take the mode; the experience is log_prob and value, for the learner."""
@@ -326,8 +328,7 @@ class ActorCritic(Agent):
         if self.reward_scaler is None:
             return batch.reward
         if batch.index is None:
-            ended = batch.terminated | batch.truncated
-            self.reward_scaler.update(batch.reward, ended, batch.real, self.config.gamma)
+            self.reward_scaler.update(batch.row_state["return"], batch.real)
         return self.reward_scaler.scale(batch.reward)
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:

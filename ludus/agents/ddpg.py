@@ -32,6 +32,7 @@ from ludus.core.errors import UserError, refuse_outside
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec
 from ludus.core.noise import Noise
+from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
@@ -157,9 +158,9 @@ class DDPG(OffPolicy):
         """Zeros for the actor, and what the noise remembers."""
         return HiddenState(super().initial_state(batch) | self.noise.initial_state(batch, self.flat.size, self.device))
 
-    def make_noise(self, batch: int, generator: torch.Generator) -> Noise:
+    def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
         """The noise on actions, and random actions in [−1, 1] for the time before the first update."""
-        size = self.flat.size
+        size, batch = self.flat.size, rows.total
 
         def draw(steps: int, g: torch.Generator) -> Tensors:
             drawn = {"noise": self.noise.draw(steps, batch, size, g), "random": random_actions(steps, batch, size, g)}
@@ -167,7 +168,7 @@ class DDPG(OffPolicy):
                 drawn["perturbation"] = torch.randint(2**31, (steps, batch), generator=g, device=g.device)
             return drawn
 
-        return Noise(draw, generator, chunk(2 * batch * size))
+        return Noise(draw, generator, rows, chunk(2 * batch * size))
 
     def use_numpy(self) -> bool:
         """Act in numpy where the actor is a plain MLP on the CPU."""

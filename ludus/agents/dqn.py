@@ -19,6 +19,7 @@ from ludus.core.errors import UserError, refuse_outside
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec
 from ludus.core.noise import Noise
+from ludus.core.rows import Rows
 from ludus.core.spec import Specs, mask_name, network_inputs
 from ludus.core.step import AgentStep, EnvStep, Episode
 from ludus.core.types import Tensors
@@ -172,18 +173,18 @@ class DQN(OffPolicy):
         self._numpy = NumpyMlp(self.networks["q"], "q", called) if plain else None  # type: ignore[arg-type]
         return plain
 
-    def make_noise(self, batch: int, generator: torch.Generator) -> Noise:
+    def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
         """What ε-greedy choices need, and the quantiles that implicit values are looked at by."""
 
         def draw(steps: int, generator: torch.Generator) -> Tensors:
-            drawn = self.epsilon.draw(steps, batch, self.head.actions, generator)
+            drawn = self.epsilon.draw(steps, rows.total, self.head.actions, generator)
             if self.config.noisy:  # a seed, so that acting stays a function of what it is given
-                drawn["noisy"] = torch.randint(2**31, (steps, batch), generator=generator, device=generator.device)
+                drawn["noisy"] = torch.randint(2**31, (steps, rows.total), generator=generator, device=generator.device)
             if self.head.needs_taus:
-                drawn["taus"] = torch.rand(steps, batch, LEVELS, generator=generator, device=generator.device)
+                drawn["taus"] = torch.rand(steps, rows.total, LEVELS, generator=generator, device=generator.device)
             return drawn
 
-        return Noise(draw, generator)
+        return Noise(draw, generator, rows)
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """The best choice, or with ``noise`` a random one now and then."""

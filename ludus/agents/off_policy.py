@@ -15,6 +15,7 @@ from ludus.core.environment import GoalReward
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network
+from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
 from ludus.core.types import Tensors
 from ludus.experience.hindsight import RewardFunction
@@ -96,11 +97,11 @@ class OffPolicy(Agent):
         """Whether goals are replaced, so that rewards are computed anew."""
         return bool(self.config.hindsight)
 
-    def make_cache(self, batch: int) -> ExperienceReplay:
+    def make_cache(self, rows: Rows) -> ExperienceReplay:
         """The replay that the settings describe."""
         reward = None if self.goal_reward is None else _of_tensors(self.goal_reward)
         kept = (self.action, self.initial_state(1), self.soft)
-        return ExperienceReplay(self.config, batch, self.config.gamma, self.observation, self.device, reward, *kept)
+        return ExperienceReplay(self.config, rows.size, self.config.gamma, self.observation, self.device, reward, *kept)
 
     def draw(self, *shape: int, uniform: bool = False) -> Tensor:
         """Random numbers for learning, normal unless ``uniform``."""

@@ -36,6 +36,7 @@ from ludus.core.errors import refuse_outside
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec
 from ludus.core.noise import Noise
+from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
@@ -139,16 +140,16 @@ class SAC(OffPolicy):
             groups["alpha"] = self.make_group([self.log_alpha], config.alpha_learning_rate)
         return groups
 
-    def make_noise(self, batch: int, generator: torch.Generator) -> Noise:
+    def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
         """What the policy samples with, and random actions for the time before the first update."""
-        size = self.flat.size
+        size, batch = self.flat.size, rows.total
 
         def draw(steps: int, g: torch.Generator) -> Tensors:
             normal = torch.randn(steps, batch, size, generator=g, device=g.device)
             random = random_actions(steps, batch, size, g).clamp_(-BELOW_ONE, BELOW_ONE).atanh_()
             return {"normal": normal, "random": random}
 
-        return Noise(draw, generator, chunk(2 * batch * size))
+        return Noise(draw, generator, rows, chunk(2 * batch * size))
 
     def use_numpy(self) -> bool:
         """Act in numpy where the actor is a plain MLP on the CPU."""

@@ -31,6 +31,7 @@ from ludus.core.errors import refuse_outside
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec
 from ludus.core.noise import Noise
+from ludus.core.rows import Rows
 from ludus.core.spec import Specs, is_mask, mask_name
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
@@ -121,13 +122,13 @@ class DiscreteSAC(OffPolicy):
             groups["alpha"] = self.make_group([self.log_alpha], config.alpha_learning_rate)
         return groups
 
-    def make_noise(self, batch: int, generator: torch.Generator) -> Noise:
+    def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
         """What the policy samples with."""
 
         def draw(steps: int, g: torch.Generator) -> Tensors:
-            return {"gumbel": gumbel(torch.rand(steps, batch, self.choices, generator=g, device=g.device))}
+            return {"gumbel": gumbel(torch.rand(steps, rows.total, self.choices, generator=g, device=g.device))}
 
-        return Noise(draw, generator, chunk(batch * self.choices))
+        return Noise(draw, generator, rows, chunk(rows.total * self.choices))
 
     @torch.inference_mode()
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:

@@ -15,6 +15,7 @@ import numpy as np
 from ludus.cli.arguments import parse
 from ludus.cli.output import say
 from ludus.core.errors import UserError
+from ludus.core.rows import Rows
 from ludus.logging.video import Frame, write_video
 from ludus.runs.folder import RunDirectory, check_checkpoint_name
 from ludus.settings.settings import at_least, at_most
@@ -81,7 +82,9 @@ def frames(player: Player, manager: Any, given: Arguments) -> Iterator[Frame]:
     from ludus.containers.evaluate import LONGEST
 
     noise = (
-        player.agent.make_noise(1, torch.Generator(player.device).manual_seed(given.seed)) if given.stochastic else None
+        player.agent.make_noise(Rows.all(1), torch.Generator(player.device).manual_seed(given.seed))
+        if given.stochastic
+        else None
     )
     try:
         step, state, played = manager.reset(given.seed).to(player.device), player.agent.initial_state(1), 0

@@ -22,6 +22,7 @@ from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.names import resolve
 from ludus.core.network import NetworkSpec
+from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
 from ludus.experience.space import free_room, rollout_bytes
 from ludus.managers.make import make_manager
@@ -100,11 +101,11 @@ def build_learner(resolved: Resolved, observation: Specs, action: Specs, new: bo
     return agent
 
 
-def build_cache(agent: Agent, manager: EnvironmentManager, batch: int) -> ExperienceCache:
-    """The cache of an agent for ``batch`` environments."""
+def build_cache(agent: Agent, manager: EnvironmentManager, rows: Rows) -> ExperienceCache:
+    """The cache of an agent for these rows."""
     if agent.needs_goal_reward:  # no sooner: an environment that is wrong here may serve others
         agent.goal_reward = manager.goal_reward()
-    return agent.make_cache(batch)
+    return agent.make_cache(rows)
 
 
 def _refuse_large_rollout(settings: Settings[Any], observation: Specs) -> None:

@@ -11,6 +11,7 @@ import torch
 from ludus.core.agent import Agent
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
+from ludus.core.rows import Rows
 from ludus.core.types import State
 from ludus.parallel.children import StartedProcesses
 
@@ -86,7 +87,7 @@ class Evaluator:
         quota = [self.episodes // rows + (row < self.episodes % rows) for row in range(rows)]
         entropy = np.random.SeedSequence([self.seed, self.round]).generate_state(2)
         generator = torch.Generator(device).manual_seed(int(entropy[1]))
-        noise = None if self.greedy else agent.make_noise(rows, generator)
+        noise = None if self.greedy else agent.make_noise(Rows.all(rows), generator)
         step, state = manager.reset(int(entropy[0])).to(device), agent.initial_state(rows)
         returns, lengths = [], []
         waited = 0  # steps since the last episode that counts

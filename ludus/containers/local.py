@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ludus.containers.build import build_cache, bytes_of
 from ludus.containers.evaluate import Evaluation, Evaluator, evaluate_worker
@@ -102,9 +101,10 @@ class LocalWorker(Container):
         seeds = torch.Generator().manual_seed(settings.seed)
         env_seed, noise_seed, *own_seeds = torch.randint(2**31 - 1, (4,), generator=seeds).tolist()
         self.env_seed = env_seed
-        noise = agent.make_noise(manager.batch, torch.Generator(self.device).manual_seed(noise_seed))
-        self.cache = build_cache(agent, manager, manager.batch)
-        self.seat = Seat(agent, self.cache, noise, Rows.all(manager.batch), self.device)
+        rows = Rows.all(manager.batch)
+        noise = agent.make_noise(rows, torch.Generator(self.device).manual_seed(noise_seed))
+        self.cache = build_cache(agent, manager, rows)
+        self.seat = Seat(agent, self.cache, noise, rows, self.device)
         self.seats = [self.seat]
         for part, own_seed in zip((agent, self.cache), own_seeds, strict=True):
             if (generator := getattr(part, "generator", None)) is not None:
@@ -286,21 +286,13 @@ class LocalWorker(Container):
             self.cache.load_state_dict(state["cache"])
         if state["manager"] is None:  # the run broke off in a rollout: go on with episodes that it has not seen
             self.env_seed = (self.env_seed + 1 + self.local_step_count) % (2**31 - 1)
-            self._drop_open_returns(torch.ones(self.manager.batch, dtype=torch.bool))
             return "restarted at an episode boundary: the run broke off in the midst of an update"
         self.manager.load_state_dict(state["manager"])
         step = self.seat.env_step = self.manager.last().to(self.device)
         self.cache.amend(step)
         self.seat.hidden_state = HiddenState(state["hidden_state"]).map(lambda x: x.to(self.device))
         self.began = True
-        self._drop_open_returns(step.first)
         return self.manager.restored
-
-    def _drop_open_returns(self, first: Tensor) -> None:
-        """Zero the reward scaler's running returns of rows that begin an episode: those before may have been lost."""
-        scaler = getattr(self.agent, "reward_scaler", None)
-        if scaler is not None:
-            scaler.carried[first] = 0
 
     def most_state_bytes(self) -> int:
         """An upper bound of what ``state_dict`` holds, with environments that come with packages."""

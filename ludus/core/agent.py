@@ -17,6 +17,7 @@ from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import NetworkSpec, Shapes
 from ludus.core.noise import Noise
+from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep, Episode
 from ludus.core.types import Tensors
@@ -57,8 +58,8 @@ class Agent(nn.Module, ABC):
         """The hidden state of ``batch`` environments before their first observation."""
 
     @abstractmethod
-    def make_noise(self, batch: int, generator: torch.Generator) -> Noise:
-        """The random numbers of acting for ``batch`` rows."""
+    def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
+        """The random numbers of acting for these rows: the same for a row in whatever process it is."""
 
     @abstractmethod
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
@@ -92,8 +93,8 @@ class Agent(nn.Module, ABC):
         return
 
     @abstractmethod
-    def make_cache(self, batch: int) -> ExperienceCache:
-        """The cache that this agent learns from."""
+    def make_cache(self, rows: Rows) -> ExperienceCache:
+        """The cache that this agent learns from, for these rows."""
 
     @abstractmethod
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:

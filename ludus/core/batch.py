@@ -39,6 +39,8 @@ class Batch:
     # [T, B, …] where episodes are reset in the same step and the environment gives it: the last observation of an
     # episode that ended at t, in place of which observation[t+1] begins the next one. Empty: not known.
     final: Tensors = field(default_factory=dict)
+    # [T, B] what belongs to a row but not to the network: "return", the running discounted return, for reward scaling
+    row_state: Tensors = field(default_factory=dict)
     index: Tensor | None = None  # from a replay: a monotone write number
     # n-step returns from a replay, for agents that ask: the states s_{t+1} to s_{t+n−1} that a return passes, as
     # observation/… and action/… [n−1, B, …], and discount [n−1, B]: γ^k, or 0 where the return had stopped by then
@@ -96,6 +98,7 @@ class Batch:
             first=self.first[:time],
             last_state=HiddenState(),
             final={},
+            row_state={},
         )
 
     def since(self, time: int) -> Batch:
@@ -104,7 +107,7 @@ class Batch:
         return replace(later, last_state=self.last_state, index=self.index)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        """Apply ``function`` to every ``[T, B, …]`` tensor; ``final`` is left out."""
+        """Apply ``function`` to every ``[T, B, …]`` tensor; ``final`` and ``row_state`` are left out."""
         return Batch(
             observation={k: function(x) for k, x in self.observation.items()},
             first=function(self.first),

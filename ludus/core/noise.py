@@ -6,16 +6,25 @@ from collections.abc import Callable
 
 import torch
 
+from ludus.core.rows import Rows
 from ludus.core.types import State, Tensors
 
 
 class Noise:
-    """The random numbers of acting, drawn for many steps at once from a generator of their own."""
+    """The random numbers of acting, drawn for many steps at once from a generator of their own.
+
+    ``draw`` gives the numbers of all rows of a run ``[steps, total, …]``, of which these ``rows`` are kept: a row has
+    the same numbers in whatever process it is.
+    """
 
     def __init__(
-        self, draw: Callable[[int, torch.Generator], Tensors], generator: torch.Generator, chunk: int = 128
+        self,
+        draw: Callable[[int, torch.Generator], Tensors],
+        generator: torch.Generator,
+        rows: Rows,
+        chunk: int = 128,
     ) -> None:
-        self._draw, self.generator, self._chunk = draw, generator, chunk
+        self._draw, self.generator, self._rows, self._chunk = draw, generator, rows, chunk
         self._steps: list[Tensors] = []
         self._start = generator.get_state()
 
@@ -28,6 +37,8 @@ class Noise:
     def _refill(self) -> None:
         self._start = self.generator.get_state()
         drawn = self._draw(self._chunk, self.generator)
+        if self._rows.size < self._rows.total:
+            drawn = {name: x[:, self._rows.slice] for name, x in drawn.items()}
         self._steps = [{name: x[t] for name, x in drawn.items()} for t in range(self._chunk)]
 
     def state_dict(self) -> State:

@@ -105,6 +105,7 @@ class EnvRows:
         where: NDArray[np.int64] | None = None,
     ) -> None:
         self.name, self.rows, self.seed, self.branch = name, range(start, start + count), 0, branch
+        self.first_row = 0  # the number of the batch's first row in the whole run
         self.where: NDArray[np.int64] = np.zeros(3, np.int64) if where is None else where
         self._start, self._slice = start, slice(start, start + count)
         self._envs = [self._make_row(make, row) for row in self.rows]
@@ -188,7 +189,7 @@ class EnvRows:
 
     def seed_of(self, row: int, episode: int) -> int:
         """The seed of an episode."""
-        return episode_seed(self.seed, self.branch, row, episode)
+        return episode_seed(self.seed, self.branch, self.first_row + row, episode)
 
     def render(self, row: int) -> Any:
         """The picture of one environment, as its render mode gives it."""

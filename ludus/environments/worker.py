@@ -119,7 +119,7 @@ class Part:
     def obey(self, letter: dict[str, Any]) -> Any:
         """Do what a letter says; return the answer."""
         rows = self._rows
-        rows.branch = letter["branch"]
+        rows.branch, rows.first_row = letter["branch"], letter["first_row"]
         if letter["do"] == "begin":
             rows.begin(letter["seed"], letter["episodes"])
             return None

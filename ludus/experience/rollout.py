@@ -10,6 +10,7 @@ from ludus.core.cache import ExperienceCache
 from ludus.core.hidden_state import HiddenState
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
+from ludus.preprocess.running import running_returns
 
 ENDING = ("reward", "terminated", "truncated", "real")
 FINAL_VALUE = "experience/final_value"  # written with the step after the action, not with it
@@ -22,6 +23,7 @@ class RolloutRows:
         self.rows = rows
         self.cursor = -1  # the time step of the last observation; -1 before the first
         self.state, self.last_state = HiddenState(), HiddenState()
+        self.carried = torch.zeros(rows.stop - rows.start, dtype=torch.float64, device=blocks["first"].device)
         self.view(blocks)
 
     def view(self, blocks: Tensors) -> None:
@@ -48,7 +50,8 @@ class RolloutCache(ExperienceCache):
     environments that step on their own write lanes of the block, each at its own time step.
     """
 
-    def __init__(self, length: int, batch: int, gamma: float, device: torch.device) -> None:
+    def __init__(self, length: int, batch: int, gamma: float, device: torch.device, keeps_return: bool = False) -> None:
+        self.keeps_return = keeps_return  # give each row's running return too (Batch.row_state)
         self.length, self.batch, self.gamma, self.device = length, batch, gamma, device
         self.consumed = False
         self.blocks: dict[str, Tensor] = {}
@@ -72,6 +75,8 @@ class RolloutCache(ExperienceCache):
             self._write_final(lane, step.final, final_value)
         if at == self.length:
             lane.last_state = state.map(torch.clone)  # acting's own are inference tensors
+            if self.keeps_return:
+                self._sum_returns(lane)
 
     def agent_write(self, step: AgentStep, start: int = 0) -> None:
         """Write action and experience at the row of the last observation."""
@@ -115,6 +120,7 @@ class RolloutCache(ExperienceCache):
             state=HiddenState.join([lane.state for lane in self.lanes.values()]),
             last_state=HiddenState.join([lane.last_state for lane in self.lanes.values()]),
             final=self._named("final"),
+            row_state=self._named("row_state"),
         )
 
     def amend(self, step: EnvStep) -> None:
@@ -125,6 +131,8 @@ class RolloutCache(ExperienceCache):
             lane.first[lane.cursor].copy_(step.first[lane.rows])
             if lane.cursor:
                 lane.real[lane.cursor - 1].logical_and_(step.real[lane.rows])
+            if lane.cursor == self.length:
+                lane.carried = lane.carried.masked_fill(step.first[lane.rows], 0)
 
     def state_dict(self) -> State:
         """The open rollout; of one that was learned from, only the row that begins the next."""
@@ -136,7 +144,7 @@ class RolloutCache(ExperienceCache):
             "blocks": dict(blocks),
             "lanes": [
                 {"start": lane.rows.start, "stop": lane.rows.stop, "cursor": lane.cursor}
-                | {"state": dict(lane.state), "last_state": dict(lane.last_state)}
+                | {"state": dict(lane.state), "last_state": dict(lane.last_state), "carried": lane.carried}
                 for lane in self.lanes.values()
             ],
         }
@@ -154,7 +162,7 @@ class RolloutCache(ExperienceCache):
         self.lanes, self.covered = {}, 0
         for saved in state["lanes"]:
             lane = self.add_lane(saved["start"], saved["stop"])
-            lane.cursor = saved["cursor"]
+            lane.cursor, lane.carried = saved["cursor"], saved["carried"].to(self.device)
             lane.state, lane.last_state = (
                 HiddenState(saved[name]).map(lambda x: x.to(self.device)) for name in ("state", "last_state")
             )
@@ -168,6 +176,14 @@ class RolloutCache(ExperienceCache):
         targets = lane.final if value is None else [lane.final_value]
         for target, x in zip(targets, kept.values(), strict=True):
             target[lane.cursor - 1].copy_(x)
+
+    def _sum_returns(self, lane: RolloutRows) -> None:
+        """Compute the running returns of a full rollout."""
+        rows, blocks = lane.rows, self.blocks
+        reward, terminated, truncated, real = (blocks[name][:, rows] for name in ENDING)
+        returns, lane.carried = running_returns(reward, terminated | truncated, real, self.gamma, lane.carried)
+        self.allocate({"row_state/return": returns[0]}, self.length)
+        blocks["row_state/return"][:, rows].copy_(returns)
 
     def _open(self, step: EnvStep, start: int) -> RolloutRows:
         """Make the lane of the rows from ``start`` on, at its first write."""

@@ -52,7 +52,13 @@ class UnrollCache(ExperienceCache):
     """
 
     def __init__(
-        self, config: UnrollConfig, batch: int, gamma: float, observation: Specs, device: torch.device
+        self,
+        config: UnrollConfig,
+        batch: int,
+        gamma: float,
+        observation: Specs,
+        device: torch.device,
+        keeps_return: bool = False,
     ) -> None:
         self.config, self.batch, self.device = config, batch, device
         self.capacity = config.replay // (config.rollout * batch) if config.replay_ratio else 0  # rollouts
@@ -63,7 +69,7 @@ class UnrollCache(ExperienceCache):
                 "lower agent.replay."
             )
         self.generator = torch.Generator()  # of what is replayed, and how often; the container seeds it
-        self._open = RolloutCache(config.rollout, batch, gamma, device)
+        self._open = RolloutCache(config.rollout, batch, gamma, device, keeps_return)
         self._ring: Tensors = {}
         self._states = HiddenState()  # [N·B, …]
         self._written = 0  # rollouts since the start; in the ring are the last of them

@@ -38,6 +38,7 @@ class BatchManager(EnvironmentManager):
     """
 
     render_fps = 0.0  # pictures per second that its environments are made for; 0: they do not say
+    first_row = 0  # the number of its first row in the whole run, which seeds follow
     _goal_env: Environment | None = None  # asked for the rewards of goals, where there is one in this process
 
     def __init__(
@@ -208,6 +209,10 @@ class BatchManager(EnvironmentManager):
     def seed_of(self, *place: int) -> int:
         """The seed at a place under the run's seed and this manager's branch."""
         return episode_seed(self._seed, self._branch, *place)
+
+    def batch_seed(self, number: int) -> int:
+        """The seed of environments that have one generator for all rows, at their reset of this number."""
+        return self.seed_of(self.first_row, number) if self.first_row else self.seed_of(number)
 
     def state_dict(self) -> State:
         joined = {name: np.concatenate([getattr(a, name) for a in self._accounts]) for name in COUNTED}

@@ -85,7 +85,7 @@ class EnvPoolManager(BatchManager):
 
     def _begin(self) -> None:
         self.close()
-        seeds = [self.seed_of(row, int(self._accounts[0].episode[row])) for row in range(self.batch)]
+        seeds = [self.seed_of(self.first_row + row, int(self._accounts[0].episode[row])) for row in range(self.batch)]
         self._pool = self._envpool.make(
             self._id, env_type="gymnasium", num_envs=self.batch, seed=seeds, **self._mode, **self._options
         )

@@ -12,6 +12,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from ludus.core.errors import UserError, too_many_files
 from ludus.core.names import found_by_others, import_path, importable, resolve
+from ludus.core.rows import Rows
 from ludus.environments.config import EnvConfig, parse_options, parse_wrappers, validate
 from ludus.environments.failure import failed
 from ludus.environments.gym import accepts, find, is_path, make, make_environment
@@ -23,16 +24,30 @@ FEW = 6  # environments that step faster one by one than as a native vector: 10 
 
 def make_manager(
     config: EnvConfig,
-    num: int | None = None,
+    num: int | Rows | None = None,
     render_mode: str | None = None,
     environment: Callable[..., Any] | None = None,
     branch: int = 0,
 ) -> BatchManager:
     """Make the manager that the settings ask for.
 
-    ``num`` overrides ``config.num``; ``environment`` makes one environment in place of ``config.id``; managers of
-    different ``branch`` (training 0, evaluation 1, …) never share a seed.
+    ``num`` overrides ``config.num``: how many environments, or which rows of a run these are. ``environment`` makes one
+    environment in place of ``config.id``; managers of different ``branch`` (training 0, evaluation 1, …) never share a
+    seed.
     """
+    size = num.size if isinstance(num, Rows) else num
+    manager = _make(config, size, render_mode, environment, branch)
+    manager.first_row = num.start if isinstance(num, Rows) else 0
+    return manager
+
+
+def _make(
+    config: EnvConfig,
+    num: int | None,
+    render_mode: str | None,
+    environment: Callable[..., Any] | None,
+    branch: int,
+) -> BatchManager:
     validate(config)
     num, alone = config.num if num is None else num, num == 1
     if num < 1:

@@ -47,6 +47,7 @@ class SimpleEnvManager(BatchManager):
         return int(self._rows.where[REMARKS])
 
     def _begin(self) -> None:
+        self._rows.first_row = self.first_row
         self._rows.begin(self._seed, self._accounts[0].episode.tolist())
 
     def _advance(self, group: int) -> None:
@@ -57,7 +58,7 @@ class SimpleEnvManager(BatchManager):
         return {"rows": [self._rows.snapshot(row) for row in range(self.batch)]}
 
     def _restore(self, snapshot: State) -> dict[int, str]:
-        self._rows.seed, self._rows.branch = self._seed, self._branch
+        self._rows.seed, self._rows.branch, self._rows.first_row = self._seed, self._branch, self.first_row
         account, reasons = self._accounts[0], {}
         for row, taken in enumerate(snapshot["rows"]):
             place = int(account.episode[row]), bool(account.ended[row])

@@ -107,6 +107,10 @@ class SubProcEnvManager(BatchManager):
     def busy(self) -> tuple[int, ...] | None:
         return None  # ``config.timeout`` decides
 
+    def _seed_place(self) -> dict[str, int]:
+        """What the seeds of its rows depend on beside the run's."""
+        return {"branch": self._branch, "first_row": self.first_row}
+
     def close(self) -> None:
         self._pool.close()
 
@@ -159,7 +163,7 @@ class SubProcEnvManager(BatchManager):
         pool, taken = self._pool, list[Any]()
         asked = [part for part in pool.parts if pool.mans(part) and part.number not in self._lost]
         for part in asked:
-            pool.write(part, {"do": "snapshot", "branch": self._branch})
+            pool.write(part, {"do": "snapshot", **self._seed_place()})
         failed = pool.wait_all(asked, self._config.timeout)
         dead = {worker for worker, _ in failed}
         for part in pool.parts:
@@ -171,7 +175,16 @@ class SubProcEnvManager(BatchManager):
         pool, reasons = self._pool, dict[int, str]()
         for part in pool.parts:
             places = [self._saved(row, snapshot["rows"][row]) for row in range(part.rows.start, part.rows.stop)]
-            pool.write(part, {"do": "restore", "seed": self._seed, "branch": self._branch, "rows": places})
+            pool.write(
+                part,
+                {
+                    "do": "restore",
+                    "seed": self._seed,
+                    "branch": self._branch,
+                    "first_row": self.first_row,
+                    "rows": places,
+                },
+            )
         if failed := pool.wait_all(pool.parts, self._config.timeout):
             self._mend(failed)
             self._wait(pool.parts)
@@ -259,7 +272,13 @@ class SubProcEnvManager(BatchManager):
         """Order a part to begin the episodes that are so many after those in the account."""
         self._begun[part.number] = offset
         episodes = (self._account_rows(part).episode[self._own(part)] + offset).tolist()
-        letter = {"do": "begin", "seed": self._seed, "branch": self._branch, "episodes": episodes}
+        letter = {
+            "do": "begin",
+            "seed": self._seed,
+            "branch": self._branch,
+            "first_row": self.first_row,
+            "episodes": episodes,
+        }
         self._pool.write(part, letter)
 
     def _account_rows(self, part: Part) -> EpisodeStats:

@@ -108,7 +108,7 @@ class TensorEnvManager(BatchManager):
         return {}
 
     def _begin(self) -> None:
-        observation = self._named(self._call("reset", self.seed_of(self._resets)))
+        observation = self._named(self._call("reset", self.batch_seed(self._resets)))
         self._resets += 1  # no two resets have one seed
         for name, x in observation.items():
             wanted = (self.batch, *self.observation[name].shape)

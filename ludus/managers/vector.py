@@ -40,7 +40,7 @@ class VectorEnvManager(BatchManager):
         self._closed = True
 
     def _begin(self) -> None:
-        seed = self.seed_of(int(self._accounts[0].episode.sum()))
+        seed = self.batch_seed(int(self._accounts[0].episode.sum()))
         try:
             result = self._env.reset(seed=seed)
         except Exception as error:

@@ -105,37 +105,35 @@ class ObsNormalizer(nn.Module):
 class RewardScaler(nn.Module):
     """Divides rewards by the standard deviation of the discounted return so far; no mean is subtracted."""
 
-    carried: Tensor  # [B] what the next step's return takes over: γ times the return, 0 after an ending
-
-    def __init__(self, batch: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.statistics = RunningStatistics(())
-        self.register_buffer("carried", torch.zeros(batch, dtype=torch.float64))
 
     @torch.no_grad()
-    def update(self, reward: Tensor, ended: Tensor, weight: Tensor, gamma: float) -> None:
-        """Take ``[T, B]``; a return begins anew after ``ended`` and where ``weight`` is 0 (next is a ``first``)."""
-        real = weight > 0
-        reward = torch.where(real, reward.double(), 0.0)
-        decay = (real & ~ended).double() * gamma
-        carried = self.carried
-        returns = []
-        for r, d in zip(reward.unbind(), decay.unbind(), strict=True):
-            returns.append(r + carried)
-            carried = returns[-1] * d
-        self.carried.copy_(carried)
-        self.statistics.update(torch.stack(returns), weight)
+    def update(self, returns: Tensor, real: Tensor) -> None:
+        """Take the running returns ``[T, B]`` of rows (``running_returns``); padding does not count."""
+        self.statistics.update(returns, real)
 
     def scale(self, reward: Tensor) -> Tensor:
         """Scale rewards of any shape."""
         return reward * self.statistics.scale
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Take over another number of environments too: their open returns then start from zero."""
-        key = f"{prefix}carried"
-        if key in state_dict and state_dict[key].shape != self.carried.shape:
-            state_dict[key] = torch.zeros_like(self.carried)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+
+@torch.no_grad()
+def running_returns(
+    reward: Tensor, ended: Tensor, real: Tensor, gamma: float, carried: Tensor
+) -> tuple[Tensor, Tensor]:
+    """R_t = r_t + γ R_{t−1} of each row, ``[T, B]`` in float64; it begins anew after ``ended`` and after padding.
+
+    ``carried`` ``[B]`` is γ R before the first step, and what is returned beside the returns is that after the last.
+    """
+    reward = torch.where(real, reward.double(), 0.0)
+    decay = (real & ~ended).double() * gamma
+    returns = []
+    for r, d in zip(reward.unbind(), decay.unbind(), strict=True):
+        returns.append(r + carried)
+        carried = returns[-1] * d
+    return torch.stack(returns), carried
 
 
 def _key(name: str) -> str:

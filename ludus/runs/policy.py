@@ -28,6 +28,7 @@ from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.noise import Noise
+from ludus.core.rows import Rows
 from ludus.core.step import EnvStep
 from ludus.core.types import State
 from ludus.managers.base import BatchManager
@@ -235,7 +236,7 @@ class Player:
 
     def _draw(self, rows: int) -> dict[str, torch.Tensor]:
         if self._noise is None or rows != self._noise_rows:
-            self._noise, self._noise_rows = self.agent.make_noise(rows, self._generator), rows
+            self._noise, self._noise_rows = self.agent.make_noise(Rows.all(rows), self._generator), rows
         return self._noise.next()
 
 
@@ -341,7 +342,7 @@ def mismatch(agent: Agent, saved: Mapping[str, Any]) -> str:
 
 
 def _load(agent: Agent, saved: Mapping[str, Any]) -> None:
-    kept = (agent.state_dict().keys() & saved.keys()) - {"reward_scaler.carried"}  # returns of environments that ended
+    kept = agent.state_dict().keys() & saved.keys()
     agent.load_state_dict({name: saved[name] for name in kept}, strict=False)
 
 

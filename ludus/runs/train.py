@@ -32,6 +32,7 @@ from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.updater import LocalUpdater
 from ludus.core.errors import UserError
 from ludus.core.names import import_path, refuse_while_importing
+from ludus.core.rows import Rows
 from ludus.core.text import printable
 from ludus.environments.failure import own_stack
 from ludus.logging.logfile import LogFile
@@ -259,7 +260,7 @@ def check_settings(resolved: Resolved, trust: bool = False) -> None:
             initialise_from(agent, decide_sharing(settings, manager.observation, manager.action), trust)
         LocalUpdater(agent)
         choose_engines(settings, agent)
-        build_cache(agent, manager, settings.env.num)
+        build_cache(agent, manager, Rows.all(settings.env.num))
 
 
 def _run(worker: LocalWorker, new: bool) -> None:

@@ -15,6 +15,7 @@ from ludus.containers.loop import begin, collect, improve
 from ludus.core.batch import Batch
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
+from ludus.core.rows import Rows
 from ludus.core.step import EnvStep
 from ludus.exploration.action_noise import OU
 from ludus.networks.critic import ACTION
@@ -75,7 +76,7 @@ def env_step(agent: Any, rows: int = 4, first: bool = False, seed: int = 0) -> E
 
 def test_random_at_first_then_near_the_policy_and_greedy_without_noise() -> None:
     agent, _ = make(agent__noise="clipped_normal", agent__noise_sigma=0.02, agent__noise_clip=2.0)
-    noise = agent.make_noise(4, torch.Generator().manual_seed(0)).next()
+    noise = agent.make_noise(Rows.all(4), torch.Generator().manual_seed(0)).next()
     step, state = env_step(agent), agent.initial_state(4)
     greedy = agent.act(step, state).action["action"]
     assert agent.act(step, state, noise).action["action"].equal(noise["random"])
@@ -87,7 +88,9 @@ def test_random_at_first_then_near_the_policy_and_greedy_without_noise() -> None
 
 def test_random_actions_fill_the_box_evenly() -> None:
     agent, _ = make()
-    drawn = torch.stack([agent.make_noise(500, torch.Generator().manual_seed(s)).next()["random"] for s in range(20)])
+    drawn = torch.stack(
+        [agent.make_noise(Rows.all(500), torch.Generator().manual_seed(s)).next()["random"] for s in range(20)]
+    )
     assert drawn.abs().max() <= 1
     assert abs(float(drawn.mean())) < 4 * (1 / 3 / drawn.numel()) ** 0.5
     assert abs(float(drawn.square().mean()) - 1 / 3) < 4 * (4 / 45 / drawn.numel()) ** 0.5
@@ -98,7 +101,7 @@ def test_numpy_acts_as_torch_does() -> None:
         agent, _ = make(name)
         agent.updates = 1
         step, state = env_step(agent), agent.initial_state(4)
-        for noise in (None, agent.make_noise(4, torch.Generator().manual_seed(0)).next()):
+        for noise in (None, agent.make_noise(Rows.all(4), torch.Generator().manual_seed(0)).next()):
             agent._numpy = None
             by_torch = agent.act(step, state, noise).action
             assert agent.use_numpy()
@@ -109,7 +112,7 @@ def test_numpy_acts_as_torch_does() -> None:
 def test_drifting_noise_lives_in_the_hidden_state_and_ends_with_the_episode() -> None:
     agent, _ = make(agent__noise="ornstein_uhlenbeck", agent__noise_sigma=0.3)
     agent.updates = 1
-    source = agent.make_noise(4, torch.Generator().manual_seed(0))
+    source = agent.make_noise(Rows.all(4), torch.Generator().manual_seed(0))
     state = agent.initial_state(4)
     assert state[OU].equal(torch.zeros(4, 3))
     for _ in range(3):
@@ -123,7 +126,7 @@ def test_noise_on_parameters_acts_and_adapts_but_not_in_an_evaluation() -> None:
     agent, updater = make(agent__noise="parameter", agent__noise_sigma=0.2)
     agent.updates = 1
     step, state = env_step(agent, first=True), HiddenState()
-    drawn = agent.make_noise(4, torch.Generator().manual_seed(0))
+    drawn = agent.make_noise(Rows.all(4), torch.Generator().manual_seed(0))
     other, noise = drawn.next(), drawn.next()
     greedy, first, second = (agent.act(step, state, x).action["action"] for x in (None, other, noise))
     assert not first.equal(greedy)

@@ -24,6 +24,7 @@ from actor_setup import (
 from ludus.core.batch import Batch
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
+from ludus.core.rows import Rows
 from ludus.core.step import EnvStep
 
 
@@ -74,7 +75,7 @@ def env_step(agent: Any, rows: int = 4) -> EnvStep:
 def test_random_at_first_then_samples_and_greedy_without_noise() -> None:
     """Actions are stored before tanh; the first ones fill the box evenly."""
     agent: Any = make_worker(POINT, "sac").agent
-    source = agent.make_noise(500, torch.Generator().manual_seed(0))
+    source = agent.make_noise(Rows.all(500), torch.Generator().manual_seed(0))
     step, state = env_step(agent, 500), HiddenState()
     played = torch.stack([agent.act(step, state, source.next()).action["action"].tanh() for _ in range(20)])
     assert played.abs().max() < 1
@@ -93,7 +94,7 @@ def test_random_at_first_then_samples_and_greedy_without_noise() -> None:
 def test_numpy_acts_as_torch_does() -> None:
     agent: Any = make_worker(POINT, "sac").agent
     agent.updates = 1
-    for noise in (None, agent.make_noise(4, torch.Generator().manual_seed(0)).next()):
+    for noise in (None, agent.make_noise(Rows.all(4), torch.Generator().manual_seed(0)).next()):
         agent._numpy = None
         by_torch = agent.act(env_step(agent), HiddenState(), noise).action
         assert agent.use_numpy()
@@ -106,7 +107,7 @@ def test_numpy_acts_as_torch_does() -> None:
 
 def test_random_actions_at_the_very_bound_are_finite() -> None:
     agent: Any = make_worker(POINT, "sac").agent
-    source = agent.make_noise(4, torch.Generator().manual_seed(0))
+    source = agent.make_noise(Rows.all(4), torch.Generator().manual_seed(0))
     for edge in (0.0, 1.0):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch, "rand", lambda *shape, edge=edge, **_: torch.full(shape, edge))
@@ -211,7 +212,7 @@ def test_discrete_actions_heed_the_mask_before_and_after_the_first_update() -> N
     batch = choices(200, 10)
     step = env_step(agent, 200)._replace(observation={k: x[0] for k, x in batch.observation.items()})
     mask = step.observation["action_mask"]
-    source = agent.make_noise(200, torch.Generator().manual_seed(0))
+    source = agent.make_noise(Rows.all(200), torch.Generator().manual_seed(0))
     for updates in (0, 1):
         agent.updates = updates
         for noise in (None, source.next(), source.next()):

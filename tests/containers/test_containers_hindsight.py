@@ -17,6 +17,7 @@ from ludus.containers.build import build_agent, build_evaluator, build_manager
 from ludus.containers.local import LocalWorker
 from ludus.containers.updater import LocalUpdater
 from ludus.core.errors import UserError
+from ludus.core.rows import Rows
 from ludus.environments.goal_toy import BitFlipEnv
 from ludus.settings.settings import resolve_settings
 
@@ -189,7 +190,7 @@ def test_goals_reach_the_environment_as_numpy() -> None:
     reward = worker.manager.goal_reward()
     assert reward is not None
     worker.agent.goal_reward = lambda a, b: (asked.append((a, b)), reward(a, b))[1]
-    worker.cache = worker.agent.make_cache(4)
+    worker.cache = worker.agent.make_cache(Rows.all(4))
     worker.run(100)
     assert asked
     for a, b in asked:

@@ -110,9 +110,7 @@ def make_seats(manager: SpeakerListener, seed: int) -> tuple[SimpleNamespace, di
         generator = torch.Generator().manual_seed(100 * seed + i)
         agent.generator.manual_seed(seed)  # type: ignore[union-attr, operator]
         rows = Rows.all(manager.count * needs.agents)
-        seats.append(
-            Seat(agent, agent.make_cache(rows.size), agent.make_noise(rows.size, generator), rows, CPU, role=role)
-        )
+        seats.append(Seat(agent, agent.make_cache(rows), agent.make_noise(rows, generator), rows, CPU, role=role))
         updaters[role] = LocalUpdater(agent)
     return SimpleNamespace(seats=seats, manager=manager, clock=Clock()), updaters
 
