@@ -18,7 +18,7 @@ from ludus.settings.settings import to_flat
 if TYPE_CHECKING:  # they import torch, and `--help` should not
     from torch import Tensor
 
-    from ludus.runs.diagnose import Diagnosis, Range
+    from ludus.runs.diagnose import Diagnosis
 
 NOT_REPRODUCED = 1  # exit code
 BEFORE = 3  # environment steps shown before the bad one
@@ -48,9 +48,10 @@ def run(argv: list[str]) -> int:
     title = f"{settings.env.id}, {settings.agent_name}: {directory.path}, step {found.step:,}"
     console.print(Text(title), style="bold", soft_wrap=True)
     console.print(Text(_verdict(found) + "\n"), soft_wrap=True)
-    if found.wrong["kind"] == "learning":
-        _show_learning(console, found)
-    else:
+    for label, text in found.lines:
+        _say(console, label, text)
+    console.print()
+    if found.wrong["kind"] != "learning":
         _show_environment(console, found)
     _show_numbers(console, found)
     if line := advice(found):
@@ -72,32 +73,10 @@ def _verdict(found: Diagnosis) -> str:
     )
 
 
-def _show_learning(console: Console, found: Diagnosis) -> None:
-    if acted := _acted(found):
-        _say(console, "acting", acted)
-    if bad := [f"{name} is {_number(x)}" for name, x in found.losses.items() if not math.isfinite(x)]:
-        _say(console, "loss", ", ".join(bad))
-    if found.module is not None:
-        at, cause = found.module, found.module.inputs
-        given = f"from inputs between {_number(cause.low)} and {_number(cause.high)}"
-        if cause.nan or cause.infinite:
-            given = f"from inputs of which {cause.nan + cause.infinite} of {cause.size} are not finite"
-        kinds = [f"{n} {what}" for n, what in ((at.output.nan, "NaN"), (at.output.infinite, "infinite")) if n]
-        gives = f"{' and '.join(kinds)} of {at.output.size} numbers"
-        whose = "its parameters are finite" if at.parameters_finite else "its parameters are not finite"
-        _say(console, "forward", f"{at.name} ({at.kind}) gives {gives} {given}; {whose}")
-    elif found.again:
-        _say(console, "forward", f"the output of every module is finite{', but not the loss made of them' * bool(bad)}")
-        if found.backward:
-            _say(console, "backward", found.backward)
-    if found.gradients:
-        shown = ", ".join(found.gradients[:3]) + (", …" if len(found.gradients) > 3 else "")
-        _say(console, "gradients", f"not finite in {len(found.gradients)} parameters: {shown}")
-    console.print()
-
-
 def _show_environment(console: Console, found: Diagnosis) -> None:
     """The steps of one environment up to the one that gave the bad number."""
+    from ludus.runs.diagnose import whose
+
     wrong, batch = found.wrong, found.batch
     row, time = wrong["row"], wrong["time"]
     step = time if wrong["kind"] == "observation" else time + 1  # the observation that came with it
@@ -105,7 +84,7 @@ def _show_environment(console: Console, found: Diagnosis) -> None:
     what = "the reward" if wrong["kind"] == "reward" else f'observation "{wrong["name"]}"{element}'
     begins = step == 0 and batch.index is None  # a rollout before it would have shown what it ended with
     by = "reset()" if begins or bool(batch.first[step, row]) else "step()"
-    _say(console, "where", f"{_whose(found, row, step)}: {what} from its {by}")
+    _say(console, "where", f"{whose(batch, row, step)}: {what} from its {by}")
     table = _table("t", *batch.observation, *(_label("action", k) for k in batch.action), "reward", "ended")
     for t in range(max(0, step - BEFORE), min(step, len(batch.reward)) + 1):
         acted = [_row(x[t, row]) if t < len(x) else "" for x in batch.action.values()]
@@ -114,14 +93,6 @@ def _show_environment(console: Console, found: Diagnosis) -> None:
         table.add_row(str(t), *seen, *acted, *came, style="red" if t == step else "")
     console.print(table)
     console.print(Text("Reward and ending came with the observation on their line; the action is the answer to it.\n"))
-
-
-def _whose(found: Diagnosis, row: int, t: int) -> str:
-    """The environment and time in a rollout, or the item of a batch that was drawn from a replay."""
-    length, items = found.batch.reward.shape
-    if found.batch.index is None:
-        return f"environment {row}, t={t} of {length} in the rollout"
-    return f"item {row} of the batch of {items} from the replay, t={t} of {length} in it"
 
 
 def _ending(found: Diagnosis, t: int, row: int) -> str:
@@ -137,9 +108,6 @@ def _show_numbers(console: Console, found: Diagnosis) -> None:
     batch = found.batch
     tensors = {_label("observation", k): x for k, x in batch.observation.items()}
     tensors |= {_label("action", k): x for k, x in batch.action.items()} | {"reward": batch.reward} | batch.experience
-    if found.part is not None:
-        made = {k: x for k, x in found.part.experience.items() if k not in batch.experience}
-        tensors |= {f"{k}, in the failing step": x for k, x in made.items()}
     ranges = {name: value_range(x) for name, x in tensors.items()}
     ranges |= {f"parameters of {k}": x for k, x in found.parameters.items()}
     table = _table("numbers", "min", "max", "NaN", "infinite")
@@ -158,27 +126,25 @@ def advice(found: Diagnosis) -> str:
     settings, batch = to_flat(found.settings), found.batch
     from ludus.runs.diagnose import value_range
 
-    reward = _size(value_range(batch.reward))
+    reward = value_range(batch.reward).largest
     if reward > LARGE_REWARD and settings.get("agent.normalize_reward") is False:
         return f"Rewards reach {_number(reward)}: turn on --agent.normalize-reward, or scale them in the environment."
     for name, x in batch.observation.items():
-        size = _size(value_range(x)) if x.is_floating_point() else 0.0
+        size = value_range(x).largest if x.is_floating_point() else 0.0
         if size > LARGE_OBSERVATION and settings.get("agent.normalize_observation") is False:
             return f'Observation "{name}" reaches {_number(size)}: turn on --agent.normalize-observation.'
     rate = settings.get("agent.learning_rate", math.nan)
     clip = " and set --agent.max-grad-norm 0.5" if settings.get("agent.max_grad_norm") == 0 else ""
     slower = f"lower --agent.learning-rate from {rate:g}, to {3e-4 if rate > LARGE_RATE else rate / 3:.1g} say{clip}."
-    if grown := {name: _size(x) for name, x in found.parameters.items() if _size(x) > LARGE_PARAMETER}:
+    if grown := {name: x.largest for name, x in found.parameters.items() if x.largest > LARGE_PARAMETER}:
         return f"The parameters of {', '.join(grown)} had grown to {_number(max(grown.values()))}: {slower}"
-    at = found.module
-    if at is None and found.backward and all(map(math.isfinite, found.losses.values())):
+    if found.culprit:
+        return f"Mend the forward of {found.culprit}: its inputs and parameters are finite, its output is not."
+    if found.backward and found.finite_losses and not found.bad_module:
         return (
             "Mend the gradient of that operation: it is NaN though the loss is finite, as that of a root or a norm is "
             "at 0, or of a torch.where whose other branch overflows."
         )
-    own = at is not None and at.origin.partition(".")[0] not in ("torch", "ludus")
-    if at is not None and own and not (at.inputs.nan or at.inputs.infinite) and at.parameters_finite:
-        return f"Mend the forward of {at.kind} ({at.origin}): its inputs and parameters are finite, its output is not."
     return f"Probably the steps are too large: {slower}"
 
 
@@ -201,23 +167,6 @@ def _advice_environment(found: Diagnosis) -> str:
     return (
         f"{environment} gives {what}{f' after {led}' if led else ''}: mend it there; `ludus check {environment}` helps."
     )
-
-
-def _acted(found: Diagnosis) -> str:
-    """What acting gave that was not finite already, before any learning from it."""
-    batch, bad = found.batch, []
-    for name, x in (batch.action | batch.experience).items():
-        if not bool(x.isfinite().all()):
-            time, row = (~x.isfinite()).nonzero()[0, :2].tolist()
-            bad.append((time, row, name))
-    if not bad:
-        return ""
-    time, row, name = min(bad)
-    return f"{name} was not finite already when the policy acted ({_whose(found, row, time)})"
-
-
-def _size(x: Range) -> float:
-    return max(abs(x.low), abs(x.high)) if math.isfinite(x.low) else 0.0
 
 
 def _say(console: Console, label: str, text: str) -> None:

@@ -46,16 +46,10 @@ class Range(NamedTuple):
     infinite: int
     size: int
 
-
-class BadModule(NamedTuple):
-    """The first module whose output was not finite."""
-
-    name: str
-    kind: str  # its class, and the module that defines it
-    origin: str
-    inputs: Range
-    output: Range
-    parameters_finite: bool
+    @property
+    def largest(self) -> float:
+        """The largest size of a finite number."""
+        return max(abs(self.low), abs(self.high)) if math.isfinite(self.low) else 0.0
 
 
 @dataclass
@@ -66,13 +60,13 @@ class Diagnosis:
     wrong: State  # what ended the run: an observation, a reward, or the learning
     step: int  # of the run
     batch: Batch
-    part: Batch | None = None  # what the failing optimizer step learned from, if it is not the batch
     again: bool = False  # whether it fails again
-    losses: dict[str, float] = field(default_factory=dict)
+    lines: list[tuple[str, str]] = field(default_factory=list)  # what and where, in the order of the computation
     parameters: dict[str, Range] = field(default_factory=dict)  # by network
-    module: BadModule | None = None
+    bad_module: bool = False  # whether the output of a module was not finite
+    culprit: str = ""  # the user's own class whose output was not finite though its inputs and parameters were
     backward: str = ""  # the operation whose gradient was NaN first
-    gradients: list[str] = field(default_factory=list)  # parameters whose gradient was not finite
+    finite_losses: bool = True
 
 
 def diagnose(run: RunDirectory, folder: Path | None = None, trust: bool = False) -> Diagnosis:
@@ -144,18 +138,28 @@ class _Watcher(LocalUpdater):
         self.found = found
 
     def step(self, loss: LossFunction, batch: Batch, group: str = "all") -> Tensors:
-        found, agent = self.found, self.agent
+        found = self.found
         self.flat.gradient.zero_()
         self.train(True)
         with _anomalies(found):
             losses, metrics = loss(batch)
-            found.losses = {f"loss/{name}": float(x) for name, x in losses.items()}
+            bad = [f"loss/{name} is {float(x):.4g}" for name, x in losses.items() if not math.isfinite(x)]
+            found.finite_losses = not bad
             self.total(losses).backward()  # type: ignore[no-untyped-call]
-        finite = {name: p.grad is None or bool(p.grad.isfinite().all()) for name, p in agent.named_parameters()}
-        found.gradients = [name for name, good in finite.items() if not good]
+        names = {name: p.grad for name, p in self.agent.named_parameters() if p.grad is not None}
+        spoilt = [name for name, gradient in names.items() if not bool(gradient.isfinite().all())]
         norm = self.flat.gradient.norm()
-        if found.backward or found.gradients or not all(map(math.isfinite, (float(norm), *found.losses.values()))):
-            found.part, found.again = batch, True
+        if bad or spoilt or found.backward or not math.isfinite(norm):
+            if not found.bad_module:
+                found.lines.append(("forward", "the output of every module is finite"))
+            if bad:
+                found.lines.append(("loss", ", ".join(bad)))
+            if found.backward:
+                found.lines.append(("backward", found.backward))
+            if spoilt:
+                shown = ", ".join(spoilt[:3]) + (", …" if len(spoilt) > 3 else "")
+                found.lines.append(("gradients", f"not finite in {len(spoilt)} parameters: {shown}"))
+            found.again = True
             raise _Seen
         self.train(False)
         return self.report(losses, metrics) | {"gradient_norm": norm}
@@ -168,6 +172,8 @@ class _Seen(Exception):
 def _look(agent: Agent, updater: LocalUpdater, found: Diagnosis, step: State | None, device: torch.device) -> None:
     """Compute the failing step again, or where that was not saved, learn from the batch step by step."""
     found.parameters = _by_network(agent)
+    if acted := _acted(found.batch):
+        found.lines.append(("acting", acted))
     watcher = _Watcher(updater, found)
     with _watched(agent, found):
         try:
@@ -178,7 +184,7 @@ def _look(agent: Agent, updater: LocalUpdater, found: Diagnosis, step: State | N
             with _anomalies(found):  # of an agent that learns without the updater
                 metrics = agent.learn(found.batch, watcher).metrics
             bad = [name for name, x in metrics.items() if is_essential(name) and not math.isfinite(x)]
-            found.again = bool(bad or found.backward or found.module)
+            found.again = bool(bad or found.backward or found.lines)
         except _Seen:
             pass
 
@@ -189,13 +195,23 @@ def _watched(agent: Agent, found: Diagnosis) -> Iterator[None]:
 
     def hook(name: str) -> Callable[..., None]:
         def look(module: nn.Module, given: Any, named: Any, output: Any) -> None:
-            if found.module is not None:
-                return
             after = value_range(*_tensors(output))
-            if after.nan or after.infinite:
-                finite = all(bool(p.isfinite().all()) for p in module.parameters())
-                before, kind = value_range(*_tensors((given, named))), type(module)
-                found.module = BadModule(name, kind.__name__, kind.__module__, before, after, finite)
+            if found.bad_module or not after.nan + after.infinite:
+                return
+            found.bad_module = True
+            before, kind = value_range(*_tensors((given, named))), type(module)
+            finite = all(bool(p.isfinite().all()) for p in module.parameters())
+            own = kind.__module__.partition(".")[0] not in ("torch", "ludus")
+            if own and finite and not before.nan + before.infinite:
+                found.culprit = f"{kind.__name__} ({kind.__module__})"
+            inputs = f"between {before.low:.4g} and {before.high:.4g}"
+            if before.nan + before.infinite:
+                inputs = f"of which {before.nan + before.infinite} of {before.size} are not finite"
+            counts = [f"{n} {what}" for n, what in ((after.nan, "NaN"), (after.infinite, "infinite")) if n]
+            gives = (
+                f"{name} ({kind.__name__}) gives {' and '.join(counts)} of {after.size} numbers from inputs {inputs}"
+            )
+            found.lines.append(("forward", f"{gives}; its parameters are {'' if finite else 'not '}finite"))
 
         return look
 
@@ -239,6 +255,24 @@ def value_range(*tensors: Tensor) -> Range:
         if bool(good.any()):
             finite += [float(x[good].min()), float(x[good].max())]
     return Range(min(finite, default=math.nan), max(finite, default=math.nan), nan, infinite, size)
+
+
+def whose(batch: Batch, row: int, t: int) -> str:
+    """The environment and time in a rollout, or the item of a batch that was drawn from a replay."""
+    length, items = batch.reward.shape
+    if batch.index is None:
+        return f"environment {row}, t={t} of {length} in the rollout"
+    return f"item {row} of the batch of {items} from the replay, t={t} of {length} in it"
+
+
+def _acted(batch: Batch) -> str:
+    """What acting gave that was not finite already, before any learning from it."""
+    given = {name: (~x.isfinite()).nonzero() for name, x in (batch.action | batch.experience).items()}
+    bad = [(*places[0, :2].tolist(), name) for name, places in given.items() if len(places)]
+    if not bad:
+        return ""
+    time, row, name = min(bad)
+    return f"{name} was not finite already when the policy acted ({whose(batch, row, time)})"
 
 
 def _by_network(agent: Agent) -> dict[str, Range]:

@@ -21,7 +21,8 @@ from ludus.runs.folder import RunDirectory, step_folders
 
 SETTINGS = TINY | {"nb_step": 2_000, "env.num": 4, "network.hidden": (8,), "network.lstm_size": 4, "threads": 1}
 SAME = "Computed again, the update fails in the same way."
-STEPS = 16  # optimizer steps of PPO in an update
+STEPS = 16  # optimizer steps of PPO in an update, with these
+PLAIN = {"agent__epochs": 4, "agent__minibatches": 4, "agent__rollout": 16, "agent__normalize_reward": False}
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ class Hundredth(nn.Module):
 
 
 def test_the_step_and_the_module_are_named(fail, diagnosed):
-    run, said, seen = fail("CartPole-v1", network__name=own(Hundredth))
+    run, said, seen = fail("CartPole-v1", network__name=own(Hundredth), **PLAIN)
     assert "Training diverged: loss/policy is nan" in said
     assert len(seen) == 100 // STEPS  # the hundredth step is the fourth of the seventh update
     assert_first(run, seen)
@@ -236,7 +237,7 @@ def test_a_number_of_the_environment(fail, diagnosed, agent, what):
 
 
 def test_rewards_that_are_far_too_large(fail, diagnosed):
-    run, said, seen = fail(own(Stumbles), env__options=("what='large'",))
+    run, said, seen = fail(own(Stumbles), env__options=("what='large'",), **PLAIN)
     assert "Training diverged" in said
     assert_first(run, seen)
     out = diagnosed(run)
