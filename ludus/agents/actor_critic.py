@@ -211,6 +211,13 @@ class ActorCritic(Agent):
         config = self.config
         return RolloutCache(config.rollout, rows.size, config.gamma, self.device, config.normalize_reward)
 
+    def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> RolloutCache:
+        """A rollout, whatever the learner keeps of it."""
+        config = self.config
+        return RolloutCache(
+            config.rollout, rows.size, config.gamma, self.device, config.normalize_reward, rows=rows, memory=memory
+        )
+
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Sample with ``noise``, else take the mode; the experience is log_prob and value, for the learner."""
         if self._numpy is not None and self._numpy.applies():

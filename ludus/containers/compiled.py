@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ludus.containers.updater import LocalUpdater, Part
 
 Graph = Callable[..., Any]
-UNUSED = ("last_state", "row_state", "index")  # what no loss reads
+UNUSED = ("last_state", "row_state", "version", "index")  # what no loss reads
 
 
 class CompiledStep:

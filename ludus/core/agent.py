@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.core.batch import Batch, Learned
-from ludus.core.cache import ExperienceCache
+from ludus.core.cache import CacheWriter, ExperienceCache
 from ludus.core.config import AgentConfig
 from ludus.core.environment import GoalReward
 from ludus.core.errors import UserError
@@ -95,6 +95,13 @@ class Agent(nn.Module, ABC):
     @abstractmethod
     def make_cache(self, rows: Rows) -> ExperienceCache:
         """The cache that this agent learns from, for these rows."""
+
+    def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> CacheWriter:
+        """What a worker fills with these rows and submits to a learner: in ``memory``, or in memory of its own.
+
+        ``memory`` has the tensors of an ``Unroll`` by name, as another unroll of the same agent and environments has.
+        """
+        raise UserError(f"{type(self).__name__} does not learn from unrolls of workers; use acer_vtrace, ppo or a2c.")
 
     @abstractmethod
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:

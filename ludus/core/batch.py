@@ -41,6 +41,7 @@ class Batch:
     final: Tensors = field(default_factory=dict)
     # [T, B] what belongs to a row but not to the network: "return", the running discounted return, for reward scaling
     row_state: Tensors = field(default_factory=dict)
+    version: Tensor | None = None  # [B] from workers: the version of the weights that acted
     index: Tensor | None = None  # from a replay: a monotone write number
     # n-step returns from a replay, for agents that ask: the states s_{t+1} to s_{t+n−1} that a return passes, as
     # observation/… and action/… [n−1, B, …], and discount [n−1, B]: γ^k, or 0 where the return had stopped by then

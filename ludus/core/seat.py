@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ludus.core.agent import Agent
-from ludus.core.cache import ExperienceCache
+from ludus.core.cache import CacheWriter
 from ludus.core.environment import ALONE
 from ludus.core.hidden_state import HiddenState
 from ludus.core.noise import Noise
@@ -20,7 +20,7 @@ class Seat:
     """An agent in one role of the environments, with the cache that it fills."""
 
     agent: Agent
-    cache: ExperienceCache
+    cache: CacheWriter
     noise: Noise
     rows: Rows
     device: torch.device  # where the agent is

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ludus.core.batch import Batch
-from ludus.core.cache import ExperienceCache
+from ludus.core.cache import ExperienceCache, Unroll
 from ludus.core.hidden_state import HiddenState
+from ludus.core.rows import Rows
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
 from ludus.preprocess.running import running_returns
@@ -50,7 +51,20 @@ class RolloutCache(ExperienceCache):
     environments that step on their own write lanes of the block, each at its own time step.
     """
 
-    def __init__(self, length: int, batch: int, gamma: float, device: torch.device, keeps_return: bool = False) -> None:
+    def __init__(
+        self,
+        length: int,
+        batch: int,
+        gamma: float,
+        device: torch.device,
+        keeps_return: bool = False,
+        rows: Rows | None = None,
+        memory: Tensors | None = None,
+    ) -> None:
+        self.rows = rows or Rows.all(batch)
+        self.memory = memory or {}  # blocks that are used in place of new ones
+        self.versions: Tensor | None = None  # [B] of what was received
+        self.received = 0  # columns of the batch that were
         self.keeps_return = keeps_return  # give each row's running return too (Batch.row_state)
         self.length, self.batch, self.gamma, self.device = length, batch, gamma, device
         self.consumed = False
@@ -120,8 +134,41 @@ class RolloutCache(ExperienceCache):
             state=HiddenState.join([lane.state for lane in self.lanes.values()]),
             last_state=HiddenState.join([lane.last_state for lane in self.lanes.values()]),
             final=self._named("final"),
+            version=self.versions,
             row_state=self._named("row_state"),
         )
+
+    def submit(self) -> Unroll:
+        """The rollout in its memory, hidden states included."""
+        if not self.ready():
+            raise ValueError("an unroll was submitted before it was full")
+        self.consumed = True
+        tensors = dict(self.blocks)
+        for kind in ("state", "last_state"):
+            for name, x in HiddenState.join([getattr(lane, kind) for lane in self.lanes.values()]).items():
+                place = f"{kind}/{name}"
+                tensors[place] = self.memory[place].copy_(x) if place in self.memory else x
+        return Unroll(tensors, self.rows, self.version)
+
+    def receive(self, unroll: Unroll) -> None:
+        """Copy an unroll into the next free columns; the first after a read begins another batch."""
+        if self.consumed or self.versions is None:
+            self.consumed, self.received, self.lanes, self.covered = False, 0, {}, 0
+            self.versions = torch.zeros(self.batch, dtype=torch.int64)
+        start, stop = self.received, self.received + unroll.rows.size
+        if stop > self.batch:
+            raise ValueError(f"the batch has {self.batch} columns, of which {start} are full; read it first")
+        states: dict[str, HiddenState] = {"state": HiddenState(), "last_state": HiddenState()}
+        for place, x in unroll.tensors.items():
+            kind, _, name = place.partition("/")
+            if kind in states:
+                states[kind][name] = x.to(self.device, copy=True)
+            else:
+                self.allocate({place: x[0]}, len(x))
+                self.blocks[place][:, start:stop].copy_(x)
+        lane = self.add_lane(start, stop)
+        lane.cursor, lane.state, lane.last_state = self.length, states["state"], states["last_state"]
+        self.versions[start:stop], self.received = unroll.version, stop
 
     def amend(self, step: EnvStep) -> None:
         """Write the last observation of every row again; a transition to one that is lost is no longer real."""
@@ -203,7 +250,8 @@ class RolloutCache(ExperienceCache):
         """Make the blocks that are missing, for tensors like these."""
         for name, x in like.items():
             if name not in self.blocks:
-                self.blocks[name] = block(length, self.batch, x, self.device)
+                given = self.memory.get(name)
+                self.blocks[name] = block(length, self.batch, x, self.device) if given is None else given
 
     def _named(self, kind: str) -> Tensors:
         return {k[len(kind) + 1 :]: x for k, x in self.blocks.items() if k.startswith(kind + "/")}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ludus.core.batch import Batch
-from ludus.core.cache import ExperienceCache
+from ludus.core.cache import ExperienceCache, Unroll
 from ludus.core.config import AgentConfig
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
@@ -134,6 +134,10 @@ class UnrollCache(ExperienceCache):
         slot, row = index // self.batch, index % self.batch
         last = self._written - 1
         return (last - (last - slot) % self.capacity) * self.batch + row
+
+    def receive(self, unroll: Unroll) -> None:
+        """As a rollout does."""
+        self._open.receive(unroll)
 
     def amend(self, step: EnvStep) -> None:
         """Write the last observation of every row again; kept rollouts ended with the true one, and keep it."""
