@@ -1,4 +1,4 @@
-"""ACER: an actor-critic that replays (Wang et al. 2017), with Retrace or with V-trace targets; discrete actions."""
+"""ACER: actor-critic with experience replay (Wang et al. 2017), Retrace or V-trace targets; discrete actions."""
 
 from __future__ import annotations
 

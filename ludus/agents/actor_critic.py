@@ -1,4 +1,4 @@
-"""A2C: advantage actor-critic, synchronous (Mnih et al. 2016), with n-step returns or GAE (Schulman et al. 2016)."""
+"""A2C: synchronous advantage actor-critic (Mnih et al. 2016), with n-step returns or GAE (Schulman et al. 2016)."""
 
 from __future__ import annotations
 

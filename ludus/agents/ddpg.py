@@ -1,4 +1,4 @@
-"""DDPG: a policy that climbs learned values of continuous actions (Lillicrap et al. 2016); HDDPG, TD3 by settings."""
+"""DDPG: deterministic policy gradient with a replay buffer (Lillicrap et al. 2016); HDDPG and TD3 are settings."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class DDPGConfig(ReplayConfig):
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
     tau: float = 0.005  # how far targets move after an update: more is quicker and less steady
-    critics: int = 1  # their least value counts: with two, values are not too hopeful
+    critics: int = 1  # the target takes their minimum; 2 against overestimation
     policy_delay: int = 1  # updates of the critics for one of the policy and the targets
     target_noise: float = 0.0  # deviation of noise on the target's actions, which smooths values
     target_noise_clip: float = 0.5  # that noise's bound
-    hysteretic: float = 1.0  # weight of errors that lower a value: less than 1 forgives what others spoil
+    hysteretic: float = 1.0  # weight of negative TD errors; below 1: optimistic, for concurrent learners
     # what is added to actions to explore; parameter: to the policy's parameters, so that actions differ by noise_sigma
     noise: Literal["normal", "clipped_normal", "uniform", "ornstein_uhlenbeck", "parameter"] = "normal"
     noise_sigma: float = 0.1  # its deviation (uniform: its bound), where the action range is [-1, 1]
@@ -105,20 +105,20 @@ class DDPGConfig(ReplayConfig):
 class TD3Config(DDPGConfig):
     """TD3 (Fujimoto et al. 2018): DDPG with twin critics, a delayed policy and smoothed targets."""
 
-    critics: int = 2  # their least value counts: with two, values are not too hopeful
+    critics: int = 2  # the target takes their minimum; 2 against overestimation
     policy_delay: int = 2  # updates of the critics for one of the policy and the targets
     target_noise: float = 0.2  # deviation of noise on the target's actions, which smooths values
 
 
 @dataclass(frozen=True)
 class HDDPGConfig(DDPGConfig):
-    """HDDPG: hysteretic DDPG (after Matignon et al. 2007): bad news count less, as learners need who disturb others."""
+    """HDDPG: hysteretic DDPG (after Matignon et al. 2007): down-weights negative TD errors, for concurrent learners."""
 
-    hysteretic: float = 0.5  # weight of errors that lower a value: less than 1 forgives what others spoil
+    hysteretic: float = 0.5  # weight of negative TD errors; below 1: optimistic, for concurrent learners
 
 
 class DDPG(OffPolicy):
-    """A deterministic policy that climbs what critics learn from a replay."""
+    """A deterministic policy trained to maximize Q(s, a), and critics trained from a replay."""
 
     Config: type[Any] = DDPGConfig
     acting, followed = ("actor",), ("actor", "critic")

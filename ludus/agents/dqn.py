@@ -1,4 +1,4 @@
-"""DQN: the values of choices, learned from a replay (Mnih et al. 2015); what was added to it since is settings."""
+"""DQN: deep Q-learning with a replay buffer (Mnih et al. 2015); extensions are settings."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ Values = Literal["expected", "categorical", "quantile", "implicit"]
 
 @dataclass(frozen=True)
 class DoubleDQNConfig(DQNConfig):
-    """Double DQN (van Hasselt et al. 2016): the network chooses, the target values."""
+    """Double DQN (van Hasselt et al. 2016): the online network selects, the target network evaluates."""
 
     double: bool = True  # the network chooses the next action, the target values it: less optimism
 
 
 @dataclass(frozen=True)
 class DuelingDQNConfig(DQNConfig):
-    """Double and dueling, from a prioritized replay (Wang et al. 2016)."""
+    """Dueling Double DQN with prioritized replay (Wang et al. 2016)."""
 
     double: bool = True  # the network chooses the next action, the target values it: less optimism
     dueling: bool = True  # the value of a state and the advantage of each action apart
@@ -29,21 +29,21 @@ class DuelingDQNConfig(DQNConfig):
 
 @dataclass(frozen=True)
 class C51Config(DQNConfig):
-    """C51 (Bellemare et al. 2017): the distribution of returns over fixed atoms."""
+    """C51 (Bellemare et al. 2017): categorical return distribution on fixed atoms."""
 
     values: Values = "categorical"  # probabilities of fixed returns
 
 
 @dataclass(frozen=True)
 class QRDQNConfig(DQNConfig):
-    """QR-DQN (Dabney et al. 2018a): the distribution of returns by quantiles."""
+    """QR-DQN (Dabney et al. 2018a): return distribution by quantile regression."""
 
     values: Values = "quantile"  # quantiles of the return
 
 
 @dataclass(frozen=True)
 class IQNConfig(DQNConfig):
-    """IQN (Dabney et al. 2018b): quantiles of returns at any level."""
+    """IQN (Dabney et al. 2018b): implicit quantile network, quantiles sampled at any level."""
 
     values: Values = "implicit"  # quantiles of the return at any level
     atoms: int = 8  # quantiles per update
@@ -51,14 +51,14 @@ class IQNConfig(DQNConfig):
 
 @dataclass(frozen=True)
 class MunchausenDQNConfig(DQNConfig):
-    """Munchausen DQN (Vieillard et al. 2020): the policy's own log-probability is part of the reward."""
+    """Munchausen DQN (Vieillard et al. 2020): adds the scaled log-policy to the reward."""
 
     munchausen: float = 0.9  # share of the policy's own log-probability in the reward; 0: off
 
 
 @dataclass(frozen=True)
 class RainbowConfig(DQNConfig):
-    """Rainbow (Hessel et al. 2018): all of them together."""
+    """Rainbow (Hessel et al. 2018): double, dueling, prioritized, n-step, C51 and noisy layers."""
 
     double: bool = True  # the network chooses the next action, the target values it: less optimism
     dueling: bool = True  # the value of a state and the advantage of each action apart
@@ -71,7 +71,7 @@ class RainbowConfig(DQNConfig):
 
 @dataclass(frozen=True)
 class R2D2Config(DQNConfig):
-    """R2D2 (Kapturowski et al. 2019): a memory, learned from prioritized sequences."""
+    """R2D2 (Kapturowski et al. 2019): recurrent DQN on prioritized sequences with burn-in."""
 
     NETWORK = REMEMBERING
     batch_size: int = 32  # sequences per update

@@ -1,4 +1,4 @@
-"""SAC for one choice among several: expectations over all choices in place of samples (Christodoulou 2019)."""
+"""Discrete SAC: soft actor-critic for one Discrete action, with exact expectations (Christodoulou 2019)."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class DiscreteSACConfig(ReplayConfig):
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
     tau: float = 0.005  # how far targets move after an update: more is quicker and less steady
-    critics: int = 2  # their least value counts: with two, values are not too hopeful
-    alpha: float = 1.0  # temperature: the worth of entropy against reward; more explores more
-    learn_alpha: bool = True  # move the temperature so that the policy keeps target_entropy
-    target_entropy: float = 0.98  # share of the largest entropy that there can be, to keep; lower: a surer policy
+    critics: int = 2  # the target takes their minimum; 2 against overestimation
+    alpha: float = 1.0  # temperature: weight of the entropy bonus (the first value, if learned); raise to explore more
+    learn_alpha: bool = True  # learn the temperature so that the entropy stays near target_entropy
+    target_entropy: float = 0.98  # as a share of the maximum entropy; lower for a more deterministic policy
     max_grad_norm: float = 0.0  # gradients are scaled down to this norm; 0: never
     optimizer_eps: float = 1e-8  # raise for smoother steps
 

@@ -1,4 +1,4 @@
-"""From typed words to values, by the annotations of dataclasses.
+"""Parse command-line words into values by the annotations of dataclasses.
 
 Words are read with the same checks as settings files, so a mistake reads the same wherever it was made: one sentence.
 """
@@ -78,7 +78,7 @@ def spell(key: str) -> str:
 
 
 def read_words(argv: list[str], flags: Mapping[str, Flag]) -> tuple[list[str], dict[str, Any]]:
-    """Separate the words that stand alone from the values that flags set."""
+    """Separate positional words from the values of flags."""
     left, alone = deque(argv), []
     values: dict[str, Any] = {}
     while left:
@@ -98,7 +98,7 @@ def read_words(argv: list[str], flags: Mapping[str, Flag]) -> tuple[list[str], d
 
 
 def refuse_swallowed(values: Mapping[str, Any], command: str) -> None:
-    """Where the word without a flag is missing: say so if a list has taken what looks like it."""
+    """Say so where a list flag has taken the missing positional argument."""
     for key, value in values.items():
         if isinstance(value, list) and value and "=" not in value[-1] and not _fits(value[-1], float):
             raise UserError(
@@ -108,7 +108,7 @@ def refuse_swallowed(values: Mapping[str, Any], command: str) -> None:
 
 
 def needs_word(values: Mapping[str, Any], command: str, name: str) -> UserError:
-    """The error for a command that lacks its word."""
+    """The error for a command that lacks its positional argument."""
     refuse_swallowed(values, command)
     return UserError(f"`ludus {command}` needs a {name}: `ludus {command} --help` shows how to give one.")
 
@@ -140,7 +140,7 @@ def _take(name: str, flag: Flag, left: deque[str], attached: bool) -> Any:
 
 
 def _take_list(item: Any, left: deque[str]) -> list[str]:
-    """The words up to the next flag, or up to one that is no item: ``--network.hidden 64 64 CartPole-v1``."""
+    """The words up to the next flag, or up to one that does not fit: ``--network.hidden 64 64 CartPole-v1``."""
     taken: list[str] = []
     while left and not _is_flag(left[0]):
         if taken and not _fits(left[0], item):

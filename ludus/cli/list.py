@@ -1,4 +1,4 @@
-"""``ludus list``: what can be named on the command line, runs among it."""
+"""``ludus list``: agents, networks, environments, presets and runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ludus``: from what was typed to the command that does it."""
+"""The ``ludus`` command: dispatches to subcommands and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """As Python shows an error that nobody handled, with control characters written out."""
+    """Print an unhandled error with control characters escaped."""
     print(printable("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
 
 
@@ -82,7 +82,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _takes_memory(words: list[str]) -> str:
-    """The settings to lower where the memory does not suffice: of the agent's, those that it has."""
+    """The settings of this run to lower where memory does not suffice."""
     names = ["env.num"]
     if words[:1] == ["train"]:
         with suppress(Exception):  # a sentence that names less is better than none

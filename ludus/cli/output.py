@@ -1,4 +1,4 @@
-"""What commands print."""
+"""Printing for commands."""
 
 from __future__ import annotations
 

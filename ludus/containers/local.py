@@ -123,7 +123,7 @@ class LocalWorker(Container):
         self.between, self.owed = True, False  # between updates; an evaluation that a signal kept from its end
 
     def run(self, nb_step: int, initial_step: int = 0) -> Self:
-        """Collect and improve until ``nb_step`` real decisions are done, or something asks to stop."""
+        """Collect and improve until ``nb_step`` environment steps are done, or something asks to stop."""
         self.local_step_count, self._target = initial_step, nb_step
         if not self.began:
             with self.started:

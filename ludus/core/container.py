@@ -11,7 +11,7 @@ class Container(ABC):
 
     @abstractmethod
     def run(self, nb_step: int, initial_step: int = 0) -> Self:
-        """Train until ``nb_step`` real agent decisions are done, counted from ``initial_step``."""
+        """Train until ``nb_step`` environment steps are done, counted from ``initial_step``."""
 
     @abstractmethod
     def close(self) -> None:

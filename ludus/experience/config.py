@@ -17,23 +17,23 @@ REMEMBERING = MappingProxyType({"body": "lstm"})
 
 @dataclass(frozen=True)
 class ReplayConfig(AgentConfig):
-    """What every agent that learns from a replay lets one choose."""
+    """Settings that all agents with a replay share."""
 
     UNUSED: ClassVar[tuple[Unused, ...]] = (
         Unused("priority_exponent importance_exponent", "prioritized", not_, "agent.prioritized is off"),
         Unused("importance_exponent", "priority_exponent", not_, "agent.priority_exponent is 0, so there is no bias"),
         Unused("burn_in overlap", "sequence", not_, "agent.sequence is 0, and single transitions are drawn"),
     )
-    replay: int = 100_000  # transitions kept, over all environments; more: older experience, more memory
+    replay: int = 100_000  # capacity in transitions, over all environments; more: older experience, more memory
     batch_size: int = 256  # transitions (or sequences) per update
     warmup: int = 1_000  # steps before the first update
     updates_per_step: float = 1.0  # more: learns from fewer steps and takes longer; 0.25: one update every 4 steps
-    n_step: int = 1  # rewards summed before the value of what follows: more is quicker and less exact
-    prioritized: bool = False  # draw what surprised more often, and correct for it
-    priority_exponent: float = 0.6  # 0: all alike; 1: in proportion to the surprise
-    importance_exponent: float = 0.4  # how much of that bias is corrected at first; all of it at nb_step
-    sequence: int = 0  # steps of a sequence to learn from, for networks with a memory; 0: single transitions
-    burn_in: int = 0  # steps before each sequence that only bring the memory up to date
+    n_step: int = 1  # steps of n-step returns: more propagate rewards faster, with more bias off-policy
+    prioritized: bool = False  # prioritized replay: sample by TD error, with importance weights
+    priority_exponent: float = 0.6  # 0: uniform; 1: proportional to the TD error
+    importance_exponent: float = 0.4  # exponent of the importance weights at first; 1 at nb_step
+    sequence: int = 0  # length of replayed sequences, for recurrent networks; 0: single transitions
+    burn_in: int = 0  # steps before each sequence that only warm up the hidden state
     overlap: int = 0  # steps that one sequence shares with the next
     hindsight: float = 0.0  # share of transitions whose goal becomes one that was reached (HER), as in 0.8
     save_replay: bool = True  # in checkpoints, for an exact resume; no: smaller ones, and a resume warms up anew

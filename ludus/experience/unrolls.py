@@ -26,7 +26,7 @@ PLAIN = ("first", "reward", "terminated", "truncated", "discount", "real")
 
 @dataclass(frozen=True)
 class UnrollConfig(AgentConfig):
-    """What an agent that learns from fresh and from kept rollouts lets one choose."""
+    """Settings of agents that learn from fresh and replayed rollouts."""
 
     rollout: int = 20  # steps per environment between two updates, and of what is replayed: longer sees further
     replay: int = 50_000  # transitions kept, over all environments; more: older experience, more memory

@@ -1,4 +1,4 @@
-"""What the log says about the episodes of training."""
+"""Statistics of recent training episodes, for the log."""
 
 from __future__ import annotations
 

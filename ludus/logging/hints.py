@@ -1,4 +1,4 @@
-"""What a run says now and then: what would likely have helped, and why a replay has taught nothing or will not soon."""
+"""End-of-run hints, and warnings about a replay that is too empty to learn from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORTH = 1e-3  # seconds of a step of all environments above which processes pay:
 
 
 def hints(worker: LocalWorker, explained: float, begun: int = 0) -> list[str]:
-    """What would likely have helped; nothing where the task is solved.
+    """Settings that would likely have helped; empty where the task is solved.
 
     ``explained`` is the share of the returns that the value function explains, ``begun`` the step at which this process
     took the run over.
@@ -54,7 +54,7 @@ def hints(worker: LocalWorker, explained: float, begun: int = 0) -> list[str]:
 
 
 def raw_frames(config: EnvConfig, observation: Specs) -> str:
-    """What to add where an Atari game shows its screen as it is; nothing for any other environment."""
+    """A hint to preprocess raw Atari frames; empty for other environments."""
     shapes = [spec.shape for spec in observation.values() if spec.shape[:2] in ATARI_SCREENS]
     if not config.id.startswith("ALE/") or not shapes:
         return ""
@@ -99,7 +99,7 @@ def _steps_here(worker: LocalWorker) -> bool:
 
 
 def no_update(worker: LocalWorker, step: int = 0) -> list[str]:
-    """Why a run whose replay was empty at ``step`` has made no update since; nothing where there is no replay."""
+    """Why there was no update since ``step``, when the replay was empty; empty without a replay."""
     config, steps = worker.settings.agent, worker.local_step_count - step
     if not isinstance(config, ReplayConfig) or not steps:
         return []
@@ -121,7 +121,7 @@ def no_update(worker: LocalWorker, step: int = 0) -> list[str]:
 
 
 def left_out(worker: LocalWorker, state: State) -> str:
-    """What it means that a checkpoint does not hold the replay; nothing where it does, or where there is none."""
+    """What follows where a checkpoint lacks the replay; empty where it has it or there is none."""
     config = worker.settings.agent
     every = isinstance(config, ReplayConfig)
     if not every and not (isinstance(config, UnrollConfig) and config.replay_ratio):
@@ -135,7 +135,7 @@ def left_out(worker: LocalWorker, state: State) -> str:
 
 
 def too_few_left(worker: LocalWorker) -> str:
-    """A warning where a run ends before its replay, empty now, can be learned from."""
+    """A warning where a resumed run ends before its replay has filled again."""
     config, left = worker.settings.agent, worker.settings.nb_step - worker.local_step_count
     if not isinstance(config, ReplayConfig) or left <= 0:  # an evaluation is all that is left
         return ""

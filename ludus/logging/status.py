@@ -1,4 +1,4 @@
-"""What a run says about itself while it trains, as text; the console decides where it goes."""
+"""Progress of a run as text: steps, speed, time left and metrics."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Status:
 
 
 def number(x: float) -> str:
-    """Four digits are enough on a screen."""
+    """Format a number with four digits."""
     if math.isfinite(x) and abs(x) >= 1000:
         return f"{x:,.0f}"
     return f"{x:.4g}"

@@ -1,4 +1,4 @@
-"""A terminal drawn with rich, on which text from elsewhere can do nothing but be read."""
+"""Rich's console with control characters escaped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ludus.core.text import printable
 
 
 class Console(rich.console.Console):
-    """Rich's own, with control characters in what it shows written out."""
+    """A rich console that escapes control characters in text that it prints."""
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

@@ -1,4 +1,4 @@
-"""Checkpoints: folders that are either whole or not there, and whose every byte is checked before it is used.
+"""Checkpoints: folders written atomically and verified by SHA-256 before they are used.
 
 ``manifest.json`` (schema, versions, meta, size and SHA-256 of each file, and a digest of itself),
 ``tensors.safetensors`` and ``state.json``. Nothing pickled is written or read.
@@ -85,7 +85,7 @@ def save(folder: Path, state: State, meta: Mapping[str, Any]) -> None:
 
 
 class Checkpoint:
-    """A checkpoint whose files are open and whole; its tensors are in no memory until they are read."""
+    """A verified checkpoint with open files; tensors are read on demand."""
 
     def __init__(self, folder: Path, manifest: Manifest, state: bytes, tensors: FileIO) -> None:
         self.folder, self.meta, self.version = folder, manifest.meta, manifest.version
@@ -207,7 +207,7 @@ class CheckpointKeeper:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder of a run, but not the run's own."""
+    """Make a folder within a run, whose own folder must exist."""
     if os.path.lexists(folder):
         return
     try:
@@ -218,7 +218,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _settle(folder: Path, read: Callable[[Path], T]) -> T:
-    """Read again where what failed is that a running training replaced the checkpoint meanwhile."""
+    """Retry where a running training replaced the checkpoint while it was read."""
     for _ in range(_TRIES):
         before = _identity(folder)
         try:
@@ -370,7 +370,7 @@ def _no_constant(token: str) -> NoReturn:
 
 
 def _place(parent: int, temporary: str, name: str) -> None:
-    """Give the checkpoint that was written its name; the one before waits aside until then."""
+    """Rename the new checkpoint into place; the previous one is kept under another name until then."""
     aside, replaces = ASIDE + name, exists(name, parent)
     if replaces:
         delete(aside, parent)
@@ -390,7 +390,7 @@ def _rename(parent: int, name: str, to: str) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint so that no half of it is ever seen."""
+    """Rename a checkpoint to a temporary name, then delete it, so that no reader sees half of it."""
     doomed = temporary_name()
     with opened_folder(folder.parent) as parent:
         for name in (ASIDE + folder.name, folder.name):
@@ -400,7 +400,7 @@ def _remove(folder: Path) -> None:
 
 
 def _clean(parent: int) -> None:
-    """Remove what a killed writer left, except a checkpoint set aside whose successor never came."""
+    """Remove what a killed writer left, except a previous checkpoint whose replacement is missing."""
     for name in os.listdir(parent):
         if name.startswith(TEMPORARY) or (name.startswith(ASIDE) and exists(name.removeprefix(ASIDE), parent)):
             delete(name, parent)

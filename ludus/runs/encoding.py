@@ -1,4 +1,4 @@
-"""Between a nested State and what a checkpoint's files hold: strict JSON and tensors by name.
+"""Encode a nested State as strict JSON and tensors by name, and back.
 
 JSON cannot hold tensors, arrays, infinities or integer keys. They become marks that start with ``$``; a string key that
 starts so itself gets one more. Tuples come back as lists, every kind of mapping as a dict.

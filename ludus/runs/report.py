@@ -1,4 +1,4 @@
-"""What a run tells: its folder, metrics, console, log and checkpoints."""
+"""Everything a run writes: folder, metrics, console, log and checkpoints."""
 
 from __future__ import annotations
 

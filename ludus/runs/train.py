@@ -46,7 +46,7 @@ from ludus.settings.settings import Resolved, given_names, resolve_settings, to_
 
 
 class TrainResult(NamedTuple):
-    """What came of a run."""
+    """The result of a run."""
 
     run: Path  # its folder
     steps: int

@@ -26,7 +26,7 @@ READS = {"mlp": {"mlp", "flat_mlp"}, "lstm": {"lstm"}}
 
 
 def refuse_ineffective(resolved: Resolved, observation: Specs, action: Specs) -> None:
-    """Refuse a flag that would do nothing, and the same in a file unless it says the default, as a run's own file does.
+    """Refuse a flag that would do nothing; in a file, only where the value differs from the default.
 
     Defaults and presets may hold such settings, and so may a dict in Python that serves runs of several kinds.
     """
@@ -96,7 +96,7 @@ def _default(settings: Settings[Any], key: str) -> Any:
 
 
 def agents_with_setting(key: str, agent: str) -> str:
-    """Say that ``agent`` lacks a setting, and who has it, one name for each algorithm; nothing where nobody has."""
+    """Name the agents that have a setting which ``agent`` lacks; empty if none has."""
     if not key.startswith("agent."):
         return ""
     first = {kind: name for name, kind in reversed(AGENTS.items())}  # of the names of one algorithm

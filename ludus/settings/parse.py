@@ -1,4 +1,4 @@
-"""From a word, a TOML value or a Python value to what a setting's annotation asks for."""
+"""Convert a word, a TOML value or a Python value to the type that a setting's annotation names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAILURES = (TypeError, ValueError, KeyError, OverflowError)  # what conversions 
 
 
 def parse_value(key: str, value: Any, annotation: Any, origin: str) -> Any:
-    """Return ``value`` as ``annotation`` wants it, or say in one sentence why that cannot be."""
+    """Convert ``value`` to ``annotation``, or raise a UserError that says what is allowed."""
     try:
         return _convert(value, annotation)
     except FAILURES:
@@ -23,7 +23,7 @@ def parse_value(key: str, value: Any, annotation: Any, origin: str) -> Any:
 
 
 def typed(value: Any) -> str:
-    """A value as it is typed at the prompt."""
+    """Format a value as it is typed on the command line."""
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 

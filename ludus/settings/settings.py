@@ -1,4 +1,4 @@
-"""All that decides a run, as typed data: defaults, then a preset, a file and flags; each value keeps its origin."""
+"""The settings of a run: defaults, preset, file and flags, merged in this order; each value keeps its origin."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ ADAPTED = "default for this run"
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """When and how the policy is measured, on environments of its own."""
+    """When and how the policy is evaluated, on separate environments."""
 
     every: int = 25_000  # steps from one evaluation to the next; 0: only at the end
-    episodes: int = 20  # episodes per evaluation; more: a surer mean, a longer wait
-    environments: int = 0  # environments that play them; 0: as many as train
+    episodes: int = 20  # episodes per evaluation; more give a narrower confidence interval and take longer
+    environments: int = 0  # environments to evaluate in; 0: env.num
     stop_at: float | None = None  # end the run when the mean return of an evaluation reaches this
-    greedy: bool = True  # the most likely action; no: sample, as in training
+    greedy: bool = True  # take the most likely action; no: sample, as in training
 
     def validate(self) -> None:
         """Refuse what cannot be evaluated."""
@@ -63,14 +63,15 @@ class Settings(Generic[A]):
 
     # What learns: ppo, dqn, sac or another that `ludus list agents` shows, or your own as package.module:Class.
     agent_name: Annotated[str, "NAME"] = DEFAULT_AGENT
-    # decisions to train for, over all environments, up to the end of a rollout; schedules end here
+    # environment steps to train for, summed over all environments; schedules end here
     nb_step: int = 100_000
     seed: int = 0  # the same seed, settings and machine give the same run
-    device: str = "auto"  # where networks live: cpu, cuda, cuda:1, …; auto: cuda if there is one
+    device: str = "auto"  # cpu, cuda, cuda:1, …; auto: the freest GPU if there is one
     # threads of torch and numpy; 0: OMP_NUM_THREADS if it is set, else all cores for CNNs on the CPU and one for MLPs
     threads: int = 0
-    compile: Literal["auto", "on", "off"] = "auto"  # update as one compiled function; auto: when the run repays it
-    engine: Literal["auto", "torch"] = "auto"  # acting; auto: numpy for plain MLPs on the CPU
+    # compile the update with torch's compiler; auto: where the run is long enough to repay it
+    compile: Literal["auto", "on", "off"] = "auto"
+    engine: Literal["auto", "torch"] = "auto"  # what computes actions; auto: numpy for plain MLPs on the CPU
     name: str = ""  # name of the run, which becomes the end of its folder's; for you and `ludus list runs`
     tags: tuple[str, ...] = ()  # words to find the run by in `ludus list runs`; --tag WORD adds one, and again one more
     runs: Annotated[str, "FOLDER"] = "runs"  # folder under which the run's own folder is made
@@ -85,7 +86,7 @@ class Settings(Generic[A]):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def validate(self) -> None:
-        """Refuse sizes that make no sense, here and in every part that can check itself."""
+        """Refuse values out of range, here and in every part."""
         for name, smallest in SMALLEST.items():
             at_least(name, getattr(self, name), smallest)
         for name, largest in LARGEST.items():
@@ -130,7 +131,7 @@ def resolve_settings(
     origin: str = "flag",
     trust: bool = False,
 ) -> Resolved:
-    """Lay defaults, preset, file and overrides (flags, or Python's arguments: ``origin``) over each other.
+    """Merge defaults, preset, file and overrides (``origin``: flags or Python arguments), later ones first.
 
     A preset that fits the environment and the agent is taken by itself; ``preset="none"`` turns that off. ``trust``:
     what the file names may be imported, whoever wrote it. Classes are taken for their names.
@@ -169,7 +170,7 @@ def _adapt_defaults(resolved: Resolved) -> Resolved:
 
 
 def name_of(key: str, value: Any) -> Any:
-    """The name of a class (a wrapper may be any function) that was given for a setting; other values as they are."""
+    """Replace a class or function that was given for a setting by its import path."""
     if key == "env.wrappers":
         items = value if isinstance(value, list | tuple) else (value,)
         return tuple(path_of(item, {}) if callable(item) else item for item in items)
@@ -184,7 +185,7 @@ def name_of(key: str, value: Any) -> Any:
 
 
 def given_names(agent: Any = None, network: Any = None, wrappers: Any = None) -> Flat:
-    """The settings that a caller gives for those of a run, as names."""
+    """The settings that a caller overrides, with classes replaced by their import paths."""
     given = {"agent.name": agent, "network.name": network, "env.wrappers": wrappers}
     return {key: name_of(key, value) for key, value in given.items() if value is not None}
 

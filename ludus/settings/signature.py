@@ -27,7 +27,7 @@ class NoKey(Exception):
 
 
 def key_path() -> Path:
-    """Where the key of this user lies."""
+    """The path of this user's key."""
     state = os.environ.get("XDG_STATE_HOME", "")
     try:
         base = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
