@@ -139,11 +139,11 @@ def advice(found: Diagnosis) -> str:
     if grown := {name: x.largest for name, x in found.parameters.items() if x.largest > LARGE_PARAMETER}:
         return f"The parameters of {', '.join(grown)} had grown to {_number(max(grown.values()))}: {slower}"
     if found.culprit:
-        return f"Mend the forward of {found.culprit}: its inputs and parameters are finite, its output is not."
+        return f"Correct the forward of {found.culprit}: its inputs and parameters are finite, its output is not."
     if found.backward and found.finite_losses and not found.bad_module:
         return (
-            "Mend the gradient of that operation: it is NaN though the loss is finite, as that of a root or a norm is "
-            "at 0, or of a torch.where whose other branch overflows."
+            "Correct the gradient of that operation: it is NaN though the loss is finite, as that of a root or a norm "
+            "is at 0, or of a torch.where whose other branch overflows."
         )
     return f"Probably the steps are too large: {slower}"
 
@@ -165,7 +165,7 @@ def _advice_environment(found: Diagnosis) -> str:
     led = ", ".join(f"{_label('action', name)} {_row(x)}" for name, x in actions.items())
     environment = found.settings.env.id
     return (
-        f"{environment} gives {what}{f' after {led}' if led else ''}: mend it there; `ludus check {environment}` helps."
+        f"{environment} gives {what}{f' after {led}' if led else ''}: fix it there; `ludus check {environment}` helps."
     )
 
 

@@ -1,4 +1,4 @@
-"""From settings to the objects that train: the only place where they are put together."""
+"""Build agents, environments, updaters and evaluators from settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REPAID = (
 
 
 class Engines(NamedTuple):
-    """What computes, decided once and said in the log."""
+    """Device, threads and engines, decided once per run and logged."""
 
     device: torch.device
     threads: int
@@ -65,7 +65,7 @@ def build_agent(settings: Settings[Any], observation: Specs, action: Specs, devi
 
 
 def outline_agent(settings: Settings[Any], observation: Specs, action: Specs) -> Agent | None:
-    """The agent that the settings ask for, with shapes but without memory; None where code of the user's decides."""
+    """The agent on the meta device, for shapes without memory; None where the user's code decides them."""
     network = settings.network
     pieces = (network.name, network.net1d, network.net2d, network.net3d, network.net4d, network.body, network.head)
     if any(":" in name for name in (settings.agent_name, *pieces)):
@@ -80,7 +80,7 @@ def bytes_of(agent: Agent) -> int:
 
 
 def refuse_too_large(agent: Agent) -> None:
-    """Refuse an agent without memory yet whose tensors would not fit into what is free."""
+    """Refuse a meta agent whose tensors would not fit in free memory."""
     needed = bytes_of(agent)
     if needed > (free := free_memory()):
         raise UserError(
@@ -90,7 +90,7 @@ def refuse_too_large(agent: Agent) -> None:
 
 
 def build_learner(resolved: Resolved, observation: Specs, action: Specs, new: bool = True) -> Agent:
-    """The agent that a run trains; what cannot be learned here is refused before anything large is made."""
+    """Build the agent that a run trains; refuse bad settings before anything large is allocated."""
     settings = resolved.settings
     if new:
         refuse_ineffective(resolved, observation, action)
@@ -166,7 +166,7 @@ def decide_sharing(settings: Settings[Any], observation: Specs, action: Specs) -
 def build_evaluator(
     settings: Settings[Any], agent: Agent, environment: Callable[..., Any] | None = None, branch: int = 1
 ) -> Evaluator:
-    """Environments and seeds of evaluation's own; another ``branch``: other episodes."""
+    """Build the evaluator with its own environments and seeds; another ``branch`` gives other episodes."""
     rows = min(settings.evaluation.episodes, settings.evaluation.environments or settings.env.num)
 
     def make() -> EnvironmentManager:
@@ -236,7 +236,7 @@ def _compiles(settings: Settings[Any], agent: Agent) -> bool:
 
 
 def linear_networks(agent: Agent) -> str:
-    """Return a warning about networks that have no hidden layer, or an empty text."""
+    """A warning about networks without a hidden layer, or an empty text."""
     networks = dict(getattr(agent, "networks", {}))
     linear = [f'"{name}"' for name, network in networks.items() if getattr(network, "linear", False) is True]
     if not linear:

@@ -1,4 +1,4 @@
-"""The exception for mistakes that a user can mend, and the one by which a hook ends a run."""
+"""UserError, for mistakes that a user can fix, and Stop, by which a hook ends a run."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Inspection:
             self._inspect()
         except BaseException as error:  # an environment that calls sys.exit would end this thread without a word
             what = f"The check ended in {self.call} with {type(error).__name__}: {error}."
-            self._note([Problem(what, "Mend what it names, and check again: the rest was not looked at.")])
+            self._note([Problem(what, "Correct what it names, and check again: the rest was not looked at.")])
 
     def _inspect(self) -> None:
         env = self._make()
@@ -128,7 +128,7 @@ class Inspection:
         except UserError as error:
             self._note([replace(from_error(error), severity=self._severity)])
         except Exception as error:
-            fix = f"Mend {name}; it must work after any earlier call and for every action of the action space."
+            fix = f"Correct {name}; it must work after any earlier call and for every action of the action space."
             if isinstance(error, TypeError) and "seed" in str(error):
                 fix = "Declare it as reset(self, *, seed=None, options=None) and call super().reset(seed=seed) in it."
                 self._seeded = False
@@ -202,7 +202,7 @@ class Inspection:
         try:
             episode.see(observation, info if isinstance(info, dict) else {}, ended)
         except UserError as error:
-            self._note([Problem(str(error), "Mend the mask: one entry per choice, at least one of them allowed.")])
+            self._note([Problem(str(error), "Correct the mask: one entry per choice, at least one of them allowed.")])
 
     def _look_for_ends(self, env: Environment, trace: Trace) -> None:
         """Warn of episodes that may never end: an evaluation plays whole ones."""

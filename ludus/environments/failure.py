@@ -15,7 +15,7 @@ def failed(environment: str, call: str, error: Exception) -> UserError:
     """The error to raise from ``error``, which came out of a call of the environment's."""
     if isinstance(error, UserError):
         return error
-    fix = f"mend it there; `ludus check {environment}` tries it without training"
+    fix = f"fix it there; `ludus check {environment}` tries it without training"
     if isinstance(error, TypeError) and call == "reset" and ("seed" in str(error) or "options" in str(error)):
         fix = SEEDED
     mistake = UserError(f"{environment}: {call} raised {type(error).__name__}: {_said(error)}{_place(error)}; {fix}.")

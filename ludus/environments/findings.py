@@ -29,9 +29,9 @@ class Problem:
 def from_error(error: Exception) -> Problem:
     """What cannot be made at all: the sentence of a user's mistake, taken apart into problem and fix."""
     said = " ".join(str(error).split())
-    what, raised, _ = said.partition("; mend it there")
+    what, raised, _ = said.partition("; fix it there")
     if raised:
-        return Problem(f"{what}.", "Mend it there.")
+        return Problem(f"{what}.", "Correct it there.")
     for mark in (". ", "; ", ": pip "):
         what, found, fix = said.partition(mark)
         if found:
@@ -134,7 +134,7 @@ def _in_choices(space: spaces.Space[Any], value: Any, name: str) -> Iterator[Pro
     if array.shape != space.shape or not (np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_):
         yield _mismatch(name, array, f"integers of shape {space.shape}")
     elif not space.contains(value if array.dtype != np.bool_ else array.astype(np.int8)):
-        yield Problem(f'Observation "{name}" lies outside its space {space}.', "Widen the space or mend the value.")
+        yield Problem(f'Observation "{name}" lies outside its space {space}.', "Widen the space or fix the value.")
 
 
 def _in_box(space: spaces.Box, value: Any, name: str) -> Iterator[Problem]:

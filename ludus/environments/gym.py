@@ -173,7 +173,7 @@ def _wrap(env: Environment, path: str, arguments: dict[str, Any]) -> Environment
                 f'Wrapper "{path}" needs {", ".join(missing)}; write it like {path}({missing[0]}=VALUE).'
             ) from error
         raise UserError(
-            f'Wrapper "{path}" raised {type(error).__name__}: {" ".join(str(error).split()) or "no message"}; mend its '
+            f'Wrapper "{path}" raised {type(error).__name__}: {" ".join(str(error).split()) or "no message"}; fix its '
             "arguments, or the order of env.wrappers."
         ) from error
     if not isinstance(wrapped, gymnasium.Env):

@@ -378,7 +378,7 @@ class EnvRows:
             if np.count_nonzero(wrong):
                 raise UserError(
                     f'{self.name}: observation "{key}" has the choice {x[wrong].flat[0]} (counted from 0), but its '
-                    f"space has {sizes}; widen the space or mend the value."
+                    f"space has {sizes}; widen the space or fix the value."
                 )
 
 

@@ -105,7 +105,7 @@ def _fault(kind: Literal["observation", "reward"], name: str, x: Tensor) -> Faul
 
 def _sentence(fault: Fault, where: str, environment: str) -> str:
     if fault.kind == "reward":
-        return f"{where}: a reward is not a finite number; mend its step()."
+        return f"{where}: a reward is not a finite number; fix its step()."
     return (
         f'{where}: a number in observation "{fault.name}", at element {fault.element}, is not '
         f"finite; `ludus check {environment}` helps to find the step that makes it."

@@ -1,4 +1,4 @@
-"""Where the time goes, and how fast the steps come."""
+"""Time per phase and steps per second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PHASES = ("environment", "acting", "learning", "evaluation", "other")
 
 
 class Clock:
-    """Gives the time between two laps to the phase that the later lap names; a lap costs well under a microsecond."""
+    """Attributes the time between two laps to the phase that the later lap names; a lap takes under a microsecond."""
 
     def __init__(self, phases: tuple[str, ...] = PHASES) -> None:
         self.nanoseconds = dict.fromkeys(phases, 0)
@@ -28,14 +28,14 @@ class Clock:
 
 
 class Rate:
-    """Steps per second over the last ``window`` seconds, so that a pause or a slow start is soon forgotten."""
+    """Steps per second over the last ``window`` seconds."""
 
     def __init__(self, window: float = 10.0) -> None:
         self._window = window
         self._marks: deque[tuple[float, int]] = deque()
 
     def update(self, step: int, now: float | None = None) -> None:
-        """Say that ``step`` steps are done (at ``now`` on the monotonic clock)."""
+        """Record that ``step`` steps are done (at ``now`` on the monotonic clock)."""
         now = time.monotonic() if now is None else now
         while len(self._marks) > 1 and now - self._marks[1][0] >= self._window:
             self._marks.popleft()

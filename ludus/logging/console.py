@@ -1,4 +1,4 @@
-"""The person in front of it: a live region on a terminal, plain lines everywhere else.
+"""Progress for the user: a live display on a terminal, plain lines elsewhere.
 
 Both go to standard output: the progress of a training is what its command is for.
 """
@@ -24,7 +24,7 @@ _BUDGET = 0.005  # of the time may go into drawing
 
 
 class Console:
-    """Shows a run; as a context manager it gives the terminal back whatever happens."""
+    """Shows a run; as a context manager it restores the terminal."""
 
     def __init__(self, stream: TextIO | None = None, live: bool | None = None, every: float = 10.0) -> None:
         self._stream = sys.stdout if stream is None else stream
@@ -45,7 +45,7 @@ class Console:
         self._stop()
 
     def start(self, info: Mapping[str, str], total_steps: int, step: int = 0) -> None:
-        """Say what runs, and begin to show progress towards ``total_steps`` (from ``step``, for a resumed run)."""
+        """Print what runs and start to show progress towards ``total_steps`` (from ``step``, for a resumed run)."""
         self._status = Status(total=total_steps, step=step)
         self._begun = time.monotonic()
         self._next = self._begun + (0 if self._live else self._every)
@@ -57,7 +57,7 @@ class Console:
             self._lines(info)
 
     def due(self) -> bool:
-        """Whether the next ``update`` will be shown; until then a caller can spare itself the sums."""
+        """Whether the next ``update`` will be shown, so that a caller computes nothing for others."""
         return time.monotonic() >= self._next
 
     def update(
@@ -68,7 +68,7 @@ class Console:
         losses: Mapping[str, float] | None = None,
         shares: Mapping[str, float] | None = None,
     ) -> None:
-        """Say how far the run is and what its numbers are; call it after every learning, it shows what is due."""
+        """Show progress and metrics when due; call it after every update."""
         status = self._status
         status.step, self._stale = step, True
         status.mean_return, status.episode_length = mean_return, episode_length
@@ -111,7 +111,7 @@ class Console:
             self._print(text)
 
     def finish(self, summary: Mapping[str, str] | None = None) -> None:
-        """Show the last numbers, and under them what came out and what to type next."""
+        """Show the last metrics, the result and the next commands."""
         if self._running and (self._live or self._stale):
             self._show(time.monotonic())
         self._stop()

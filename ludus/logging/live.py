@@ -1,4 +1,4 @@
-"""The live region of a terminal, drawn with rich: a bar, the numbers, and where the time goes."""
+"""The live display on a terminal, drawn with rich: progress bar, metrics and time per phase."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LABEL = 13  # columns before the numbers
 
 
 class LiveDisplay:
-    """Prints what stays, and redraws what changes; it draws when told to and has no thread of its own."""
+    """Prints lines and redraws the live display when told to, without a thread."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream, highlight=False)
@@ -68,7 +68,7 @@ class LiveDisplay:
                 pass
 
     def stop(self) -> None:
-        """Leave the last picture and give the terminal back; may be called twice."""
+        """Leave the last display and restore the terminal; may be called twice."""
         with self._writing():
             if self._live is not None:
                 self._live.stop()
@@ -76,7 +76,7 @@ class LiveDisplay:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Keep signal handlers from writing meanwhile, and print what they had to say afterwards."""
+        """Defer what signal handlers print until the block ends."""
         before, self._busy = self._busy, True
         try:
             yield
@@ -88,7 +88,7 @@ class LiveDisplay:
 
 
 def render(status: Status, width: int) -> Text:
-    """The live region as one text: far cheaper to draw than tables, so that training hardly notices."""
+    """The live display as one text, which is cheaper to draw than tables."""
     text = Text(no_wrap=True, overflow="ellipsis")
     _progress(text, status, width - 2)
     for topic, cells in status.rows().items():

@@ -17,11 +17,11 @@ class LogFile:
         self.path = path
 
     def note(self, text: str) -> None:
-        """Write what a person may want to know later."""
+        """Write an entry."""
         self._append("note", text)
 
     def warning(self, text: str) -> None:
-        """Write what a person should look at."""
+        """Write a warning."""
         self._append("warning", text)
 
     def _append(self, kind: str, text: str) -> None:

@@ -249,7 +249,7 @@ class SubProcEnvManager(BatchManager):
         if self.restarts > most:
             raise UserError(
                 f"{self.name}: more than {most} environment workers failed (env.max_restarts), the last one so: "
-                f"{sentence}; mend the environment, or raise env.max_restarts."
+                f"{sentence}; fix the environment, or raise env.max_restarts."
             )
 
     def _place(self, worker: int) -> str:

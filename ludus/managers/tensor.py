@@ -115,7 +115,7 @@ class TensorEnvManager(BatchManager):
             if tuple(x.shape) != wanted:
                 raise UserError(
                     f'{self.name}: observation "{name}" has shape {tuple(x.shape)}, but its space and num_envs say '
-                    f"{wanted}; mend the space or the observation."
+                    f"{wanted}; fix the space or the observation."
                 )
         device = next(iter(observation.values())).device
         zeros = torch.zeros(self.batch, device=device)

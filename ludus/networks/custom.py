@@ -170,7 +170,7 @@ def check_on_zeros(network: Network, inputs: Shapes, outputs: Shapes, name: str)
             result = network.eval()(zeros, network.initial_state(2), torch.ones(3, 2, dtype=torch.bool))
     except Exception as error:
         raise UserError(
-            f"Network {name} fails on steps of zeros with {type(error).__name__}: {error}; mend its forward."
+            f"Network {name} fails on steps of zeros with {type(error).__name__}: {error}; fix its forward."
         ) from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         raise UserError(f"Network {name} must return two things from forward: the outputs by name and the state.")
@@ -183,7 +183,7 @@ def _make(made_by: type[Any], *arguments: Any) -> Any:
         return made_by(*arguments)
     except Exception as error:
         raise UserError(
-            f"Network {made_by.__name__} cannot be made: {type(error).__name__}: {error}; mend its constructor."
+            f"Network {made_by.__name__} cannot be made: {type(error).__name__}: {error}; fix its constructor."
         ) from error
 
 

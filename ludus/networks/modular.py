@@ -177,7 +177,7 @@ def _make_piece(name: str, shape: Shape, config: NetworkConfig) -> SubModule:
             raise
         raise UserError(
             f'The piece "{name}" of the network cannot be made for an input of shape {shape}: '
-            f"{type(error).__name__}: {error}; mend its constructor."
+            f"{type(error).__name__}: {error}; fix its constructor."
         ) from error
     return piece
 

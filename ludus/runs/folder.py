@@ -1,4 +1,4 @@
-"""The folder of a run: ``runs/<environment>/<time>-<agent>/`` and what lies where in it."""
+"""The folder of a run, ``runs/<environment>/<time>-<agent>/``, and the paths in it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only process that writes this run; the system takes the lock from a process that dies."""
+        """Lock the run against other writers; the system releases the lock of a process that dies."""
         import fcntl  # not on every system, and only who writes needs it
 
         with open_append(self.path / _LOCK) as file:
@@ -126,7 +126,7 @@ class RunDirectory:
         return "latest" if name == "best" and self.best_checkpoint() is None else name
 
     def step_checkpoint(self, name: str) -> Path:
-        """The checkpoint called ``step_<n>``; a mistake of the user's where there is none."""
+        """The checkpoint called ``step_<n>``; a UserError where there is none."""
         kept = [path.name for path in step_folders(self.checkpoints)]
         if name not in kept:
             has = f"it has {', '.join(kept)}" if kept else "it has none yet"
@@ -134,7 +134,7 @@ class RunDirectory:
         return self.checkpoints / name
 
     def checkpoint(self) -> Path:
-        """The best checkpoint, else the latest one; a mistake of the user's where there is none."""
+        """The best checkpoint, else the latest one; a UserError where there is none."""
         found = self.best_checkpoint() or self.latest_checkpoint()
         if found is None:
             raise UserError(f'The run "{self.path}" has no checkpoint yet: let it train until its first save.')
@@ -159,7 +159,7 @@ def check_checkpoint_name(name: str) -> None:
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """The checkpoints ``step_<n>`` in ``folder``, by rising n; one that is set aside just now is among them."""
+    """The checkpoints ``step_<n>`` in ``folder``, sorted by n, including one that is being replaced."""
     try:
         with opened_folder(folder) as here:
             names = os.listdir(here)
@@ -172,7 +172,7 @@ def step_folders(folder: Path) -> list[Path]:
 
 
 def settled(folder: Path) -> Path | None:
-    """Where the checkpoint ``folder`` is just now: there, or set aside in the instant of its replacement."""
+    """The path of the checkpoint ``folder``, also while it is being replaced."""
     for _ in range(3):  # it may come back to its place between the two looks
         for path in (folder, folder.with_name(ASIDE + folder.name)):
             if os.path.lexists(path):

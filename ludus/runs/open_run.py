@@ -1,4 +1,4 @@
-"""The folder of a run as training holds it: a new one, or one to go on with; locked, so that nobody else writes."""
+"""Open the folder of a new or resumed run and lock it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ludus.settings.trust import read_run_settings
 
 
 class SavedRun(NamedTuple):
-    """A run to go on with."""
+    """A run to resume."""
 
     run: RunDirectory
     resolved: Resolved
@@ -31,7 +31,7 @@ class SavedRun(NamedTuple):
 
     @property
     def state(self) -> State | None:
-        """What the checkpoint holds, its tensors without content."""
+        """The state in the checkpoint, with meta tensors."""
         return None if self.checkpoint is None else self.checkpoint.outline
 
 
@@ -98,7 +98,7 @@ def _refuse_removed(run: RunDirectory, settings: Settings[Any]) -> None:
 
 
 def _are_counters(counters: State) -> bool:
-    """Whether the counters of a run can be what a training wrote."""
+    """Whether the counters in a checkpoint are plausible."""
     numbers = [*(counters["evaluation"] or [[], []])]
     return (
         all(type(counters[name]) is int and 0 <= counters[name] < 2**62 for name in ("step", "updates"))
@@ -111,7 +111,7 @@ def _are_counters(counters: State) -> bool:
 
 
 def _why_complete(run: RunDirectory, settings: Settings[Any], state: State) -> str:
-    """Why nothing is left to do of a run, and what would go on with it; empty where something is."""
+    """Why a run is complete, and how to extend it; empty where it is not."""
     try:
         counters = state["counters"]
         step, last = counters["step"], counters["evaluation"]

@@ -1,4 +1,4 @@
-"""A trained policy, loaded from a run: it acts on raw observations, with normalizer and hidden state inside."""
+"""A trained policy loaded from a run; it acts on raw observations and keeps normalizer and hidden state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SHAPING = (  # settings that decide the shapes of an agent's tensors, the likeli
 
 
 class Player:
-    """Acts as training left it. ``act`` takes one observation of the environment, or a batch of them."""
+    """A trained policy. ``act`` takes one observation of the environment, or a batch of them."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Player:
         return action
 
     def initial_state(self, rows: int = 1) -> HiddenState:
-        """What a policy remembers before the first observations of ``rows`` episodes: tensors ``[rows, …]`` by name.
+        """The hidden state before the first observations of ``rows`` episodes: tensors ``[rows, …]`` by name.
 
         Empty where the network has no memory. ``state.rows(slice)`` and ``HiddenState.join`` take states apart and put
         them together.
@@ -168,7 +168,7 @@ class Player:
             if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
                 element = np.argwhere(~np.isfinite(x if batched else x[0]))[0].tolist()
                 raise UserError(
-                    f'The observation "{name}" has a number that is not finite at {element}; mend what made it, for no '
+                    f'The observation "{name}" has a number that is not finite at {element}; fix what made it, for no '
                     "policy can act on it."
                 )
         rows = len(next(iter(arrays.values())))
@@ -187,7 +187,7 @@ class Player:
         return step, batched, rows
 
     def _before(self, state: HiddenState | None, rows: int) -> HiddenState:
-        """The state before a look: the one given, the player's own, or that of new episodes."""
+        """The hidden state to start from: the one given, the player's own, or the initial one."""
         if state is not None:
             return self._check_state(state, rows)
         return self._state if rows == self._rows else self.agent.initial_state(rows)
@@ -204,11 +204,11 @@ class Player:
         return HiddenState(state)
 
     def reset(self, rows: int = 1) -> None:
-        """Forget: the next observations begin episodes."""
+        """Reset the hidden state: the next observations begin episodes."""
         self._rows, self._state = rows, self.agent.initial_state(rows)
 
     def evaluate(self, episodes: int = 100, seed: int = 0, greedy: bool = True) -> Evaluation:
-        """Play fresh episodes in parallel: others than those that chose the best checkpoint."""
+        """Evaluate on fresh episodes, other than those that selected the best checkpoint."""
         changed = replace(self.settings.evaluation, episodes=episodes, greedy=greedy)
         evaluator = build_evaluator(
             replace(self.settings, evaluation=changed, seed=seed), self.agent, self._make, branch=2
@@ -347,7 +347,7 @@ def _load(agent: Agent, saved: Mapping[str, Any]) -> None:
 
 
 def _difference(theirs: Settings[Any], ours: Settings[Any]) -> str:
-    """Which setting makes the networks of two runs differ, and how to mend it."""
+    """Which setting makes the networks of two runs differ, and how to fix it."""
     there, here = to_flat(theirs), to_flat(ours)
     if theirs.network.shared == "auto":  # a run from before Ludus 0.2.0 does not say what was chosen
         here["network.shared"] = "auto"

@@ -44,7 +44,7 @@ SHOWN = {  # metrics on the console, and what they are called there; all are in 
 
 
 class Reporter:
-    """Writes the run folder and draws the console; a LocalWorker without one trains in silence."""
+    """Writes the run folder and the console; a LocalWorker without one writes nothing."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Reporter:
             self.warn(f"The run is not signed, because {unsigned}: to load it later, add --trust or trust=True.")
 
     def resumed(self, worker: LocalWorker, saved: SavedRun, restored: str) -> None:
-        """Cut what was written after the checkpoint, and say where the run goes on."""
+        """Truncate metrics to the checkpoint and report where the run resumes."""
         start: State = {"offset": 0, "step": 0}
         self.metrics.load_state_dict(start if saved.state is None else saved.state["metrics"])
         lines = read_metrics(self.run.metrics)
@@ -129,13 +129,13 @@ class Reporter:
         write_summary(self.run, summary)
 
     def note(self, text: str) -> None:
-        """Say something that stays on the screen and in the log."""
+        """Print and log a line."""
         self.log_file.note(text)
         if self.console is not None:
             self.console.note(text)
 
     def warn(self, text: str) -> None:
-        """Say what a person should look at."""
+        """Print and log a warning."""
         self.log_file.warning(text)
         if self.console is not None:
             self.console.note(text)
@@ -149,7 +149,7 @@ class Reporter:
             )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write a line of metrics, and how fast it goes."""
+        """Write a line of metrics and speed."""
         self._refuse_removed()
         self._rate.update(step)
         self.metrics.write(step, dict(values) | {"time/steps_per_second": self._rate.per_second()})
@@ -168,7 +168,7 @@ class Reporter:
         console.update(worker.local_step_count, recent.get("return"), recent.get("length"), self._losses, shares)
 
     def evaluated(self, worker: LocalWorker, evaluation: Evaluation, better: bool) -> None:
-        """Write an evaluation everywhere, and the policy to ``best/`` if it is the best so far."""
+        """Report an evaluation, and save the policy to ``best/`` if it is the best so far."""
         step = worker.local_step_count
         self._refuse_removed()
         if better:
@@ -188,7 +188,7 @@ class Reporter:
         self.summarize(worker)
 
     def failed(self, error: BaseException) -> None:
-        """Write the whole traceback of what ends the run into the log."""
+        """Log the traceback of the error that ends the run."""
         with suppress(UserError):  # a full disk, say: the error itself matters more
             self.log_file.warning("".join(traceback.format_exception(error)))
 

@@ -1,4 +1,4 @@
-"""``summary.json``: what a run is and how far it has come, so that a list of runs reads one small file for each."""
+"""``summary.json``: identity and progress of a run, one small file for ``ludus list runs`` to read."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def list_runs(root: str | Path) -> Iterator[ListedRun]:
 
 
 def read_summary(run: Path) -> Summary | None:
-    """Read what a run says of itself; a run that is written now is running, one that only says so was killed."""
+    """Read a run's summary; one that says running but is not locked was killed."""
     summary = _parse(run) or _from_settings(run)
     if summary is None:
         return None
@@ -96,7 +96,7 @@ def _parse(run: Path) -> Summary | None:
 
 
 def _from_settings(run: Path) -> Summary | None:
-    """What the settings and the names of checkpoints tell of a run without a summary."""
+    """The summary of a run without ``summary.json``, from its settings and checkpoint names."""
     try:
         found = read_config(run / "config.toml")
         steps = [int(path.name.removeprefix("step_")) for path in step_folders(run / "checkpoints")]

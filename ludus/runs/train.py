@@ -1,4 +1,4 @@
-"""Training as one call: what ``ludus train`` and ``ludus.train`` both do."""
+"""Train and resume: the functions behind ``ludus train``, ``ludus resume`` and their Python counterparts."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _launch(
     trust: bool,
     saved: SavedRun | None = None,
 ) -> TrainResult:
-    """Build everything, run it, and leave a whole run folder whatever happens; the caller's process stays as it was."""
+    """Build everything and run it; restores the caller's process state afterwards."""
     settings = resolved.settings
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([] if settings.device == "cpu" else range(torch.cuda.device_count())))
@@ -175,7 +175,7 @@ def _build(
     saved: SavedRun | None,
     stack: ExitStack,
 ) -> LocalWorker:
-    """Make all parts, the run folder last, so that a mistake found on the way leaves nothing behind."""
+    """Build all parts, the run folder last, so that a refused setting leaves no folder behind."""
     settings = resolved.settings
     started = StartedProcesses()
     stack.callback(started.end)  # the last of all, when the environments are closed
@@ -239,7 +239,7 @@ def _build(
 
 
 def _compile(worker: LocalWorker, reporter: Reporter, build: Callable[[], Any]) -> Any:
-    """Say that the update is being compiled, and wait for it."""
+    """Report that the update is being compiled, and wait for it."""
     reporter.note("Compiling the update (about ten seconds the first time) …")
     worker.compiling, began = True, time.monotonic()
     try:
@@ -250,7 +250,7 @@ def _compile(worker: LocalWorker, reporter: Reporter, build: Callable[[], Any]) 
 
 
 def check_settings(resolved: Resolved, trust: bool = False) -> None:
-    """Raise what a training with these settings would refuse before its first step, with a single environment."""
+    """Raise what training with these settings would refuse before its first step."""
     settings = resolved.settings
     with ExitStack() as stack:
         manager = make_manager(settings.env, 1)

@@ -111,7 +111,7 @@ def _settings(data: bytes, path: Path) -> Settings:
     try:
         flat = flatten(tomllib.loads(data.decode()))
     except (ValueError, RecursionError) as error:
-        raise UserError(f'The settings file "{path}" is not valid TOML: {error}; mend it there.') from error
+        raise UserError(f'The settings file "{path}" is not valid TOML: {error}; fix it there.') from error
     return {name: _plain(value, name, path) for name, value in flat.items()}
 
 

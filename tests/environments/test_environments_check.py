@@ -62,7 +62,7 @@ CASES = {
     "old step": ({"step": lambda env: (env.observe(), 0.0, False, {})}, "step returned 4 values", "five values"),
     "old reset": ({"reset": lambda env: env.observe()}, "reset returned one ndarray", "observation, info"),
     "reset info": ({"reset": lambda env: (env.observe(), None)}, "info of type NoneType", "dict"),
-    "step raises": ({"step": raising}, "step raised ValueError: broken inside", "Mend step"),
+    "step raises": ({"step": raising}, "step raised ValueError: broken inside", "Correct step"),
     "shape": ({"observation": np.zeros(3, np.float32)}, r"float32 of shape \(3,\)", "reshape"),
     "dtype": ({"observation": np.zeros(2, np.int64)}, "int64 of shape", "astype"),
     "bounds": ({"observation": np.full(2, 5, np.float32)}, "outside the bounds.*5", "Widen"),
@@ -196,7 +196,7 @@ def test_what_cannot_be_made():
 
     (problem,) = check(EnvConfig(), maker)
     assert "no licence" in problem.what
-    assert problem.fix == "Mend it there."
+    assert problem.fix == "Correct it there."
     assert 'Did you mean "CartPole-v1"' in check(EnvConfig(id="Cartpole-v1"))[0].fix
     assert "env.num" in check(EnvConfig(num=0))[0].what
 

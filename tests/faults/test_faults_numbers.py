@@ -135,7 +135,7 @@ def test_the_step_and_the_module_are_named(fail, diagnosed):
     assert SAME in out
     assert "loss loss/policy is nan, loss/value is nan" in out
     assert "networks.actor.module (Hundredth) gives 128 NaN of 128 numbers from inputs between -" in out
-    assert "fix Mend the forward of Hundredth (test_faults_numbers): its inputs and parameters are finite" in out
+    assert "fix Correct the forward of Hundredth (test_faults_numbers): its inputs and parameters are finite" in out
 
 
 def saved_step(folder):
@@ -185,7 +185,7 @@ def test_the_way_back_is_watched(fail, diagnosed):
     assert "the output of every module is finite" in out
     assert "in forward (test_faults_numbers.py, line " in out
     assert "torch.sqrt(left)" in out or "x * 0" in out
-    assert "fix Mend the gradient of that operation" in out
+    assert "fix Correct the gradient of that operation" in out
 
 
 class Dropping(Hundredth):
@@ -233,7 +233,7 @@ def test_a_number_of_the_environment(fail, diagnosed, agent, what):
     action = int(state["batch"]["action"]["action"][at - 1, 0])
     assert f"environment 0, t={at} of 16 in the rollout: " in out
     assert f"fix {own(Stumbles)} gives " in out
-    assert f" after action {action}: mend it there" in out
+    assert f" after action {action}: fix it there" in out
 
 
 def test_rewards_that_are_far_too_large(fail, diagnosed):
@@ -281,7 +281,7 @@ class Alone(PPO):
 @pytest.mark.parametrize(
     ("kind", "updates", "told", "module", "fix"),
     [
-        (TwoSteps, 49, "loss/policy is nan", "Hundredth", "Mend the forward of Hundredth"),
+        (TwoSteps, 49, "loss/policy is nan", "Hundredth", "Correct the forward of Hundredth"),
         (
             Alone,
             99,
