@@ -264,7 +264,7 @@ class Masked:
         self._seen = {}
         arrays = self._reader.read(observation, info)
         masks = {name: arrays[name][None] for name in self._reader.masks.specs}
-        self._reader.masks.settle(masks, np.array([ended]))
+        self._reader.masks.resolve_empty(masks, np.array([ended]))
         self._seen = masks
 
     def sample(self) -> Any:

@@ -53,7 +53,7 @@ class Masks:
         """Return the masks in ``tree`` by name, ``[*batch, choices]``."""
         return {self._names[name]: self._array(name, self._pick(tree, name), batch) for name in self._actions}
 
-    def settle(self, masks: Mapping[str, Array], ended: Array, start: int = 0) -> None:
+    def resolve_empty(self, masks: Mapping[str, Array], ended: Array, start: int = 0) -> None:
         """Allow everything where an episode has ended and nothing is left to choose; elsewhere refuse such a mask.
 
         The action after an ending is ignored, yet a policy still has to pick one. ``masks`` are ``[B, choices]``, of

@@ -142,7 +142,7 @@ class EnvRows:
         self.seed = seed
         for row, episode in zip(self.rows, episodes, strict=True):
             self._begin_row(row, episode)
-        self._settle()
+        self._check_rows()
 
     def advance(self, actions: Arrays) -> dict[int, dict[str, float]]:
         """Step by actions ``[B, …]`` of the whole batch, as the environment takes them; an ended row is reset.
@@ -153,7 +153,7 @@ class EnvRows:
         for flags in (own.first, own.terminated, own.truncated):
             flags.fill(False)  # a third of the time of [:] = False
         infos = self._run(enumerate(self._unflatten(actions, self._slice)))
-        self._settle()
+        self._check_rows()
         return infos
 
     @property
@@ -184,7 +184,7 @@ class EnvRows:
         why = self._recall(row, snapshot, actions)
         if why:
             self._begin_row(row, episode + 1)
-            self._settle()
+            self._check_rows()
         return why
 
     def seed_of(self, row: int, episode: int) -> int:
@@ -331,14 +331,14 @@ class EnvRows:
                 )
         self._check_choices(first)
         if self.reader.masks is not None:
-            self.reader.masks.settle(first, np.zeros(1, np.bool_), row)
+            self.reader.masks.resolve_empty(first, np.zeros(1, np.bool_), row)
 
-    def _settle(self) -> None:
+    def _check_rows(self) -> None:
         """What is looked at once for all rows: choices, and masks that allow nothing."""
         if self._sizes:
             self._check_choices(self._own.observation)
         if self.reader.masks is not None:
-            self.reader.masks.settle(self._own.observation, np.array(self._ended), self._start)
+            self.reader.masks.resolve_empty(self._own.observation, np.array(self._ended), self._start)
 
     def _write(self, row: int, observation: Any, info: Mapping[str, Any]) -> None:
         try:

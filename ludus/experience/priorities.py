@@ -39,11 +39,11 @@ class Priorities:
         self._values.append(values)
         self._waiting += len(numbers)
         if self._waiting > WAITING:
-            self._settle()
+            self._write_pending()
 
     def get(self, numbers: Tensor) -> Tensor:
         """The values of items."""
-        self._settle()
+        self._write_pending()
         return self._tree.get(self._places.slots(numbers)[0])
 
     def update(self, numbers: Tensor, surprise: Tensor) -> None:
@@ -52,7 +52,7 @@ class Priorities:
             raise ValueError(
                 f"{len(numbers)} items were read, but their priorities have shape {tuple(surprise.shape)}."
             )
-        self._settle()
+        self._write_pending()
         values = surprise.float().add(SMALLEST).pow_(self._exponent)
         if self._library is not None:
             numbers, room = numbers.long().contiguous(), self._room_for(len(numbers))
@@ -69,7 +69,7 @@ class Priorities:
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Numbers in proportion to their values, one from each ``count``-th of the sum; and values over the least."""
-        self._settle()
+        self._write_pending()
         room = self._room_for(count)
         uniform = room[0].uniform_(generator=generator)
         if self._library is not None:
@@ -89,7 +89,7 @@ class Priorities:
             self._room = [room[:count], room[count:]]
         return self._room
 
-    def _settle(self) -> None:
+    def _write_pending(self) -> None:
         if self._waiting:
             several = len(self._numbers) > 1
             numbers, values = (torch.cat(x) if several else x[0] for x in (self._numbers, self._values))

@@ -306,7 +306,7 @@ class BatchManager(EnvironmentManager):
 
     def _settle_masks(self) -> None:
         if self._reader.masks is not None:
-            self._reader.masks.settle(self._memory.observation, self._accounts[0].ended)
+            self._reader.masks.resolve_empty(self._memory.observation, self._accounts[0].ended)
 
 
 def _step(memory: StepArrays, real: NDArray[np.bool_]) -> EnvStep:

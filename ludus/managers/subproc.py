@@ -117,7 +117,7 @@ class SubProcEnvManager(BatchManager):
     def state_dict(self) -> State:
         if any(self._flying):
             raise RuntimeError("state_dict: a group has been sent and not yet received")
-        self._settle()
+        self._finish_pending()
         return {**super().state_dict(), "restarts": self.restarts}
 
     def load_state_dict(self, state: State) -> None:
@@ -139,7 +139,7 @@ class SubProcEnvManager(BatchManager):
     def _advance(self, group: int) -> None:
         parts = self._parts[group]
         if failed := self._pool.wait(group, self._config.timeout):
-            self._mend(failed)
+            self._replace_failed(failed)
             self._wait(parts)
         self._flying[group] = False
         if self._begun:
@@ -168,7 +168,7 @@ class SubProcEnvManager(BatchManager):
         dead = {worker for worker, _ in failed}
         for part in pool.parts:
             taken += pool.answer(part) if part in asked and part.worker not in dead else [None] * part.count
-        self._mend(failed, go_on=False)
+        self._replace_failed(failed, go_on=False)
         return {"rows": taken}
 
     def _restore(self, snapshot: State) -> dict[int, str]:
@@ -186,7 +186,7 @@ class SubProcEnvManager(BatchManager):
                 },
             )
         if failed := pool.wait_all(pool.parts, self._config.timeout):
-            self._mend(failed)
+            self._replace_failed(failed)
             self._wait(pool.parts)
         for part in pool.parts:
             begun = self._begun.pop(part.number, 0)
@@ -206,19 +206,19 @@ class SubProcEnvManager(BatchManager):
 
     def _land(self) -> None:
         """Forget what is under way, and what was lost."""
-        self._settle()
+        self._finish_pending()
         self._flying = [False] * len(self.groups)
         self._lost, self._begun = {}, {}
 
-    def _settle(self) -> None:
+    def _finish_pending(self) -> None:
         """Let what is under way come to its end, whatever it is; an interrupt may have left more than steps."""
-        self._mend(self._pool.settle(self._config.timeout), go_on=False)
+        self._replace_failed(self._pool.wait_for_all(self._config.timeout), go_on=False)
 
     def _wait(self, parts: Sequence[Part]) -> None:
         while failed := self._pool.wait_all(parts, self._config.timeout):
-            self._mend(failed)
+            self._replace_failed(failed)
 
-    def _mend(self, failed: Failed, go_on: bool = True) -> None:
+    def _replace_failed(self, failed: Failed, go_on: bool = True) -> None:
         """Report and replace workers; what they were doing begins anew with the next episodes, now or when sent."""
         while failed:
             worker, error = failed.pop()

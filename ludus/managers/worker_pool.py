@@ -194,7 +194,7 @@ class WorkerPool:
         done = lambda worker: not any(p.worker == worker and self.busy(p) for p in awaited)  # noqa: E731
         return self._until(done, workers, seconds)
 
-    def settle(self, seconds: float) -> Failed:
+    def wait_for_all(self, seconds: float) -> Failed:
         """Wait for every order that is out; workers that are gone have none."""
         parts = [part for part in self.parts if self.mans(part) and self.busy(part)]
         for part in parts:

@@ -49,7 +49,7 @@ def _build_one(config: NetworkConfig, spec: NetworkSpec) -> Network:
             return RecurrentCritic(spec, config)
         config = concatenate_inputs(config)
     network = ModularNetwork(spec.inputs, spec.outputs, config, spec.streams, spec.noisy)
-    config = config.settled(len(spec.inputs))
+    config = config.resolved(len(spec.inputs))
     names = (config.net1d, config.net2d, config.net3d, config.net4d, config.body, config.head)
     if own := [name for name in names if ":" in name]:
         from ludus.networks.custom import check_on_zeros

@@ -32,7 +32,7 @@ class NetworkConfig:
     shared: Literal["auto", "yes", "no"] = "auto"
     orthogonal: bool = True  # orthogonal first weights and a nearly uniform first policy; off: PyTorch's own
 
-    def settled(self, inputs: int) -> NetworkConfig:
+    def resolved(self, inputs: int) -> NetworkConfig:
         """The same with ``auto`` decided: several observations meet before an mlp, vectors and matrices as they are.
 
         With layers of their own first and none together, what is learned of each would only be added up.

@@ -44,7 +44,7 @@ def is_recurrent(config: NetworkConfig, spec: NetworkSpec) -> bool:
     """Whether a piece of such a network is recurrent."""
     shapes = [shape for shape in spec.inputs.values() if len(shape) in (1, 2, 3, 4)]
     sources = {config.net3d_for(shape) if len(shape) == 3 else getattr(config, f"net{len(shape)}d") for shape in shapes}
-    names = {*sources, config.settled(len(spec.inputs)).body, config.head}
+    names = {*sources, config.resolved(len(spec.inputs)).body, config.head}
     return any(resolve(name, SUBMODULES, "piece of a network").recurrent for name in names)
 
 

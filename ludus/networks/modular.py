@@ -44,7 +44,7 @@ class ModularNetwork(Network):
         self, inputs: Shapes, outputs: Shapes, config: NetworkConfig, streams: bool = False, noisy: bool = False
     ) -> None:
         super().__init__()
-        config = config.settled(len(inputs))
+        config = config.resolved(len(inputs))
         self.inputs, self.outputs = inputs, outputs
         self.pieces = nn.ModuleDict()
         joined = self._add_sources(config)

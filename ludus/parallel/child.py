@@ -38,7 +38,7 @@ def run(numbers: list[int], server: int) -> NoReturn:
     outcome, code = fds.pop("outcome"), 0
     try:
         _guard(fds.pop("life"), server)
-        _settle(fds.pop("errors"), forked=True)
+        _set_up_process(fds.pop("errors"), forked=True)
         os.setsid()
         os.environ[MARK] = str(os.getpid())
         sys.path[:] = request["path"]
@@ -64,7 +64,7 @@ def serve(numbers: list[int], preload: list[str], parent: int | None, spawn: boo
     channel, life = socket.socket(fileno=numbers[0]), numbers[1]
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
     _guard(life, parent, signal.SIGTERM)
-    _settle(None, forked=False)
+    _set_up_process(None, forked=False)
     signal.signal(signal.SIGTERM, _leave)
     for module in preload:
         importlib.import_module(module)
@@ -141,7 +141,7 @@ def _guard(life: int, parent: int | None, number: int = signal.SIGKILL) -> None:
         os._exit(ORPHANED)
 
 
-def _settle(errors: int | None, forked: bool) -> None:
+def _set_up_process(errors: int | None, forked: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -35,7 +35,7 @@ from ludus.core.files import (
 from ludus.core.types import State, Tensors
 from ludus.parallel.resources import free_memory
 from ludus.runs.encoding import HEADER, TensorFile, decode, encode, names_of, serialize
-from ludus.runs.folder import ASIDE, RunDirectory, settled, step_folders
+from ludus.runs.folder import ASIDE, RunDirectory, current_path, step_folders
 
 T = TypeVar("T")
 SCHEMA = 2
@@ -133,7 +133,7 @@ class Checkpoint:
 def opened(folder: Path, limit: int | None = None) -> Iterator[Checkpoint]:
     """Open a checkpoint and check every byte of it; one of more than ``limit`` bytes of tensors is refused unread."""
     with ExitStack() as stack:
-        yield _settle(folder, lambda place: _enter(place, stack, limit))
+        yield _retry(folder, lambda place: _enter(place, stack, limit))
 
 
 @contextmanager
@@ -161,9 +161,9 @@ def _newest(run: RunDirectory, warn: Callable[[str], object], stack: ExitStack) 
         folders = step_folders(run.checkpoints)
         for folder in reversed(folders):
             try:
-                checkpoint = _settle(folder, lambda place: _enter(place, stack))
+                checkpoint = _retry(folder, lambda place: _enter(place, stack))
             except UserError as error:
-                if settled(folder) is not None or folder.is_symlink():  # else a running training removed it, as too old
+                if current_path(folder) is not None or folder.is_symlink():  # else training removed it
                     damaged[folder.name] = error
                 continue
             for name, found in damaged.items():
@@ -203,7 +203,7 @@ class CheckpointKeeper:
 
     def has(self, step: int) -> bool:
         """Whether there is a checkpoint of this step."""
-        return settled(self._run.checkpoints / f"step_{step}") is not None
+        return current_path(self._run.checkpoints / f"step_{step}") is not None
 
 
 def _make_folder(folder: Path) -> None:
@@ -217,7 +217,7 @@ def _make_folder(folder: Path) -> None:
         raise unwritable(folder, error) from error
 
 
-def _settle(folder: Path, read: Callable[[Path], T]) -> T:
+def _retry(folder: Path, read: Callable[[Path], T]) -> T:
     """Retry where a running training replaced the checkpoint while it was read."""
     for _ in range(_TRIES):
         before = _identity(folder)
@@ -249,7 +249,7 @@ def _enter(folder: Path, stack: ExitStack, limit: int | None = None) -> Checkpoi
 @contextmanager
 def _opened(folder: Path) -> Iterator[int]:
     """A descriptor of the checkpoint's folder: it stays that folder when another takes the name."""
-    found = settled(folder)
+    found = current_path(folder)
     if found is None:
         raise UserError(f'There is no checkpoint "{folder}": give a folder that holds a {MANIFEST}.')
     with ExitStack() as stack:

@@ -119,7 +119,7 @@ class RunDirectory:
 
     def best_checkpoint(self) -> Path | None:
         """The checkpoint with the best evaluation so far."""
-        return self.best if settled(self.best) else None
+        return self.best if current_path(self.best) else None
 
     def resolve_checkpoint(self, name: str) -> str:
         """The name of the checkpoint that ``name`` means: latest for best, where no evaluation has chosen one yet."""
@@ -171,7 +171,7 @@ def step_folders(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def settled(folder: Path) -> Path | None:
+def current_path(folder: Path) -> Path | None:
     """The path of the checkpoint ``folder``, also while it is being replaced."""
     for _ in range(3):  # it may come back to its place between the two looks
         for path in (folder, folder.with_name(ASIDE + folder.name)):

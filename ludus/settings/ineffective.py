@@ -83,7 +83,7 @@ def _pieces(config: NetworkConfig, need: NetworkSpec) -> set[str]:
         from ludus.networks.critic import concatenate_inputs
 
         config = concatenate_inputs(config)
-    config = config.settled(len(need.inputs))
+    config = config.resolved(len(need.inputs))
     return {config.body, config.head, *(getattr(config, f"net{len(shape)}d") for shape in need.inputs.values())}
 
 

@@ -57,8 +57,8 @@ def test_nothing_allowed_is_refused_unless_the_episode_is_over():
         "action_mask": np.array([[1, 1, 0, 0, 0], [1, 0, 1, 0, 0]], bool)
     }  # row 0: its second element has no choice
     with pytest.raises(UserError, match="environment 0"):
-        masks.settle(empty, np.array([False, False]))
-    masks.settle(empty, np.array([True, False]))
+        masks.resolve_empty(empty, np.array([False, False]))
+    masks.resolve_empty(empty, np.array([True, False]))
     assert empty["action_mask"].tolist() == [[True] * 5, [True, False, True, False, False]]
 
 
@@ -105,7 +105,7 @@ def test_masks_of_bits_say_which_may_be_one_or_which_values_each_may_have():
     with pytest.raises(UserError, match="4 entries, but the action has 3 bits; give one entry per bit"):
         masks.read([1, 1, 1, 1])
     with pytest.raises(UserError, match="allows nothing"):
-        masks.settle({"action_mask": np.array([[1, 1, 0, 0, 1, 1]], bool)}, np.array([False]))
+        masks.resolve_empty({"action_mask": np.array([[1, 1, 0, 0, 1, 1]], bool)}, np.array([False]))
     drawn = masks.draw({"action_mask": np.tile(given.astype(bool).ravel(), (200, 1))}, np.random.default_rng(0))
     assert [set(column) for column in drawn["action"].T] == [{0, 1}, {1}, {0}]
 
