@@ -19,7 +19,7 @@ from ludus.core.network import Network, Shapes
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
 from ludus.core.step import AgentStep, EnvStep
-from ludus.core.types import Tensors
+from ludus.core.types import Sum, Tensors, one_rank
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.unrolls import UnrollCache, UnrollConfig
 from ludus.networks.policy import Policy
@@ -189,10 +189,13 @@ class ACER(ActorCritic):
         return (logits.softmax(-1) * outputs["q"]).sum(-1)[0]
 
     @torch.no_grad()
-    def prepare(self, batch: Batch) -> Batch:
-        """Scale the rewards, if told to, and add where traces may pass."""
+    def prepare(self, batch: Batch, over_ranks: Sum = one_rank) -> Batch:
+        """Scale the rewards, if told to, set the rows' shares and add where traces may pass."""
         return replace(
-            batch, reward=self.scaled_reward(batch), experience=batch.experience | {"continues": batch.continues}
+            batch,
+            reward=self.scaled_reward(batch, over_ranks),
+            share=shares(batch.real.to(batch.reward.dtype), over_ranks=over_ranks),
+            experience=batch.experience | {"continues": batch.continues},
         )
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
@@ -203,7 +206,7 @@ class ACER(ActorCritic):
         logits = self.policy.distribution(outputs, batch.observation)[self._logits]  # [T+1, B, A], masked
         log_p = logits.log_softmax(-1)
         learn = (self._by_retrace if self.config.targets == "retrace" else self._by_vtrace)(outputs, log_p, batch)
-        logits, log_p, share = logits[:-1], log_p[:-1], shares(batch.real.to(batch.reward.dtype))
+        logits, log_p, share = logits[:-1], log_p[:-1], batch.share
         metrics: Tensors = {}
         if self.config.trust_region:
             with torch.no_grad():
@@ -252,11 +255,11 @@ class ACER(ActorCritic):
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Take one step; the average follows, and normalizers take what they have not seen."""
-        metrics = updater.step(self.compute_loss, self.prepare(batch), "all")
+        metrics = updater.step(self.compute_loss, self.prepare(batch, updater.sum), "all")
         if self.config.trust_region:
             self.average.follow(1 - self.config.average_decay)
         if batch.index is None:
-            self.observe(batch)
+            self.observe(batch, updater.sum)
         return Learned(metrics)
 
 

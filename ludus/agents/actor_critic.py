@@ -20,7 +20,7 @@ from ludus.core.noise import Noise
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
 from ludus.core.step import AgentStep, EnvStep
-from ludus.core.types import Tensors
+from ludus.core.types import Sum, Tensors, one_rank
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.rollout import RolloutCache
 from ludus.networks.numpy_actor import NumpyActor
@@ -283,7 +283,7 @@ class ActorCritic(Agent):
         return outputs, after
 
     @torch.no_grad()
-    def prepare(self, batch: Batch) -> Batch:
+    def prepare(self, batch: Batch, over_ranks: Sum = one_rank) -> Batch:
         """Scale the rewards, if told to, and add ``advantage`` and ``return`` to the experience.
 
         They come from the values that acting saw and one at the end.
@@ -294,7 +294,7 @@ class ActorCritic(Agent):
         outputs, _ = self.outputs(last, batch.last_state, batch.first[-1:], with_value)
         every = torch.cat([value, outputs["value"].squeeze(-1)])  # [T+1, B]
         value_t = batch.next_value(every, self._final_values(batch))
-        reward = self.scaled_reward(batch)
+        reward = self.scaled_reward(batch, over_ranks)
         if getattr(self.config, "n_step", 0):
             target = n_step_returns(reward, batch.discount, batch.continues, value_t, self.config.n_step)
             advantage = target - value
@@ -326,7 +326,7 @@ class ActorCritic(Agent):
         outputs, _ = self.outputs(step, state, first, [name for name in self.networks if name != "actor"])
         return outputs["value"][0].squeeze(-1)
 
-    def scaled_reward(self, batch: Batch) -> Tensor:
+    def scaled_reward(self, batch: Batch, over_ranks: Sum = one_rank) -> Tensor:
         """The rewards ``[T, B]`` as learned from: a fresh rollout updates their scale first, a replayed one does not.
 
         Acting does not read this scale, so it need not wait for the learning to end as the observations' does; and
@@ -335,15 +335,22 @@ class ActorCritic(Agent):
         if self.reward_scaler is None:
             return batch.reward
         if batch.index is None:
-            self.reward_scaler.update(batch.row_state["return"], batch.real)
+            self.reward_scaler.update(batch.row_state["return"], batch.real, over_ranks)
         return self.reward_scaler.scale(batch.reward)
 
-    def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Policy gradient, value and entropy losses over real rows."""
-        terms, value = self.evaluate(batch)
-        advantage, share = batch.experience["advantage"], shares(batch.real)
+    @torch.no_grad()
+    def weigh(self, batch: Batch, over_ranks: Sum = one_rank) -> Batch:
+        """Set each row's share of a mean over real rows, and normalize the advantages over them, if told to."""
+        advantage = batch.experience["advantage"]
+        share = shares(batch.real.to(advantage.dtype), over_ranks=over_ranks)
         if self.config.normalize_advantage:
-            advantage = normalize(advantage, share)
+            advantage = normalize(advantage, share, over_ranks=over_ranks)
+        return replace(batch, share=share, experience=batch.experience | {"advantage": advantage})
+
+    def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """Policy gradient, value and entropy losses of what ``weigh`` returned."""
+        terms, value = self.evaluate(batch)
+        advantage, share = batch.experience["advantage"], batch.share
         losses = {
             "policy": share_sum(policy_gradient_loss(terms["log_prob"], advantage), share),
             "value": share_sum(value_loss(value, batch.experience["return"]), share),
@@ -358,23 +365,23 @@ class ActorCritic(Agent):
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Take one step on the whole rollout."""
-        prepared = self.prepare(batch)
-        metrics = updater.step(self.compute_loss, prepared.without_successor(), "all")
-        self.observe(batch)
-        return Learned(metrics | self.fit(prepared))
+        prepared = self.prepare(batch, updater.sum)
+        metrics = updater.step(self.compute_loss, self.weigh(prepared.without_successor(), updater.sum), "all")
+        self.observe(batch, updater.sum)
+        return Learned(metrics | self.fit(prepared, updater.sum))
 
     @staticmethod
-    def fit(prepared: Batch) -> Tensors:
+    def fit(prepared: Batch, over_ranks: Sum = one_rank) -> Tensors:
         """How much of the returns' variance the values that acting saw explain."""
         kept = prepared.experience
-        return {"explained_variance": explained_variance(kept["value"], kept["return"], prepared.real)}
+        return {"explained_variance": explained_variance(kept["value"], kept["return"], prepared.real, over_ranks)}
 
     @torch.no_grad()
-    def observe(self, batch: Batch) -> None:
+    def observe(self, batch: Batch, over_ranks: Sum = one_rank) -> None:
         """Update the observation normalizer from real rows, once the learning that used it is done."""
         if self.normalizer is not None:
             rows = {name: x[:-1] for name, x in batch.observation.items()}
-            self.normalizer.update(self.preprocess(rows), batch.real)
+            self.normalizer.update(self.preprocess(rows), batch.real, over_ranks)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """The learning rate at this share of the run."""

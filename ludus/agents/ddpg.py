@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.agents.off_policy import OffPolicy, with_experience
+from ludus.agents.off_policy import MEAN, OffPolicy, with_experience
 from ludus.agents.replay_actor_critic import (
     FlatActions,
     actor_and_critics,
@@ -35,7 +35,7 @@ from ludus.core.noise import Noise
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
-from ludus.core.types import Tensors
+from ludus.core.types import Sum, Tensors, one_rank
 from ludus.core.updater import Group, Updater
 from ludus.experience.config import WIDE, ReplayConfig
 from ludus.exploration.action_noise import ActionNoise, NoiseKind, make_action_noise
@@ -43,8 +43,8 @@ from ludus.exploration.parameter_noise import ParameterNoise
 from ludus.networks.critic import ACTION
 from ludus.networks.numpy_actor import NumpyMlp
 from ludus.networks.untouched import methods_of
+from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import clipped_double, ddpg_actor_loss, hysteretic, smoothed_action
-from ludus.ops.replay import counted
 
 
 @dataclass(frozen=True)
@@ -212,9 +212,9 @@ class DDPG(OffPolicy):
         """None: the policy is deterministic."""
         raise UserError("DDPG and TD3 have no distribution of actions, as they take a single one; policy.act gives it.")
 
-    def prepare(self, batch: Batch) -> Batch:
+    def prepare(self, batch: Batch, over_ranks: Sum = one_rank) -> Batch:
         """Draw the noise of target actions; burn in what remembers."""
-        batch = burned_in(self, batch, self.seen_action)
+        batch = self.weigh(burned_in(self, batch, self.seen_action), over_ranks)
         if not self.config.target_noise:
             return batch
         time, columns = batch.reward.shape
@@ -250,8 +250,9 @@ class DDPG(OffPolicy):
         squares = (error := target.unsqueeze(-1) - q).square()
         if config.hysteretic < 1:
             squares = hysteretic(error, decrease=config.hysteretic) * squares
-        loss = (counted(batch.weight, batch.real) * squares.sum(-1)).sum()
-        return {"critic": loss}, {"q": q.detach().mean()} | surprise(error, batch, config)
+        loss = share_sum(squares.sum(-1), batch.share)
+        metrics = {"q": share_sum(q.detach().mean(-1), batch.experience[MEAN])}
+        return {"critic": loss}, metrics | surprise(error, batch, config)
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """What the first critic says of the policy's actions, negative."""
@@ -259,7 +260,7 @@ class DDPG(OffPolicy):
         action = self.run("actor", seen, batch.state, first)[0]["policy"].tanh()
         alone = {"members": 1} if self.config.critics > 1 else {}
         q = self.q(seen, action, batch.state, first, **alone)[..., 0]
-        return {"actor": (counted(batch.weight, batch.real) * ddpg_actor_loss(q)).sum()}, {}
+        return {"actor": share_sum(ddpg_actor_loss(q), batch.share)}, {}
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """All losses of a batch that ``prepare`` made ready."""
@@ -268,7 +269,7 @@ class DDPG(OffPolicy):
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """A step of the critics, and every ``policy_delay``-th time one of the actor and the targets."""
-        batch = self.prepare(batch)
+        batch = self.prepare(batch, updater.sum)
         metrics = updater.step(self.critic_loss, batch, "critic")
         priority = metrics.pop("priority", None)
         if (self.updates + 1) % self.config.policy_delay == 0:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ludus.agents.off_policy import OffPolicy, one_choice, states_passed, with_experience
+from ludus.agents.off_policy import MEAN, OffPolicy, one_choice, states_passed, with_experience
 from ludus.agents.replay_actor_critic import collected, seeded
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import Unused
@@ -45,7 +45,6 @@ from ludus.ops.q_learning import (
     td_target,
     unrescale,
 )
-from ludus.ops.replay import counted
 from ludus.preprocess.observation import ObsPreprocessor
 
 SOONER, LATER = slice(-1), slice(1, None)  # of T+1 steps
@@ -238,7 +237,7 @@ class DQN(OffPolicy):
         if self.head.needs_taus:
             shape = (3, *batch.reward.shape, self.config.atoms)
             batch = with_experience(batch, **dict(zip(TAUS, self.draw(*shape, uniform=True), strict=True)))
-        metrics = updater.step(self.compute_loss, batch, "all")
+        metrics = updater.step(self.compute_loss, self.weigh(batch, updater.sum), "all")
         self.follow()
         return Learned(metrics, metrics.pop("priority", None))
 
@@ -257,12 +256,12 @@ class DQN(OffPolicy):
             else:
                 aim = self._aim(batch, chosen_by, target_now, target_next, mask)
         loss, surprise = self.head.loss(prediction, aim, taus[0])
-        metrics = {"q": self.head.q(now, taus[0]).detach().mean()}
+        metrics = {"q": share_sum(self.head.q(now, taus[0]).detach().mean(-1), batch.experience[MEAN])}
         if config.prioritized:
             metrics["priority"] = (
                 mixed_priority(surprise, batch.real, config.priority_mix) if config.sequence else surprise[0]
             )
-        return {"value": share_sum(loss, counted(batch.weight, batch.real))}, metrics
+        return {"value": share_sum(loss, batch.share)}, metrics
 
     def _outputs(self, batch: Batch) -> tuple[Tensors, Tensors, Tensors, Tensors]:
         """What the network says now, what chooses the next action, and what the target says now and next."""

@@ -17,11 +17,14 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
-from ludus.core.types import Tensors
+from ludus.core.types import Sum, Tensors, one_rank
 from ludus.experience.hindsight import RewardFunction
 from ludus.experience.replay import ExperienceReplay
 from ludus.networks.target import Target
+from ludus.ops.policy_gradient import shares
 from ludus.preprocess.observation import ObsPreprocessor
+
+MEAN = "mean_share"  # what a row counts in a mean of weights that add up to 1
 
 
 class OffPolicy(Agent):
@@ -150,6 +153,16 @@ class OffPolicy(Agent):
                 f"{type(self).__name__} has no value here: its critic has a memory (network.body lstm), which is kept "
                 "in learning alone; a2c, ppo and dqn give values with a memory too."
             )
+
+    @staticmethod
+    def weigh(batch: Batch, over_ranks: Sum = one_rank) -> Batch:
+        """Set each row's share of a mean over real rows, times its importance weight, for losses.
+
+        Beside it ``MEAN``, in proportion to that and 1 in sum, for metrics.
+        """
+        share = shares(batch.real, batch.weight, over_ranks)
+        mean = share / over_ranks(share.sum()).clamp(min=1e-8)
+        return replace(batch, share=share, experience=batch.experience | {MEAN: mean})
 
     def follow(self) -> None:
         """Count an update, and move the targets if it is time."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal
 
@@ -31,10 +31,8 @@ from ludus.ops.policy_gradient import (
     clip_fraction,
     clipped_value_loss,
     entropy_loss,
-    normalize,
     ppo_clip_loss,
     share_sum,
-    shares,
     value_loss,
 )
 
@@ -135,43 +133,34 @@ class PPO(ActorCritic):
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Epochs × minibatches, a new permutation each epoch; stops or moves the step size by the KL, if told to."""
         config = self.config
-        prepared = self.prepare(batch)
+        prepared = self.prepare(batch, updater.sum)
         learned: list[Tensors] = []
         whole = None  # a rollout in one part is made ready once for all epochs
         if config.minibatches == 1:
-            whole = [self.weigh(part) for part in prepared.minibatches(1, self.by, self.generator)]
+            whole = [self.weigh(part, updater.sum) for part in prepared.minibatches(1, self.by, self.generator)]
         for _ in range(config.epochs):
             for part in whole or prepared.minibatches(config.minibatches, self.by, self.generator):
-                metrics = updater.step(self.compute_loss, part, "all")
+                weighed = part if whole else self.weigh(part, updater.sum)
+                metrics = updater.step(self.compute_loss, weighed, "all")
                 learned.append(metrics)
                 # a minibatch's KL is measured before its step; on the first one no step has been taken, so it is 0
                 # but for rounding and says nothing of the step size
                 if config.learning_rate_schedule == "kl" and len(learned) > 1:
-                    updater.learning_rate = adapt(
-                        updater.learning_rate, float(updater.mean(metrics["kl"])), config.target_kl
-                    )
-            if config.target_kl and config.learning_rate_schedule != "kl" and self._moved_too_far(learned, updater):
+                    updater.learning_rate = adapt(updater.learning_rate, float(metrics["kl"]), config.target_kl)
+            if config.target_kl and config.learning_rate_schedule != "kl" and self._moved_too_far(learned):
                 break
-        self.observe(batch)
+        self.observe(batch, updater.sum)
         rows = torch.stack([x for metrics in learned for x in metrics.values()]).view(len(learned), -1)
         means = dict(zip(learned[0], rows.double().mean(0).float().unbind(), strict=True))
-        return Learned(means | {"optimizer_steps": torch.tensor(float(len(learned)))} | self.fit(prepared))
+        return Learned(means | {"optimizer_steps": torch.tensor(float(len(learned)))} | self.fit(prepared, updater.sum))
 
-    def _moved_too_far(self, learned: list[Tensors], updater: Updater) -> bool:
+    def _moved_too_far(self, learned: list[Tensors]) -> bool:
         epoch = torch.stack([m["kl"] for m in learned[-self.config.minibatches :]])
-        return bool(updater.mean(epoch.mean()) > 1.5 * self.config.target_kl)
-
-    @torch.no_grad()
-    def weigh(self, batch: Batch) -> Batch:
-        """Add each row's ``share`` of a mean over real rows, and the advantage ``weighted`` by it."""
-        share, advantage = shares(batch.real), batch.experience["advantage"]
-        advantage = normalize(advantage, share) if self.config.normalize_advantage else advantage
-        return replace(batch, experience=batch.experience | {"share": share, "weighted": advantage * share})
+        return bool(epoch.mean() > 1.5 * self.config.target_kl)
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """The clipped objective, value and entropy losses over real rows."""
-        config, old = self.config, (batch if "share" in batch.experience else self.weigh(batch)).experience
-        share = old["share"]
+        """The clipped objective, value and entropy losses of what ``weigh`` returned."""
+        config, old, share = self.config, batch.experience, batch.share
         outputs, _ = self.outputs(batch.observation, batch.state, batch.first)
         terms = self.policy.evaluate(outputs, batch.action, batch.observation)
         value = outputs["value"].squeeze(-1)
@@ -181,7 +170,7 @@ class PPO(ActorCritic):
         else:
             value_losses = value_loss(value, old["return"])
         losses = {
-            "policy": ppo_clip_loss(log_ratio, old["weighted"], self.clip).sum(),
+            "policy": share_sum(ppo_clip_loss(log_ratio, old["advantage"], self.clip), share),
             "value": share_sum(value_losses, share),
             "entropy": share_sum(entropy_loss(terms["entropy"]), share),
         }

@@ -222,7 +222,7 @@ def soft_learn(agent: SAC | DiscreteSAC, batch: Batch, updater: Updater) -> Lear
     metrics |= {"loss/actor": found["loss/actor"], "entropy": found["entropy"]}
     metrics["alpha"] = agent.log_alpha.detach().exp()
     if agent.config.learn_alpha:
-        more = with_experience(batch, **{EXCESS: found[EXCESS]})
+        more = with_experience(batch, **{EXCESS: found[EXCESS] / updater.ranks})  # each rank's part of the loss
         metrics["loss/alpha"] = updater.step(agent.alpha_loss, more, "alpha")["loss/alpha"]
     agent.follow()
     return Learned(metrics, priority)

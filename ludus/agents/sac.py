@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ludus.agents.off_policy import OffPolicy, states_passed, with_experience
+from ludus.agents.off_policy import MEAN, OffPolicy, states_passed, with_experience
 from ludus.agents.replay_actor_critic import (
     BELOW_ONE,
     EXCESS,
@@ -39,15 +39,15 @@ from ludus.core.noise import Noise
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
-from ludus.core.types import Tensors
+from ludus.core.types import Sum, Tensors, one_rank
 from ludus.core.updater import Group, Updater
 from ludus.experience.config import WIDE, ReplayConfig
 from ludus.networks.critic import ACTION
 from ludus.networks.numpy_actor import NumpyMlp
 from ludus.networks.untouched import methods_of
 from ludus.ops.distributions import tanh_gaussian_draw, tanh_gaussian_sample
+from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import sac_actor_loss, sac_critic_loss, sac_value
-from ludus.ops.replay import counted
 
 LOG_STD = (-20.0, 2.0)  # bounds of the policy's log-deviation
 
@@ -214,9 +214,9 @@ class SAC(OffPolicy):
         value = self.run("critic", seen | {ACTION: action}, state, first, target)[0]["value"]
         return value if self.config.critics == 1 else value.squeeze(-1)
 
-    def prepare(self, batch: Batch) -> Batch:
+    def prepare(self, batch: Batch, over_ranks: Sum = one_rank) -> Batch:
         """Draw what the policy samples with, now, next and at states that n-step returns pass; burn in a memory."""
-        batch = burned_in(self, batch, self.seen_action)
+        batch = self.weigh(burned_in(self, batch, self.seen_action), over_ranks)
         time, columns = batch.reward.shape
         now = self.draw(time, columns, self.flat.size)
         batch = with_experience(batch, now=now, next=self.draw(time + self.recurrent, columns, self.flat.size))
@@ -253,18 +253,19 @@ class SAC(OffPolicy):
         target = soft_targets(self, batch, value, bonus)
         now, first = ends(seen, batch.first, start=True)
         q = self.q(now, self.seen_action(batch), batch.state, first)
-        loss = (counted(batch.weight, batch.real) * sac_critic_loss(q, target)).sum()
-        return {"critic": loss}, {"q": q.detach().mean()} | surprise(q - target.unsqueeze(-1), batch, self.config)
+        loss = share_sum(sac_critic_loss(q, target), batch.share)
+        metrics = {"q": share_sum(q.detach().mean(-1), batch.experience[MEAN])}
+        return {"critic": loss}, metrics | surprise(q - target.unsqueeze(-1), batch, self.config)
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """What the critics say of the policy's actions, negative, and its entropy's worth."""
         seen, first = ends(self.preprocess(batch.observation), batch.first, start=True)
         action, log_prob = self.sample(seen, batch.state, first, batch.experience["now"])
         q = self.q(seen, action, batch.state, first)
-        share = counted(batch.weight, batch.real)
-        loss = (share * sac_actor_loss(q, log_prob, self.log_alpha.exp())).sum()
-        entropy = -(share * log_prob.detach()).sum() / share.sum().clamp(min=1e-8)
-        return {"actor": loss}, {"entropy": entropy, EXCESS: entropy - self.target_entropy}
+        loss = share_sum(sac_actor_loss(q, log_prob, self.log_alpha.exp()), batch.share)
+        entropy, mean = -log_prob.detach(), batch.experience[MEAN]
+        excess = share_sum(entropy - self.target_entropy, mean)
+        return {"actor": loss}, {"entropy": share_sum(entropy, mean), EXCESS: excess}
 
     def alpha_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """The temperature's; of a batch that has what ``actor_loss`` told."""
@@ -276,4 +277,4 @@ class SAC(OffPolicy):
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """A step each of critics, actor and temperature."""
-        return soft_learn(self, self.prepare(batch), updater)
+        return soft_learn(self, self.prepare(batch, updater.sum), updater)

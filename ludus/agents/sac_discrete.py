@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ludus.agents.off_policy import OffPolicy, one_choice, states_passed
+from ludus.agents.off_policy import MEAN, OffPolicy, one_choice, states_passed
 from ludus.agents.replay_actor_critic import (
     EXCESS,
     burned_in,
@@ -34,12 +34,12 @@ from ludus.core.noise import Noise
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, is_mask, mask_name
 from ludus.core.step import AgentStep, EnvStep
-from ludus.core.types import Tensors
+from ludus.core.types import Sum, Tensors, one_rank
 from ludus.core.updater import Group, Updater
 from ludus.experience.config import ReplayConfig
 from ludus.ops.distributions import categorical_sample, gumbel, mask_logits
+from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import policy_entropy, sac_critic_loss, sac_discrete_actor_loss, soft_value, taken
-from ludus.ops.replay import counted
 
 
 @dataclass(frozen=True)
@@ -168,9 +168,9 @@ class DiscreteSAC(OffPolicy):
         value = self.run("critic", seen, state, first, target)[0]["value"]
         return value.unsqueeze(-2) if self.config.critics == 1 else value
 
-    def prepare(self, batch: Batch) -> Batch:
+    def prepare(self, batch: Batch, over_ranks: Sum = one_rank) -> Batch:
         """Burn in what remembers."""
-        return burned_in(self, batch, None)
+        return self.weigh(burned_in(self, batch, None), over_ranks)
 
     @torch.no_grad()
     def target_value(self, batch: Batch, seen: Tensors) -> tuple[Tensor, Tensor]:
@@ -202,8 +202,9 @@ class DiscreteSAC(OffPolicy):
         target = soft_targets(self, batch, value, bonus)
         now, first = ends(seen, batch.first, start=True)
         q = taken(self.q(now, batch.state, first), batch.action[self.name])
-        loss = (counted(batch.weight, batch.real) * sac_critic_loss(q, target)).sum()
-        return {"critic": loss}, {"q": q.detach().mean()} | surprise(q - target.unsqueeze(-1), batch, self.config)
+        loss = share_sum(sac_critic_loss(q, target), batch.share)
+        metrics = {"q": share_sum(q.detach().mean(-1), batch.experience[MEAN])}
+        return {"critic": loss}, metrics | surprise(q - target.unsqueeze(-1), batch, self.config)
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """The policy's expectation of what the critics say, negative, and of its entropy's worth."""
@@ -212,14 +213,13 @@ class DiscreteSAC(OffPolicy):
         log_p = self.log_policy(seen, batch.state, first, mask)
         with torch.no_grad():
             q = self.q(seen, batch.state, first)
-        share = counted(batch.weight, batch.real)
-        loss = (share * sac_discrete_actor_loss(q, log_p, self.log_alpha.exp())).sum()
+        loss = share_sum(sac_discrete_actor_loss(q, log_p, self.log_alpha.exp()), batch.share)
         with torch.no_grad():
             entropy = -(log_p.exp() * log_p).sum(-1)
             most = math.log(self.choices) if mask is None else mask.sum(-1).clamp(min=1).log()
-            mean = share / share.sum().clamp(min=1e-8)
-            found = {"entropy": (mean * entropy).sum()}
-            found[EXCESS] = (mean * (entropy - self.config.target_entropy * most)).sum()
+            mean = batch.experience[MEAN]
+            found = {"entropy": share_sum(entropy, mean)}
+            found[EXCESS] = share_sum(entropy - self.config.target_entropy * most, mean)
         return {"actor": loss}, found
 
     def alpha_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
@@ -232,4 +232,4 @@ class DiscreteSAC(OffPolicy):
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """A step each of critics, actor and temperature."""
-        return soft_learn(self, self.prepare(batch), updater)
+        return soft_learn(self, self.prepare(batch, updater.sum), updater)

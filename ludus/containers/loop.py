@@ -133,7 +133,7 @@ def improve(loop: Learner) -> tuple[Tensors, int]:
     """Learn while the cache is ready; return the metrics of the last learning, and how many there were."""
     metrics: Tensors = {}
     count = 0
-    while loop.cache.ready():
+    while loop.guard.updater.agree(loop.cache.ready()):  # ranks learn equally often
         batch = loop.cache.read()
         learned = loop.guard.learn(batch)
         if learned.priority is not None and batch.index is not None:

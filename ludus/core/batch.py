@@ -34,6 +34,8 @@ class Batch:
     real: Tensor  # [T, B] bool: this transition happened; False is padding
     weight: Tensor  # [T, B] importance weights of a prioritized replay, else 1; padding has one too
     experience: Tensors  # [T, B, …]
+    # [T, B] what each row counts in a mean over the rows of all ranks, 0 for padding; set in learn, before a loss
+    share: Tensor = field(default_factory=lambda: torch.empty(0))
     state: HiddenState = field(default_factory=HiddenState)  # [B, …] at t=0
     last_state: HiddenState = field(default_factory=HiddenState)  # [B, …] at t=T
     # [T, B, …] where episodes are reset in the same step and the environment gives it: the last observation of an
@@ -120,6 +122,7 @@ class Batch:
             real=function(self.real),
             weight=function(self.weight),
             experience={k: function(x) for k, x in self.experience.items()},
+            share=function(self.share) if self.share.numel() else self.share,
         )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+Sum = Callable[[Tensor], Tensor]  # over ranks, as ``Updater.sum``
 State = dict[str, Any]  # nested dicts of tensors and plain values (numbers, strings, lists, None), as in a checkpoint
 
 
@@ -17,3 +19,8 @@ class Stateful(Protocol):
     def state_dict(self) -> State: ...
 
     def load_state_dict(self, state: State) -> Any: ...
+
+
+def one_rank(x: Tensor) -> Tensor:
+    """The sum over ranks where there is one: ``x`` itself."""
+    return x

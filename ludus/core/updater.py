@@ -13,13 +13,7 @@ from ludus.core.batch import Batch
 from ludus.core.types import State, Tensors
 
 LossFunction = Callable[[Batch], tuple[Tensors, Tensors]]
-Sum = Callable[[Tensor], Tensor]  # over ranks: ``Updater.sum``
 OptimizerName = Literal["adam", "adamw", "rmsprop", "rmsprop_tf", "sgd"]
-
-
-def one_rank(x: Tensor) -> Tensor:
-    """The sum over ranks where there is one."""
-    return x
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def test_rows_that_never_were_do_not_teach() -> None:
         prepared.experience["advantage"][dead] = spoil
         prepared.experience["return"][dead] = spoil
         worker.agent.zero_grad()
-        losses, _ = worker.agent.compute_loss(prepared)
+        losses, _ = worker.agent.compute_loss(worker.agent.weigh(prepared))
         sum(losses.values()).backward()  # type: ignore[union-attr]
         gradients.append(torch.cat([p.grad.flatten() for p in worker.agent.parameters() if p.grad is not None]).clone())
     torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
@@ -150,6 +150,7 @@ class Nosy(PPO):
 @pytest.mark.parametrize("minibatches", [1, 4])
 def test_a_loss_of_a_subclass_counts(minibatches: int) -> None:
     own = {"agent__minibatches": minibatches, "agent__epochs": 1, "agent__normalize_reward": False}
+    own["agent__normalize_advantage"] = False
     worker = make_worker("CartPole-v1", f"{__name__}:Nosy", **own)
     begin(worker, 0)
     collect(worker)

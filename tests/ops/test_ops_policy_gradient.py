@@ -80,17 +80,6 @@ def test_clip_fraction_and_entropy() -> None:
     assert pg.entropy_loss(torch.tensor([2.0])).tolist() == [-2.0]
 
 
-def test_weighted_mean() -> None:
-    x, weight = torch.tensor([[1.0, nan], [3.0, torch.inf]], requires_grad=True), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    mean = pg.weighted_mean(x, weight)
-    assert mean.item() == 2
-    mean.backward()
-    assert x.grad is not None
-    assert x.grad.tolist() == [[0.5, 0], [0.5, 0]]
-    assert pg.weighted_mean(x, torch.zeros(2, 2)).item() == 0
-    assert pg.weighted_mean(torch.tensor([4.0, 8.0]), torch.tensor([0.5, 2.0])).item() == pytest.approx(18 / 2.5)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_normalize_over_real_rows(dtype: torch.dtype) -> None:
     rng = np.random.default_rng(0)
@@ -122,8 +111,17 @@ def test_normalize_without_variance_is_zero(x: list[float], weight: list[float])
 def test_shares_make_a_mean_over_real_rows() -> None:
     weight = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     x = torch.tensor([[1.0, 50.0], [3.0, 70.0]])
-    assert (x * pg.shares(weight)).sum().item() == pg.weighted_mean(x, weight).item() == 2
+    share = pg.shares(weight)
+    assert (x * share).sum().item() == pg.share_sum(x, share).item() == 2
     assert pg.shares(torch.zeros(3)).tolist() == [0, 0, 0]
+
+
+def test_shares_with_importance_weights_and_over_ranks() -> None:
+    real = torch.tensor([[True, False, True], [True, True, False]])
+    weight = torch.tensor([[0.5, 1.0, 1.0], [0.25, 1.0, 0.75]])
+    assert pg.shares(real, weight).tolist() == [[0.125, 0, 0.25], [0.0625, 0.25, 0]]
+    assert pg.shares(real, weight, lambda count: 2 * count).tolist() == [[0.0625, 0, 0.125], [0.03125, 0.125, 0]]
+    assert pg.shares(torch.zeros(2, 3, dtype=torch.bool), torch.ones(2, 3)).tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
 def test_explained_variance() -> None:

@@ -1,0 +1,79 @@
+"""Several ranks learn what one rank learns from all of their rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from containers_setup import make_worker
+from distrib_setup import RANKS, ROWS, DistribUpdater, made_up_batch, on_ranks
+from torch import Tensor
+
+from ludus.containers.loop import begin, collect, improve
+from ludus.containers.updater import LocalUpdater
+
+NORMALIZED: dict[str, Any] = {
+    "agent__normalize_advantage": True,
+    "agent__normalize_observation": True,
+    "agent__normalize_reward": True,
+    "network__hidden": (16,),
+}
+
+
+def learn(rank: int | None, agent: str, changes: dict[str, Any]) -> dict[str, Tensor]:
+    """What an agent is after some updates: its tensors, and the last metrics; ``rank`` None: alone, with all rows."""
+    rows = slice(0, RANKS * ROWS) if rank is None else slice(rank * ROWS, (rank + 1) * ROWS)
+    size = {"env__num": rows.stop - rows.start, "agent__rollout": 12}
+    worker: Any = make_worker("CartPole-v1", agent, **(NORMALIZED | size | changes))
+    updater = LocalUpdater(worker.agent) if rank is None else DistribUpdater(worker.agent)
+    for seed in range(4):
+        metrics = worker.agent.learn(made_up_batch(seed, rows), updater).metrics
+    worker.close()
+    state = {
+        name: x for name, x in worker.agent.state_dict().items() if isinstance(x, Tensor) and "carried" not in name
+    }
+    return state | {f"metrics/{name}": x for name, x in metrics.items()} | {"rate": torch.tensor(updater.learning_rate)}
+
+
+@pytest.mark.parametrize(
+    ("agent", "changes"),
+    [("ppo", {"agent__minibatches": 1, "agent__epochs": 3}), ("a2c", {}), ("a2c", {"agent__n_step": 3})],
+)
+def test_two_ranks_with_one_minibatch_are_one_rank_with_all_rows(tmp_path: Path, agent: str, changes: Any) -> None:
+    one, other = on_ranks(learn, tmp_path, agent, changes)
+    alone = learn(None, agent, changes)
+    assert sorted(one) == sorted(alone)
+    for name, x in alone.items():
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=0)
+        torch.testing.assert_close(one[name], x, rtol=1e-5, atol=1e-5, msg=lambda told, name=name: f"{name}: {told}")
+
+
+def test_with_several_minibatches_the_ranks_stay_equal(tmp_path: Path) -> None:
+    changes = {"agent__minibatches": 3, "agent__epochs": 4, "agent__target_kl": 0.02}
+    one, other = on_ranks(learn, tmp_path, "ppo", changes)
+    assert all(torch.equal(x, other[name]) for name, x in one.items())
+    assert float(one["metrics/optimizer_steps"]) < 12  # the ranks agreed to stop
+
+
+def learn_from_a_replay(rank: int) -> dict[str, Tensor]:
+    """The number of updates, real steps and parameters of a DQN whose ranks play different episodes."""
+    small = {"env__num": 2, "agent__warmup": 40, "agent__batch_size": 8, "agent__updates_per_step": 0.5}
+    worker: Any = make_worker("CartPole-v1", "dqn", network__hidden=(16,), **small)
+    worker.updater = worker.guard.updater = DistribUpdater(worker.agent)
+    begin(worker, 100 * rank)
+    updates = steps = 0
+    for _ in range(60):
+        steps += collect(worker)
+        updates += improve(worker)[1]
+    worker.close()
+    flat = torch.cat([p.detach().flatten() for p in worker.agent.parameters()])
+    return {"updates": torch.tensor(updates), "steps": torch.tensor(steps), "parameters": flat}
+
+
+def test_ranks_of_a_replay_agent_make_the_same_number_of_updates(tmp_path: Path) -> None:
+    one, other = on_ranks(learn_from_a_replay, tmp_path)
+    assert one["steps"] != other["steps"]
+    assert one["updates"] == other["updates"] > 10
+    assert torch.equal(one["parameters"], other["parameters"])
