@@ -159,6 +159,8 @@ class _Watcher(LocalUpdater):
             if spoilt:
                 shown = ", ".join(spoilt[:3]) + (", …" if len(spoilt) > 3 else "")
                 found.lines.append(("gradients", f"not finite in {len(spoilt)} parameters: {shown}"))
+            elif not found.backward:
+                found.lines.append(("gradients", f"their norm is {float(norm):.4g}"))
             found.again = True
             raise _Seen
         self.train(False)
