@@ -124,6 +124,7 @@ class ActorCritic(Agent):
     """A policy and a value function, learned from whole rollouts; one step per rollout."""
 
     Config: type[Any] = ActorCriticConfig
+    network_names = ("actor", "critic", "actor_critic")
     keeps_distribution = False
 
     def __init__(

@@ -121,6 +121,7 @@ class DDPG(OffPolicy):
     """A deterministic policy trained to maximize Q(s, a), and critics trained from a replay."""
 
     Config: type[Any] = DDPGConfig
+    network_names = ("actor", "critic")
     acting, followed = ("actor",), ("actor", "critic")
     last_actor_loss: Tensor
 

@@ -131,6 +131,7 @@ class DQN(OffPolicy):
     """The value of every choice, learned from a replay."""
 
     Config: type[Any] = DQNConfig
+    network_names = ("q",)
     acting = followed = ("q",)
 
     def __init__(

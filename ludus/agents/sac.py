@@ -98,6 +98,7 @@ class SAC(OffPolicy):
     """
 
     Config: type[Any] = SACConfig
+    network_names = ("actor", "critic")
     acting = ("actor",)
     followed = ("critic",)
     log_alpha: Tensor

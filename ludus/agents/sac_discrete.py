@@ -81,6 +81,7 @@ class DiscreteSAC(OffPolicy):
     """A policy over choices that seeks reward and entropy, with critics learned from a replay; masks are heeded."""
 
     Config: type[Any] = DiscreteSACConfig
+    network_names = ("actor", "critic")
     acting = ("actor",)
     followed = ("critic",)
     log_alpha: Tensor

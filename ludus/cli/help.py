@@ -6,6 +6,7 @@ import ast
 import inspect
 import shutil
 import textwrap
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
@@ -70,7 +71,7 @@ def _collect(given: Any, prefix: str, groups: list[Group], skip: str = "") -> No
     hints, texts = get_type_hints(kind, include_extras=True), comments(kind)
     values = {field.name: _value(given, field) for field in fields(kind) if field.name != skip}
     for name, value in values.items():
-        if not is_dataclass(value):
+        if not is_dataclass(value) and not isinstance(value, Mapping):  # flags of single networks are not listed
             flag = f"--{prefix}{RENAMED.get(name, name)}".replace("_", "-")
             here.append(Entry(_with_value(flag, hints[name]), f"{texts.get(name, '')} {_default(value)}".strip()))
     for name, value in values.items():

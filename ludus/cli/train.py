@@ -21,7 +21,6 @@ from ludus.settings.settings import (
     SHORT,
     Resolved,
     Settings,
-    agent_config,
     agent_of,
     find_preset,
     resolve_settings,
@@ -80,7 +79,7 @@ def parse(argv: list[str], command: str = "train") -> Resolved:
     agent, preset, file = (_peek(words, flag) for flag in ("--agent", "--preset", "--config"))
     trust = _trusts(words)
     chosen = agent_of(agent, preset, file, trust)
-    types = setting_types(agent_config(chosen))
+    types = setting_types(chosen)
     short = {flag: types[key] for flag, key in SHORT.items()}
     types.pop("agent.name")  # --agent is the one way: it decides which flags there are
     alone, values = _read(words, known_flags(types | LAYERS | short), chosen)

@@ -21,7 +21,6 @@ from ludus.core.config import Plan
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.names import resolve
-from ludus.core.network import NetworkSpec
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
 from ludus.experience.space import free_room, rollout_bytes
@@ -30,6 +29,7 @@ from ludus.networks.build import build_network
 from ludus.parallel.resources import cores, free_memory
 from ludus.preprocess.observation import ObsPreprocessor
 from ludus.settings.ineffective import refuse_ineffective, unused
+from ludus.settings.networks import plan_networks
 from ludus.settings.settings import Resolved, Settings
 
 LARGE_IMAGE = 64  # the smallest side from which policy and value share a trunk
@@ -56,8 +56,8 @@ def build_agent(settings: Settings[Any], observation: Specs, action: Specs, devi
         raise UserError(f'agent "{settings.agent_name}" lacks {", ".join(missing)}; see ludus.core.agent.Agent.')
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        needs = kind.requirements(observation, action, settings.agent, _shares(settings, observation))
-        networks = {name: build_network(settings.network, NetworkSpec(*need)) for name, need in needs.items()}
+        planned = plan_networks(settings, observation, action, _shares(settings, observation))
+        networks = {name: build_network(*plan) for name, plan in planned.items()}
         agent: Agent = kind(observation, action, settings.agent, networks, settings.env.num)
     if isinstance(device, str):
         device = choose_device(device, memory_needed(settings, agent, observation))
@@ -66,9 +66,8 @@ def build_agent(settings: Settings[Any], observation: Specs, action: Specs, devi
 
 def outline_agent(settings: Settings[Any], observation: Specs, action: Specs) -> Agent | None:
     """The agent on the meta device, for shapes without memory; None where the user's code decides them."""
-    network = settings.network
-    pieces = (network.name, network.net1d, network.net2d, network.net3d, network.net4d, network.body, network.head)
-    if any(":" in name for name in (settings.agent_name, *pieces)):
+    configs = (settings.network, *map(settings.network_for, settings.per_network))
+    if ":" in settings.agent_name or any(":" in name for config in configs for name in config.piece_names):
         return None
     with torch.device("meta"):
         return build_agent(settings, observation, action, torch.device("meta"))
@@ -151,6 +150,8 @@ def _shares(settings: Settings[Any], observation: Specs) -> bool:
     """
     if settings.network.shared != "auto":
         return settings.network.shared == "yes"
+    if settings.per_network:
+        return False  # networks that differ cannot be one
     shapes = ObsPreprocessor(network_inputs(observation)).shapes.values()
     return any(len(shape) > 2 and min(shape[-2:]) >= LARGE_IMAGE for shape in shapes)
 

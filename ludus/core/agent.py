@@ -31,6 +31,7 @@ class Agent(nn.Module, ABC):
     ``batch`` is the number of environments that it will learn from.
     """
 
+    network_names: tuple[str, ...] = ()  # of all networks that it may ask for: each may have settings of its own
     Config: type[AgentConfig]  # the settings: a frozen dataclass with a comment per field
     config: Any
     goal_reward: GoalReward | None = None  # set before make_cache if needs_goal_reward: the environments' own

@@ -222,3 +222,33 @@ class NoVelocityCartPole(gymnasium.Env[Floats, np.int64]):
 
     def close(self) -> None:
         self._env.close()
+
+
+class LuckEnv(gymnasium.Env[Any, np.int64]):
+    """The right choice of four pays 1, shown by ``signal``; each reward also has the ``luck`` of the episode, ±10.
+
+    Luck is larger than what an action can earn. A critic that sees it predicts it, so that advantages show what
+    actions are worth; an actor has no use for it, and does not have it once the policy is deployed.
+    """
+
+    def __init__(self, length: int = 4, luck: float = 10.0) -> None:
+        self.length, self.luck = length, luck
+        box = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        self.observation_space = spaces.Dict({"signal": spaces.Box(0, 1, (4,), np.float32), "luck": box})
+        self.action_space = spaces.Discrete(4)
+        self._target, self._step, self._luck = 0, 0, 0.0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        self._step, self._luck = 0, float(self.np_random.choice([-1, 1]))
+        return self._draw(), {}
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, Info]:
+        self._step += 1
+        right = float(action == self._target)
+        return self._draw(), right + self.luck * self._luck, self._step >= self.length, False, {"right": right}
+
+    def _draw(self) -> dict[str, Floats]:
+        self._target = int(self.np_random.integers(4))
+        signal = np.eye(4, dtype=np.float32)[self._target]
+        return {"signal": signal, "luck": np.array([self._luck], np.float32)}

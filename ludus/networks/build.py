@@ -50,8 +50,7 @@ def _build_one(config: NetworkConfig, spec: NetworkSpec) -> Network:
         config = concatenate_inputs(config)
     network = ModularNetwork(spec.inputs, spec.outputs, config, spec.streams, spec.noisy)
     config = config.resolved(len(spec.inputs))
-    names = (config.net1d, config.net2d, config.net3d, config.net4d, config.body, config.head)
-    if own := [name for name in names if ":" in name]:
+    if own := [name for name in config.piece_names if ":" in name]:
         from ludus.networks.custom import check_on_zeros
 
         check_on_zeros(network, spec.inputs, spec.outputs, f"with {', '.join(own)}")

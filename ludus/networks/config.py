@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from ludus.core.errors import UserError
@@ -14,7 +16,10 @@ NATURE_CNN_SIDE = 36  # the smallest side that leaves one pixel after the three 
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """How observations become outputs; a piece of your own is pkg.mod:Class, made as Class(input_shape, config)."""
+    """How observations become outputs; --network.critic.hidden sets it for the critic alone.
+
+    A piece of your own is pkg.mod:Class, made as Class(input_shape, config).
+    """
 
     name: str = "modular"  # or your own as package.module:Class: a Network, or any torch module (ludus.networks.build)
     net1d: str = "mlp"  # what each vector observation goes through first
@@ -30,6 +35,8 @@ class NetworkConfig:
     lstm_size: int = 64  # how much an lstm remembers; its cost grows with the square
     # one trunk for policy and value: less work, often slower to learn; auto: yes for images of 64×64 and more
     shared: Literal["auto", "yes", "no"] = "auto"
+    # observations that the network gets, by name; * stands for any part of a name: network.actor.sees 'policy/*'
+    sees: tuple[str, ...] = ("*",)
     orthogonal: bool = True  # orthogonal first weights and a nearly uniform first policy; off: PyTorch's own
 
     def resolved(self, inputs: int) -> NetworkConfig:
@@ -51,8 +58,12 @@ class NetworkConfig:
     @property
     def may_be_recurrent(self) -> bool:
         """Whether some piece is an lstm or the user's own, which may have a memory too."""
-        pieces = (self.net1d, self.net2d, self.net3d, self.net4d, self.body, self.head)
-        return self.name != "modular" or any(piece == "lstm" or ":" in piece for piece in pieces)
+        return self.name != "modular" or any(piece == "lstm" or ":" in piece for piece in self.piece_names)
+
+    @property
+    def piece_names(self) -> tuple[str, ...]:
+        """The names of all classes that the network is made of."""
+        return (self.name, self.net1d, self.net2d, self.net3d, self.net4d, self.body, self.head)
 
     def net3d_for(self, shape: tuple[int, ...]) -> str:
         """Return the piece that an image ``[F, H, W]`` goes through, with ``auto`` decided by its size."""
@@ -60,10 +71,14 @@ class NetworkConfig:
             return self.net3d
         return "nature_cnn" if min(shape[1:]) >= NATURE_CNN_SIDE else "small_cnn"
 
-    def validate(self) -> None:
-        """Refuse sizes that no layer can have."""
+    def visible(self, names: Iterable[str]) -> list[str]:
+        """Return those of ``names`` that the network sees."""
+        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.sees)]
+
+    def validate(self, table: str = "network") -> None:
+        """Refuse sizes that no layer can have; ``table`` is where these settings are given."""
         for size in self.hidden:
             if size < 1:
-                raise UserError(f"network.hidden has a layer of {size}; every layer needs a size of 1 or more.")
+                raise UserError(f"{table}.hidden has a layer of {size}; every layer needs a size of 1 or more.")
         if self.lstm_size < 1:
-            raise UserError(f"network.lstm_size is {self.lstm_size}; it must be 1 or more.")
+            raise UserError(f"{table}.lstm_size is {self.lstm_size}; it must be 1 or more.")

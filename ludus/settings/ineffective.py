@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
-from inspect import isabstract
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
-import torch
-
 from ludus.agents import AGENTS
-from ludus.core.agent import Agent
 from ludus.core.errors import UserError, nearest
-from ludus.core.names import resolve
 from ludus.core.network import NetworkSpec
 from ludus.core.spec import Specs
 from ludus.networks.config import NetworkConfig
+from ludus.settings.networks import plan_networks
 from ludus.settings.parse import typed
-from ludus.settings.settings import Resolved, Settings, agent_config, network_of, setting_types, to_flat
+from ludus.settings.settings import Resolved, Settings, network_of, setting_types, to_flat
 
 OFF = ("agent.burn_in", "agent.overlap")  # 0 says that they should do nothing
 KINDS = {1: "vector", 2: "matrix", 3: "image", 4: "volume or clip"}
@@ -42,9 +38,16 @@ def refuse_ineffective(resolved: Resolved, observation: Specs, action: Specs) ->
 
 def unused(settings: Settings[Any], observation: Specs, action: Specs) -> Iterator[tuple[str, str]]:
     """Every setting that nothing reads, with the reason."""
-    apart, together = (_needs(settings, observation, action, shared) for shared in (False, True))
-    yield from _of_network(settings.network, apart)
-    if apart and apart == together:
+    apart = plan_networks(settings, observation, action, settings.network.shared == "yes")
+    specs = [plan.spec for plan in apart.values()]
+    common = [plan.spec for name, plan in apart.items() if name not in settings.per_network]
+    yield from _of_network(settings.network, common or specs, "network")
+    for name, changes in settings.per_network.items():
+        found = dict(_of_network(settings.network_for(name), [apart[name].spec], f"network.{name}"))
+        yield from ((key, why) for key, why in found.items() if key.rpartition(".")[2] in changes)
+    plain = replace(settings, per_network={})
+    alone, together = (plan_networks(plain, observation, action, shared) for shared in (False, True))
+    if alone and alone == together:
         yield "network.shared", f"agent {settings.agent_name} has nothing to share between networks"
     if ":" in settings.agent_name:  # who knows what an agent of the user's own reads
         return
@@ -52,29 +55,20 @@ def unused(settings: Settings[Any], observation: Specs, action: Specs) -> Iterat
         yield f"agent.{name}", why
 
 
-def _needs(settings: Settings[Any], observation: Specs, action: Specs, shared: bool) -> list[NetworkSpec]:
-    """The networks that the agent asks for; none for what is no agent, which is refused when it is made."""
-    kind = resolve(settings.agent_name, AGENTS, "agent")
-    if not (isinstance(kind, type) and issubclass(kind, Agent)) or isabstract(kind):
-        return []
-    with torch.random.fork_rng(devices=[]):  # what an agent makes to find out may draw first weights
-        return [NetworkSpec(*need) for need in kind.requirements(observation, action, settings.agent, shared).values()]
-
-
-def _of_network(config: NetworkConfig, needs: list[NetworkSpec]) -> Iterator[tuple[str, str]]:
+def _of_network(config: NetworkConfig, needs: list[NetworkSpec], table: str) -> Iterator[tuple[str, str]]:
     if ":" in config.name:
-        for name in (field.name for field in fields(config) if field.name not in ("name", "shared")):
-            yield f"network.{name}", f"the network {config.name} does not read it"
+        for name in (field.name for field in fields(config) if field.name not in ("name", "shared", "sees")):
+            yield f"{table}.{name}", f"the network {config.name} does not read it"
         return
     ranks = {len(shape) for need in needs for shape in need.inputs.values()}
     for rank in KINDS.keys() - ranks if needs else ():
-        yield f"network.net{rank}d", f"the environment has no {KINDS[rank]} observation"
+        yield f"{table}.net{rank}d", f"the environment has no {KINDS[rank]} observation"
     pieces = {piece for need in needs for piece in _pieces(config, need)}
     if not needs or any(":" in piece for piece in pieces):  # a piece of the user's own may read everything
         return
     for name, piece in SIZES.items():
         if not READS[piece] & pieces and not (name == "activation" and any(need.streams for need in needs)):
-            yield f"network.{name}", f"no piece of the network is an {piece}"
+            yield f"{table}.{name}", f"no piece of the network is an {piece}"
 
 
 def _pieces(config: NetworkConfig, need: NetworkSpec) -> set[str]:
@@ -91,6 +85,8 @@ def _default(settings: Settings[Any], key: str) -> Any:
     if key in (own := network_of(type(settings.agent))):
         return own[key]
     table, _, name = key.partition(".")
+    if "." in name:  # of one network: over that of all
+        return getattr(settings.network, name.rpartition(".")[2])
     (field,) = (field for field in fields(getattr(settings, table)) if field.name == name)
     return field.default if field.default is not MISSING else None
 
@@ -100,7 +96,7 @@ def agents_with_setting(key: str, agent: str) -> str:
     if not key.startswith("agent."):
         return ""
     first = {kind: name for name, kind in reversed(AGENTS.items())}  # of the names of one algorithm
-    having = [name for name in AGENTS if name in first.values() and key in setting_types(agent_config(name))]
+    having = [name for name in AGENTS if name in first.values() and key in setting_types(name)]
     if not having:
         return ""
     return f"{agent} has no such setting; {', '.join(having)} {'has' if len(having) == 1 else 'have'} it"

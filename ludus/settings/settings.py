@@ -84,6 +84,12 @@ class Settings(Generic[A]):
     agent: A
     network: NetworkConfig = field(default_factory=NetworkConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    # settings of single networks: network.critic.hidden is {"critic": {"hidden": …}}
+    per_network: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def network_for(self, name: str) -> NetworkConfig:
+        """The settings of one of the agent's networks: those of all, and its own over them."""
+        return replace(self.network, **self.per_network.get(name, {}))
 
     def validate(self) -> None:
         """Refuse values out of range, here and in every part."""
@@ -96,8 +102,10 @@ class Settings(Generic[A]):
                 raise UserError(f"{key} has {text!r}, but must be text of at most {LONGEST_NAME} printable characters.")
         validate_environment(self.env)
         self.agent.validate()
-        self.network.validate()
         self.evaluation.validate()
+        self.network.validate()
+        for name in self.per_network:
+            self.network_for(name).validate(f"network.{name}")
 
 
 class Resolved(NamedTuple):
@@ -157,7 +165,7 @@ def _adapt_defaults(resolved: Resolved) -> Resolved:
     """Replace defaults by what the agent prefers for a run of this length; settings that were given stay."""
     settings, origins = resolved
     kind = resolve(settings.agent_name, AGENTS, "agent")
-    length = settings.nb_step, settings.env.num, settings.network.may_be_recurrent
+    length = settings.nb_step, settings.env.num, _may_be_recurrent(settings)
     chosen = {
         name: value
         for name, value in kind.adapt_defaults(settings.agent, *length).items()
@@ -167,6 +175,11 @@ def _adapt_defaults(resolved: Resolved) -> Resolved:
         replace(settings, agent=replace(settings.agent, **chosen)),
         origins | {f"agent.{name}": ADAPTED for name in chosen},
     )
+
+
+def _may_be_recurrent(settings: Settings[Any]) -> bool:
+    configs = (settings.network, *map(settings.network_for, settings.per_network))
+    return any(config.may_be_recurrent for config in configs)
 
 
 def name_of(key: str, value: Any) -> Any:
@@ -195,6 +208,7 @@ def to_flat(settings: Settings[Any]) -> Flat:
     nested = _fields(settings)
     nested = {key: _fields(value) if is_dataclass(value) else value for key, value in nested.items()}
     nested["agent"] = {"name": nested.pop("agent_name"), **nested["agent"]}
+    nested["network"] |= nested.pop("per_network")
     return flatten(nested)
 
 
@@ -210,16 +224,21 @@ def agent_of(agent: str | None, preset: str | None, file: str | Path | None, tru
     return agent or (named | read).get("agent.name", DEFAULT_AGENT)
 
 
-def setting_types(config: type[Any]) -> dict[str, Any]:
-    """The annotation of every setting by its dotted key, for an agent whose Config is ``config``."""
-    hints = get_type_hints(Settings) | {"agent": config}
+def setting_types(agent: str) -> dict[str, Any]:
+    """The annotation of every setting by its dotted key, for the agent of this name."""
+    hints = get_type_hints(Settings) | {"agent": agent_config(agent)}
     found: dict[str, Any] = {"agent.name": hints.pop("agent_name")}
+    del hints["per_network"]
     for name, annotation in hints.items():
         if is_dataclass(annotation):
             inner = get_type_hints(annotation)
             found |= {f"{name}.{part.name}": inner[part.name] for part in fields(annotation)}
         else:
             found[name] = annotation
+    for network in resolve(agent, AGENTS, "agent").network_names:
+        own = {f"network.{network}.{name}": hint for name, hint in get_type_hints(NetworkConfig).items()}
+        del own[f"network.{network}.shared"]
+        found |= own
     return found
 
 
@@ -289,9 +308,9 @@ def _build(layers: list[tuple[str, Flat]]) -> Resolved:
     if not values.get("env.id"):
         raise UserError("No environment was given; name one, as in `ludus train CartPole-v1`.")
     values.setdefault("agent.name", DEFAULT_AGENT)
-    config = agent_config(values["agent.name"])
-    types, values = setting_types(config), network_of(config) | values
     agent = values["agent.name"]
+    config = agent_config(agent)
+    types, values = setting_types(agent), network_of(config) | values
     typed = {key: _typed(key, x, types, origins.get(key, "default"), agent) for key, x in values.items()}
     settings = _make(_unflatten(typed), config)
     settings.validate()
@@ -325,5 +344,7 @@ def _make(nested: Flat, config: type[A]) -> Settings[A]:
     agent = nested.pop("agent")
     name = agent.pop("name")
     parts = {"env": EnvConfig, "network": NetworkConfig, "evaluation": EvaluationConfig}
+    network = nested.get("network", {})
+    per_network = {key: network.pop(key) for key, value in list(network.items()) if isinstance(value, dict)}
     made = {key: make(**nested.pop(key, {})) for key, make in parts.items()}
-    return Settings(agent_name=name, agent=config(**agent), **made, **nested)
+    return Settings(agent_name=name, agent=config(**agent), per_network=per_network, **made, **nested)

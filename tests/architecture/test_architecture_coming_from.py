@@ -111,9 +111,9 @@ def test_what_the_page_points_at_exists(page):
 def test_sb3_settings_have_their_names_here():
     """The tables of settings: every ``agent.x``, ``env.x``, … in backticks is a setting of PPO or A2C."""
     from ludus.agents import AGENTS
-    from ludus.settings.settings import agent_config, setting_types
+    from ludus.settings.settings import setting_types
 
-    known = {key for name in AGENTS for key in setting_types(agent_config(name))}
+    known = {key for name in AGENTS for key in setting_types(name)}
     text = PAGES[1].read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:agent|env|network|evaluation)\.[a-z_]+)`", text))
     assert len(named) > 15

@@ -12,13 +12,13 @@ import ludus
 from ludus.cli.arguments import spell
 from ludus.core.errors import UserError
 from ludus.settings.parse import union_members
-from ludus.settings.settings import agent_config, resolve_settings, setting_types
+from ludus.settings.settings import resolve_settings, setting_types
 
 TRAIN = ["train", "CartPole-v1", "--preset", "none", *flags(TINY | {"agent.minibatches": 2})]
 
 
 def numeric(agent):
-    types = setting_types(agent_config(agent))
+    types = setting_types(agent)
     return [k for k, t in types.items() if t in (int, float) or float in union_members(t)] + ["network.hidden"]
 
 
@@ -28,7 +28,7 @@ MAY_BE_ZERO = {
     *("seed", "threads", "log_every", "checkpoint_every", "env.max_episode_steps", "env.workers", "evaluation.every"),
     "evaluation.environments",
     *("agent.gamma", "agent.gae_lambda", "agent.n_step", "agent.entropy_coef", "agent.value_coef"),
-    *("agent.max_grad_norm", "agent.value_clip", "agent.target_kl"),
+    *("agent.weight_decay", "agent.max_grad_norm", "agent.value_clip", "agent.target_kl"),
 }
 
 
@@ -64,7 +64,7 @@ def test_no_negative_number_slips_through(place, value):
             resolve_settings("CartPole-v1", agent, overrides={key: value})
 
 
-@pytest.mark.parametrize("key", [k for k, t in setting_types(agent_config("ppo")).items() if t is int])
+@pytest.mark.parametrize("key", [k for k, t in setting_types("ppo").items() if t is int])
 @pytest.mark.parametrize("value", ["1e30", "1.5", "inf", "nan", "many", "", "0x10"])
 def test_whole_numbers_are_whole_and_of_64_bits(key, value):
     with pytest.raises(UserError, match=rf"^{key} is .*a whole number"):

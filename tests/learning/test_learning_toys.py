@@ -211,3 +211,18 @@ def test_a_cue_in_the_first_observation_is_learned_where_rows_are_reset_in_the_s
     result = ludus.train(cue, "ppo", nb_step=10_000, seed=0, settings=settings | LSTM)
     assert result.evaluation is not None
     assert result.evaluation.mean >= 0.95
+
+
+def chance_of_right(runs: Path, seed: int, **settings: Any) -> float:
+    """Train PPO on LuckEnv for a short while; return the mean probability of the right choice."""
+    own = {"seed": seed, "agent.gamma": 0.9, "evaluation.episodes": 1, **settings}
+    policy = ludus.load(train(runs, TOY + "LuckEnv", "ppo", 6_000, own).run, "latest")
+    seen = [{"signal": np.eye(4, dtype=np.float32)[i], "luck": np.ones(1, np.float32)} for i in range(4)]
+    chances = [policy.distribution(observation)["probabilities"][i] for i, observation in enumerate(seen)]
+    return float(np.mean(chances))
+
+
+def test_a_critic_that_sees_more_than_the_actor_learns_faster(tmp_path: Path) -> None:
+    asymmetric = [chance_of_right(tmp_path, seed, **{"network.actor.sees": ("signal",)}) for seed in range(2)]
+    blind = [chance_of_right(tmp_path, seed, **{"network.sees": ("signal",)}) for seed in range(2)]
+    assert np.mean(asymmetric) >= np.mean(blind) + 0.15, (asymmetric, blind)

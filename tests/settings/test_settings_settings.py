@@ -350,7 +350,7 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
 
 
 def test_every_setting_has_a_dotted_key() -> None:
-    types = setting_types(OwnConfig)
+    types = setting_types(f"{__name__}:OwnAgent")
     assert types["agent.sizes"] == tuple[int, ...]
     assert types.keys() >= {"nb_step", "agent.name", "env.num", "network.hidden", "evaluation.stop_at"}
     assert "agent_name" not in types

@@ -1,0 +1,58 @@
+"""The networks that an agent asks for, each with its own settings and with the observations that it sees."""
+
+from __future__ import annotations
+
+from inspect import isabstract
+from typing import Any, NamedTuple
+
+import torch
+
+from ludus.agents import AGENTS
+from ludus.core.agent import Agent
+from ludus.core.errors import UserError, nearest
+from ludus.core.names import resolve
+from ludus.core.network import NetworkSpec
+from ludus.core.spec import Specs, network_inputs
+from ludus.networks.config import NetworkConfig
+from ludus.settings.settings import Settings
+
+
+class PlannedNetwork(NamedTuple):
+    """A network before it is built."""
+
+    config: NetworkConfig
+    spec: NetworkSpec
+
+
+def plan_networks(
+    settings: Settings[Any], observation: Specs, action: Specs, shared: bool
+) -> dict[str, PlannedNetwork]:
+    """Return the networks that the agent asks for, by name; none for a class that is no agent."""
+    kind = resolve(settings.agent_name, AGENTS, "agent")
+    if not (isinstance(kind, type) and issubclass(kind, Agent)) or isabstract(kind):
+        return {}
+    with torch.random.fork_rng(devices=[]):  # what an agent makes to find out may draw first weights
+        specs = kind.requirements(observation, action, settings.agent, shared)
+    if unknown := [name for name in settings.per_network if name not in specs]:
+        together = " (network.shared is yes)" if shared else ""
+        raise UserError(
+            f"network.{unknown[0]} is set, but the networks of {settings.agent_name} are {', '.join(specs)}{together}."
+            f"{nearest(unknown[0], specs)}"
+        )
+    seen = list(network_inputs(observation))
+    return {name: _plan(name, settings.network_for(name), NetworkSpec(*spec), seen) for name, spec in specs.items()}
+
+
+def _plan(name: str, config: NetworkConfig, spec: NetworkSpec, observations: list[str]) -> PlannedNetwork:
+    """Leave only those inputs that the network sees; what is no observation, as a critic's action, stays."""
+    for pattern in config.sees:
+        if not any(NetworkConfig(sees=(pattern,)).visible(observations)):
+            raise UserError(
+                f'network.{name}.sees has "{pattern}", which is none of the observations {", ".join(observations)}.'
+                f"{nearest(pattern, observations)}"
+            )
+    if not config.sees:
+        raise UserError(f"network.{name}.sees is empty, so the network would see nothing; name some observations.")
+    visible = config.visible(observations)
+    inputs = {key: shape for key, shape in spec.inputs.items() if key in visible or key not in observations}
+    return PlannedNetwork(config, spec._replace(inputs=inputs))
