@@ -16,7 +16,7 @@ from ludus.core.spec import is_mask
 from ludus.core.types import State
 from ludus.core.updater import NonFiniteError, Updater
 from ludus.environments.findings import outside
-from ludus.experience.validate import Bounds, NotFinite, check_batch, finite_flags
+from ludus.experience.validate import Bounds, NotFinite, check_batch, check_resets, finite_flags
 
 
 class Failure(NamedTuple):
@@ -65,6 +65,8 @@ class Guard:
             flags = []
         self._learned += 1
         if self._learned & (self._learned - 1) == 0:  # learnings 1, 2, 4, 8, …
+            if batch.index is None:
+                check_resets(batch, self._name)
             for name, value in self._bounds.find(batch.observation).items():
                 self._manager.on_report(f"{self._name}: {outside(name, value)}")
         try:

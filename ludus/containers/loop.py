@@ -89,14 +89,15 @@ def collect(loop: Collector) -> int:
     environments = [rows.stop - rows.start for rows in manager.groups]
     counted = seats[0].role
     agents = manager.roles[counted].agents
-    numbers: list[Tensors] = []
+    numbers: list[Tensors] = [{} for _ in seats]
     count: int | Tensor = 0
 
     def act(group: int) -> None:
-        nonlocal numbers
-        if group == 0:
-            numbers = [seat.noise.next() for seat in seats]
-        actions = {part.seat.role: part.act(drawn) for part, drawn in zip(parts[group], numbers, strict=True)}
+        actions: dict[str, Tensors] = {}
+        for i, part in enumerate(parts[group]):
+            if group == 0:
+                numbers[i] = part.seat.noise.next()  # for all groups
+            actions[part.seat.role] = part.act(numbers[i])
         clock.lap("acting")
         manager.send_roles(actions, group)
 

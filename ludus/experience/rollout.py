@@ -11,7 +11,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.rows import Rows
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
-from ludus.preprocess.running import running_returns
+from ludus.ops.returns import running_returns
 
 ENDING = ("reward", "terminated", "truncated", "real")
 FINAL_VALUE = "experience/final_value"  # written with the step after the action, not with it
@@ -34,8 +34,9 @@ class RolloutRows:
         self.final_value = views.pop(FINAL_VALUE, [])
         self.agent = [x for kind in ("action/", "experience/") for name, x in views.items() if name.startswith(kind)]
         self.final = [x for name, x in views.items() if name.startswith("final/")]
-        self.first, *self.ending = (views[name] for name in ("first", *ENDING))
-        self.real = self.ending[-1]
+        self.first, self.reward, self.terminated, self.truncated, self.real = (
+            views[name] for name in ("first", *ENDING)
+        )
 
     def carry(self, length: int) -> None:
         """Make the last observation the first of the next rollout."""
@@ -83,8 +84,10 @@ class RolloutCache(ExperienceCache):
         if at == 0:
             lane.state = state.map(torch.clone)
             return
-        for target, x in zip(lane.ending, (step.reward, step.terminated, step.truncated, step.real), strict=True):
-            target[at - 1].copy_(x)
+        lane.reward[at - 1].copy_(step.reward)
+        lane.terminated[at - 1].copy_(step.terminated)
+        lane.truncated[at - 1].copy_(step.truncated)
+        lane.real[at - 1].copy_(step.real)
         if step.final is not None:
             self._write_final(lane, step.final, final_value)
         if at == self.length:

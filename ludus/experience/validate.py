@@ -85,6 +85,16 @@ def check_batch(batch: Batch, action: Specs, environment: str) -> None:
             _check_mask(mask[:-1], batch, spec.choices, f'{environment}: the mask of action "{name}"')
 
 
+def check_resets(batch: Batch, environment: str) -> None:
+    """Refuse steps of a rollout that are real and begin an episode although none has ended."""
+    wrong = batch.real & batch.first[1:] & ~(batch.terminated | batch.truncated)
+    if bool(wrong.any()):
+        raise UserError(
+            f"{environment} ({place(batch, int(wrong.nonzero()[0, 1]))}): a step is real and begins an episode, but "
+            "neither terminated nor truncated says that the one before has ended; mend its manager."
+        )
+
+
 def place(batch: Batch, row: int) -> str:
     """What a row of a batch is: that of an environment, or an item that was drawn from a replay."""
     return f"row {row}" if batch.index is None else f"item {row} of the batch of {batch.reward.shape[1]}"

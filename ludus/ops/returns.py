@@ -65,6 +65,22 @@ def gae(
     return linear_scan(delta, discount * continues * lambda_)
 
 
+@torch.no_grad()
+def running_returns(
+    reward: Tensor, ended: Tensor, real: Tensor, gamma: float, carried: Tensor
+) -> tuple[Tensor, Tensor]:
+    """R_t = r_t + γ R_{t−1}, the discounted sum of a row's rewards so far, in float64 (Engstrom et al. 2020).
+
+    It begins anew after ``ended`` and after padding (not ``real``), whose reward may be anything. ``carried`` ``[B]``
+    is γ R before the first step; what is returned beside the returns ``[T, B]`` is that after the last.
+    """
+    x = torch.where(real, reward.double(), 0.0)
+    x[0] += carried
+    decay = (real & ~ended).double() * gamma  # [T, B] from t to t+1
+    returns = linear_scan(x.flip(0), torch.cat([decay[:-1].flip(0), torch.zeros_like(decay[:1])])).flip(0)
+    return returns, returns[-1] * decay[-1]
+
+
 def _bootstrap(discount: Tensor, value_t: Tensor) -> Tensor:
     """``discount · value_t``, and 0 where the discount is 0, whatever the value is."""
     return discount * value_t.masked_fill(discount == 0, 0)

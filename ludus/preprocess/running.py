@@ -119,22 +119,5 @@ class RewardScaler(nn.Module):
         return reward * self.statistics.scale
 
 
-@torch.no_grad()
-def running_returns(
-    reward: Tensor, ended: Tensor, real: Tensor, gamma: float, carried: Tensor
-) -> tuple[Tensor, Tensor]:
-    """R_t = r_t + γ R_{t−1} of each row, ``[T, B]`` in float64; it begins anew after ``ended`` and after padding.
-
-    ``carried`` ``[B]`` is γ R before the first step, and what is returned beside the returns is that after the last.
-    """
-    reward = torch.where(real, reward.double(), 0.0)
-    decay = (real & ~ended).double() * gamma
-    returns = []
-    for r, d in zip(reward.unbind(), decay.unbind(), strict=True):
-        returns.append(r + carried)
-        carried = returns[-1] * d
-    return torch.stack(returns), carried
-
-
 def _key(name: str) -> str:
     return f"observation/{name.replace('.', '·')}"

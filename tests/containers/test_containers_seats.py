@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ludus.containers.build import build_agent
+from ludus.containers.guard import Guard
 from ludus.containers.loop import begin, collect
 from ludus.containers.updater import LocalUpdater
+from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.rows import Rows
 from ludus.core.seat import Seat
@@ -96,6 +98,19 @@ def test_a_recurrent_critic_values_the_last_observation_with_the_memory_of_its_e
     worker.close()
     assert found == 2
     assert batch.real.all()
+
+
+def test_a_reset_without_an_ending_is_refused_unless_it_is_padding() -> None:
+    worker = make_worker(CUE, "ppo", env__backend="tensor", env__num=4)
+    begin(worker, 0)
+    collect(worker)
+    batch = worker.cache.read()
+    batch.first[3, 2] = True
+    with pytest.raises(UserError, match=r"row 2.*real and begins an episode"):
+        worker.guard.learn(batch)
+    batch.real[2, 2] = False  # an episode that was lost
+    Guard(worker.agent, worker.updater, worker.manager).learn(batch)
+    worker.close()
 
 
 def make_seats(manager: SpeakerListener, seed: int) -> tuple[SimpleNamespace, dict[str, Updater]]:
