@@ -120,7 +120,7 @@ def numbered_batch(time: int, columns: int) -> Batch:
         {"x": torch.cat([floats, torch.full((1, columns), torch.nan)]).unsqueeze(-1)},
         torch.zeros(time + 1, columns, dtype=torch.bool),
         {"action": numbers}, floats, flags, flags, floats, ~flags, floats, {"value": floats},
-        HiddenState({"h": numbers[0].float().unsqueeze(-1)}),
+        state=HiddenState({"h": numbers[0].float().unsqueeze(-1)}),
     )  # fmt: skip
 
 
