@@ -6,6 +6,7 @@ ACER = "ludus.agents.acer:ACER"
 AGENTS = {
     "a2c": "ludus.agents.actor_critic:ActorCritic",
     "ppo": "ludus.agents.ppo:PPO",
+    "vtrace": "ludus.agents.vtrace:ActorCriticVTrace",
     "dqn": DQN,
     "double_dqn": DQN,
     "dueling_dqn": DQN,

@@ -33,7 +33,9 @@ UNSCALED: dict[str, Any] = {"agent__normalize_observation": False, "agent__norma
 def small(agent: Any) -> dict[str, Any]:
     """Settings of a run of moments; those that learn from rollouts have short ones."""
     return SMALL | (
-        {"agent.rollout": 8} if agent in ("ppo", "a2c") or ":" in str(agent) or not isinstance(agent, str) else {}
+        {"agent.rollout": 8}
+        if agent in ("ppo", "a2c", "vtrace") or ":" in str(agent) or not isinstance(agent, str)
+        else {}
     )
 
 

@@ -109,6 +109,7 @@ QUICK: dict[str, dict[str, Any]] = {
         "agent.log_std_init": -1.0,  # at a deviation of 1, clipping makes a mean beyond the target the best one
     },
 }
+QUICK["vtrace"] = QUICK["a2c"]
 
 CLASSIC = (
     Task("cartpole/ppo", "CartPole-v1", "ppo", 475, 100_000, 10),
@@ -174,7 +175,12 @@ IDENTITY = tuple(
         ("Box", "eps=0.5", box),
     )
 )
-TOYS = tuple(task for agent in AGENTS for task in toys(agent))
+VTRACE_TOYS = (
+    toy("memory", "MemoryEnv", "vtrace", 0.95, 10_000, settings=LSTM),
+    toy("masked", "MaskedEnv", "vtrace", 7.8, 10_000),
+    toy("gaussian", "TargetEnv", "vtrace", -0.3, 16_000, settings={"agent.distribution": "gaussian"}),
+)
+TOYS = (*(task for agent in AGENTS for task in toys(agent)), *VTRACE_TOYS)
 VALUES = ("dqn", "double_dqn", "dueling_dqn", "c51", "qr_dqn", "iqn", "munchausen_dqn", "rainbow")
 ACTORS = ("ddpg", "hddpg", "td3", "sac")
 REPLAYED = {"agent.warmup": 200, "agent.batch_size": 64, "agent.updates_per_step": 0.5}

@@ -47,6 +47,7 @@ def test_a_network_of_ones_own_names_the_flag_against_noisy_layers() -> None:
 AGENTS = {
     "ppo": "env.num, agent.rollout or network.hidden",
     "a2c": "env.num, agent.rollout or network.hidden",
+    "vtrace": "env.num, agent.rollout or network.hidden",
     "rainbow": "env.num, agent.replay, agent.batch_size or network.hidden",
     "sac": "env.num, agent.replay, agent.batch_size or network.hidden",
     "acer": "env.num, agent.rollout, agent.replay or network.hidden",

@@ -1,0 +1,95 @@
+"""Actor-critic with V-trace targets, the learner of IMPALA (Espeholt et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from ludus.agents.actor_critic import (
+    ActorCritic,
+    ActorCriticConfig,
+    unused_distribution,
+    unused_normalizer,
+)
+from ludus.core.batch import Batch
+from ludus.core.config import AgentConfig
+from ludus.core.errors import refuse_outside
+from ludus.core.spec import Specs
+from ludus.core.types import Sum, one_rank
+from ludus.core.updater import OptimizerName
+from ludus.ops.vtrace import vtrace
+
+
+@dataclass(frozen=True)
+class VTraceConfig(AgentConfig):
+    """Settings of the actor-critic with V-trace targets."""
+
+    learning_rate: float = 7e-4  # raise for speed, lower when the return collapses; larger in short runs
+    # linear: falls to 0 at nb_step; constant in short runs
+    learning_rate_schedule: Literal["constant", "linear"] = "linear"
+    gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
+    trace_lambda: float = 0.95  # how far targets look along the rollout; lower: less variance, more bias
+    rho_clip: float = 1.0  # largest importance ratio of targets and advantages; higher: less bias, more variance
+    c_clip: float = 1.0  # largest importance ratio of the trace: how far corrections reach back
+    rollout: int = 8  # steps per environment between two updates; fewer in short runs
+    entropy_coef: float = 0.01  # raise when the policy settles too early
+    value_coef: float = 0.5  # weight of the value loss; matters with a shared trunk
+    max_grad_norm: float = 0.5  # gradients are scaled down to this norm; 0: never
+    optimizer: OptimizerName = "rmsprop"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
+    weight_decay: float = 0.0  # shrinks weights at each step: adamw apart from the gradient, others as a penalty
+    optimizer_eps: float = 3e-3  # raise for smoother steps; 1e-5 for other optimizers than rmsprop
+    normalize_advantage: bool = False  # mean 0 and deviation 1 over the batch
+    normalize_observation: bool = True  # vectors by running mean and deviation, saved with the policy
+    normalize_reward: bool = True  # by the running deviation of the discounted return
+    distribution: Literal["gaussian", "tanh", "beta"] = "gaussian"  # of continuous actions
+    log_std_init: float = -0.5  # the Gaussian's first log deviation, in units where the action range is [-1, 1]
+
+    def validate(self) -> None:
+        """Refuse values that cannot train."""
+        refuse_outside(
+            self,
+            share=("gamma", "trace_lambda"),
+            positive=("learning_rate", "rollout", "optimizer_eps", "rho_clip", "c_clip"),
+            natural=("max_grad_norm", "weight_decay", "entropy_coef", "value_coef"),
+            finite=("log_std_init",),
+        )
+
+    plan = ActorCriticConfig.plan
+
+    def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
+        """Settings that continuous actions or normalizers would read."""
+        yield from unused_distribution(self, action)
+        yield from unused_normalizer(self, observation)
+
+
+class ActorCriticVTrace(ActorCritic):
+    """A2C whose targets correct for the policy that acted, which may be some updates older than the learner's."""
+
+    Config: type[Any] = VTraceConfig
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch, over_ranks: Sum = one_rank) -> Batch:
+        """Add ``advantage`` and ``return`` to the experience, by the values and policy that the networks have now."""
+        outputs, _ = self.outputs(batch.observation, batch.state, batch.first)
+        every = outputs["value"].squeeze(-1)  # [T+1, B]
+        taken = {name: x[:-1] for name, x in outputs.items()}
+        seen = {name: x[:-1] for name, x in batch.observation.items()}
+        log_ratio = self.policy.evaluate(taken, batch.action, seen)["log_prob"] - batch.experience["log_prob"]
+        value_t = batch.next_value(every, self._final_values(batch))
+        reward, config = self.scaled_reward(batch, over_ranks), self.config
+        clips = {"rho_bar": config.rho_clip, "c_bar": config.c_clip, "pg_rho_bar": config.rho_clip}
+        found = vtrace(
+            log_ratio,
+            reward,
+            batch.discount,
+            batch.continues,
+            every[:-1],
+            value_t,
+            lambda_=config.trace_lambda,
+            **clips,
+        )
+        added = {"advantage": found.advantage, "return": found.target, "value": every[:-1]}
+        return replace(batch, experience=batch.experience | added)
