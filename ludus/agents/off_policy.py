@@ -154,14 +154,13 @@ class OffPolicy(Agent):
                 "in learning alone; a2c, ppo and dqn give values with a memory too."
             )
 
-    @staticmethod
-    def weigh(batch: Batch, over_ranks: Sum = one_rank) -> Batch:
+    def weigh(self, batch: Batch, over_ranks: Sum = one_rank) -> Batch:
         """Set each row's share of a mean over real rows, times its importance weight, for losses.
 
         Beside it ``MEAN``, in proportion to that and 1 in sum, for metrics.
         """
         share = shares(batch.real, batch.weight, over_ranks)
-        mean = share / over_ranks(share.sum()).clamp(min=1e-8)
+        mean = share / over_ranks(share.sum()).clamp(min=1e-8) if self.config.prioritized else share
         return replace(batch, share=share, experience=batch.experience | {MEAN: mean})
 
     def follow(self) -> None:

@@ -223,12 +223,11 @@ class LocalUpdater(Updater):
         found = gradients(self.total(losses), part.group.parameters)
         with torch.no_grad():
             gradient = part.of(self.flat.gradient)
-            if any(x is None for x in found):
+            reached = [(view, x) for view, x in zip(part.gradients, found, strict=True) if x is not None]
+            if len(reached) < len(found):
                 gradient.zero_()
-            torch._foreach_copy_(
-                [view for view, x in zip(part.gradients, found, strict=True) if x is not None],
-                [x for x in found if x is not None],
-            )
+            if reached:
+                torch._foreach_copy_([view for view, _ in reached], [x for _, x in reached])
             return gradient, self.report(losses, metrics)
 
     def total(self, losses: Tensors) -> Tensor:

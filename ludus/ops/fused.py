@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import functional
 
 from ludus.core.errors import UserError
 
@@ -71,10 +72,10 @@ def _run_mlp(
     activate_ = ACTIVATIONS[activation][0]
     inputs = [x.reshape(-1, x.shape[-1])]
     for i in range(0, 2 * depth, 2):
-        inputs.append(activate_(torch.addmm(parameters[i + 1], inputs[-1], parameters[i].t())))
+        inputs.append(activate_(functional.linear(inputs[-1], parameters[i], parameters[i + 1])))
     x, start = inputs[-1], 2 * depth
     return inputs, tuple(
-        torch.addmm(parameters[start + 2 * i + 1], x, parameters[start + 2 * i].t()).view(shape)
+        functional.linear(x, parameters[start + 2 * i], parameters[start + 2 * i + 1]).view(shape)
         for i, shape in enumerate(shapes)
     )
 
