@@ -15,7 +15,7 @@ from ludus.containers.updater import LocalUpdater, Part
 from ludus.core.batch import Batch
 from ludus.core.types import Tensors
 from ludus.core.updater import LossFunction
-from ludus.preprocess.running import running_returns
+from ludus.ops.returns import running_returns
 
 RANKS, TIME, ROWS = 2, 12, 4
 
