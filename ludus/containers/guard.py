@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -13,35 +13,27 @@ from ludus.core.batch import Batch, Learned
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.spec import is_mask
-from ludus.core.types import State
+from ludus.core.types import Tensors
 from ludus.core.updater import NonFiniteError, Updater
 from ludus.environments.findings import outside
 from ludus.experience.validate import Bounds, NotFinite, check_batch, check_resets, finite_flags
 
 
-class Failure(NamedTuple):
-    """A learning that gave a NaN or an Inf: what ``ludus diagnose`` reads."""
-
-    wrong: State  # kind: learning, observation or reward; and where
-    step: int  # environment steps up to it
-    batch: Batch
-    metrics: dict[str, float]
-    refused: NonFiniteError | None  # the optimizer step that was not applied, where it is known
-
-
 class TrainingFailed(UserError):
-    """The sentence that ends the run, with the failure for the dump."""
+    """The error that ends a run at a NaN or Inf, with what reproduces the update."""
 
-    def __init__(self, message: str, failure: Failure) -> None:
+    def __init__(self, message: str, step: int, batch: Batch, refused: NonFiniteError | None = None) -> None:
         super().__init__(message)
-        self.failure = failure
+        self.step = step  # environment steps so far
+        self.batch = batch
+        self.refused = refused  # the optimizer step that was not applied, if it is known
 
 
 class Guard:
     """Runs ``agent.learn`` and raises ``TrainingFailed`` at the first NaN or Inf.
 
-    The updater does not apply a gradient that is not finite, so the parameters of the last good step remain. On a GPU
-    the flags of a whole learning are read at once, after it.
+    The updater does not apply a gradient that is not finite, so the parameters of the last good step remain. On a GPU,
+    flags are read once per ``learn``, at its end.
     """
 
     def __init__(self, agent: Agent, updater: Updater, manager: EnvironmentManager) -> None:
@@ -49,22 +41,22 @@ class Guard:
         self._name = getattr(manager, "name", "The environment")
         self._device = next(agent.parameters()).device
         self._masked = any(map(is_mask, manager.observation))
-        replaced = "" if agent.goal_reward is None else "desired_goal"  # hindsight puts reached goals in its place
+        replaced = "" if agent.goal_reward is None else "desired_goal"  # replaced by achieved goals in hindsight replay
         self._bounds = Bounds({k: spec for k, spec in manager.observation.items() if k != replaced}, self._device)
-        self._learned = 0
-        self.step = 0  # environment steps up to now, for messages; the container counts them
+        self._calls = 0
+        self.step = 0  # environment steps so far, for messages; set by the container
         self.diverged = False
 
     def learn(self, batch: Batch) -> Learned:
         """Learn from a batch."""
-        # in a replay a bad number shows in the loss sooner or later, and is looked for then
+        # replayed batches are only checked when a loss is not finite
         flags = finite_flags(batch, self._manager.action) if batch.index is None or self._masked else []
         if self._device.type == "cpu":
             if not all_finite(flags):
                 self._check(batch)
             flags = []
-        self._learned += 1
-        if self._learned & (self._learned - 1) == 0:  # learnings 1, 2, 4, 8, …
+        self._calls += 1
+        if self._calls & (self._calls - 1) == 0:  # calls 1, 2, 4, 8, …
             if batch.index is None:
                 check_resets(batch, self._name)
             for name, value in self._bounds.find(batch.observation).items():
@@ -72,44 +64,43 @@ class Guard:
         try:
             learned = self.agent.learn(batch, self.updater)
         except NonFiniteError as error:
-            self._fail(batch, {name: float(x) for name, x in error.metrics.items() if not x.dim()}, error)
-        essential = [x for name, x in learned.metrics.items() if is_essential(name)]
+            self._fail(batch, error.metrics, error)
+        losses = [x for name, x in learned.metrics.items() if must_be_finite(name)]
         norms = self.updater.take_norms()
-        if not all_finite([*flags, *norms, *essential]):
+        if not all_finite([*flags, *norms, *losses]):
             self._check(batch)
-            if not all_finite([*norms, *essential]):
-                self._fail(batch, {name: float(x) for name, x in learned.metrics.items()}, None)
+            if not all_finite([*norms, *losses]):
+                self._fail(batch, learned.metrics)
         return learned
 
-    def _fail(self, batch: Batch, metrics: dict[str, float], refused: NonFiniteError | None) -> NoReturn:
-        """End the run, for the environment's number if the batch holds a bad one."""
+    def _fail(self, batch: Batch, metrics: Tensors, refused: NonFiniteError | None = None) -> NoReturn:
+        """End the run, and blame the environment if the batch holds a NaN or Inf."""
         self.diverged = True
         self._check(batch)
-        spoilt = [f"{name} is {x}" for name, x in metrics.items() if is_essential(name) and not math.isfinite(x)]
-        what = (spoilt or ["a gradient is not finite"])[0]
+        bad = [f"{k} is {float(x)}" for k, x in metrics.items() if must_be_finite(k) and not math.isfinite(x)]
+        what = bad[0] if bad else "a gradient is not finite"
         raise TrainingFailed(
-            f"Training diverged: {what} at step {self.step}; lower agent.learning_rate, or "
-            "turn on agent.normalize_reward if rewards are large; earlier checkpoints are whole.",
-            Failure({"kind": "learning", "spoilt": spoilt}, self.step, batch, metrics, refused),
+            f"Training diverged: {what} at step {self.step}; lower agent.learning_rate, or turn on "
+            "agent.normalize_reward if rewards are large. Earlier checkpoints are intact.",
+            *(self.step, batch, refused),
         )
 
     def _check(self, batch: Batch) -> None:
         try:
             check_batch(batch, self._manager.action, self._name)
         except NotFinite as error:
-            failure = Failure(error.fault._asdict(), self.step, batch, {}, None)
-            raise TrainingFailed(str(error), failure) from error
+            raise TrainingFailed(str(error), self.step, batch) from error
 
 
-def is_essential(name: str) -> bool:
-    """Whether a metric must be finite for learning to go on."""
+def must_be_finite(name: str) -> bool:
+    """Whether a metric is a loss or a gradient norm; others may be NaN."""
     return name.startswith("loss/") or name == "gradient_norm"
 
 
 def all_finite(values: list[Tensor]) -> bool:
-    """Whether all of some 0-dimensional tensors are finite, with one wait for a GPU."""
+    """Whether all of some 0-dimensional tensors are finite, with one synchronisation on a GPU."""
     if not values:
         return True
     if values[0].is_cpu:
-        return math.isfinite(sum(map(float, values)))  # in float64, where float32 cannot overflow
+        return math.isfinite(sum(map(float, values)))  # in float64, so that the sum of float32 numbers cannot overflow
     return bool(torch.stack([x.detach().float() for x in values]).isfinite().all())

@@ -21,7 +21,6 @@ from ludus.core.errors import UserError
 from ludus.core.types import Tensors
 from ludus.core.updater import NonFiniteError
 from ludus.experience.validate import Fault, check_batch, find_fault, finite_flags
-from ludus.runs.diagnose import value_range
 from ludus.runs.failure import FOLDER, save_failure
 
 NAN = torch.tensor(math.nan)
@@ -104,10 +103,9 @@ def test_the_failing_step_is_told(worker: LocalWorker) -> None:
     worker.agent.compute_loss = third  # type: ignore[method-assign]
     with pytest.raises(TrainingFailed) as caught:
         worker.guard.learn(batch := worker.cache.read())
-    failure = caught.value.failure
-    assert failure.batch is batch
-    assert isinstance(failure.refused, NonFiniteError)
-    assert failure.refused.batch.reward.numel() < batch.reward.numel()  # a minibatch
+    assert caught.value.batch is batch
+    assert isinstance(caught.value.refused, NonFiniteError)
+    assert caught.value.refused.batch.reward.numel() < batch.reward.numel()  # a minibatch
     assert next(calls) == 4
 
 
@@ -142,9 +140,8 @@ def test_a_number_of_the_environment_in_a_replay_is_its_fault(worker: LocalWorke
     batch = worker.cache.read()
     batch.reward[0, 3] = math.nan
     before = values(worker)
-    with pytest.raises(TrainingFailed, match=r"item 3 of the batch of 16\): a reward is not a finite number") as caught:
+    with pytest.raises(TrainingFailed, match=r"item 3 of the batch of 16\): a reward is not a finite number"):
         worker.guard.learn(batch)
-    assert caught.value.failure.wrong["kind"] == "reward"
     assert all(map(torch.equal, before, values(worker)))
 
 
@@ -228,9 +225,3 @@ def test_a_sum_that_overflows_is_no_fault() -> None:
     batch.reward.fill_(3e38)
     assert not all(math.isfinite(x) for x in finite_flags(batch, {}))
     check_batch(batch, {}, "world")
-
-
-def test_a_range_leaves_out_what_is_not_finite() -> None:
-    x = torch.tensor([1.0, math.nan, -2.0, math.inf, -math.inf])
-    assert value_range(x, torch.tensor([7])) == (-2.0, 7.0, 1, 2, 6)
-    assert math.isnan(value_range().low)

@@ -20,7 +20,7 @@ from ludus.runs.failure import FOLDER
 from ludus.runs.folder import RunDirectory, step_folders
 
 SETTINGS = TINY | {"nb_step": 2_000, "env.num": 4, "network.hidden": (8,), "network.lstm_size": 4, "threads": 1}
-SAME = "Computed again, the update fails in the same way."
+REPRODUCED = "Reproduced: recomputing the update gives NaN or Inf again."
 STEPS = 16  # optimizer steps of PPO in an update, with these
 PLAIN = {"agent__epochs": 4, "agent__minibatches": 4, "agent__rollout": 16, "agent__normalize_reward": False}
 
@@ -74,7 +74,6 @@ def assert_first(run, seen):
     """What is saved is the first bad update, and the parameters before it."""
     state, meta = dump(run)
     assert all(finite(values) for values in seen)
-    assert not finite(state["metrics"])
     assert all(bool(torch.isfinite(x).all()) for x in state["agent"].values() if torch.is_tensor(x))
     assert meta["step"] == (seen[-1]["step"] if seen else 0) + float(state["batch"]["real"].sum())
 
@@ -87,13 +86,12 @@ WORLDS = {"discrete": "CartPole-v1", "continuous": "Pendulum-v1"}
 @pytest.mark.parametrize("actions", WORLDS)
 def test_steps_that_are_too_large(fail, diagnosed, agent, body, actions):
     run, said, seen = fail(WORLDS[actions], agent, network__body=body, agent__learning_rate=1e20)
-    assert re.match(r"Training diverged: .* is (nan|inf|-inf) at step \d+; .*earlier checkpoints are whole\.", said)
-    assert said.endswith(f"`ludus diagnose {run.path}` shows how it came about.")
+    assert re.match(r"Training diverged: .* is (nan|inf|-inf) at step \d+; .* Earlier checkpoints are intact\.", said)
+    assert said.endswith(f"Run `ludus diagnose {run.path}` to see where it came from.")
     assert_first(run, seen)
     out = diagnosed(run)
-    assert SAME in out
-    assert "lower --agent.learning-rate from 1e+20, to 0.0003 say" in out
-    assert "had grown to" in out
+    assert REPRODUCED in out
+    assert "lower agent.learning_rate" in out
 
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c"])
@@ -106,7 +104,7 @@ def test_normalizers_and_schedules_come_back_too(fail, diagnosed, agent):
     assert len(seen) > 1
     assert_first(run, seen)
     assert any(name.startswith("normalizer.") for name in dump(run)[0]["buffers"])
-    assert SAME in diagnosed(run)
+    assert REPRODUCED in diagnosed(run)
 
 
 class Hundredth(nn.Module):
@@ -132,10 +130,12 @@ def test_the_step_and_the_module_are_named(fail, diagnosed):
     assert_first(run, seen)
     assert all(step <= seen[-1]["step"] for step in map(saved_step, step_folders(run.checkpoints)))
     out = diagnosed(run)
-    assert SAME in out
-    assert "loss loss/policy is nan, loss/value is nan" in out
-    assert "networks.actor.module (Hundredth) gives 128 NaN of 128 numbers from inputs between -" in out
-    assert "fix Correct the forward of Hundredth (test_faults_numbers): its inputs and parameters are finite" in out
+    assert REPRODUCED in out
+    assert "loss: policy is nan loss: value is nan" in out
+    assert (
+        "forward: the output of networks.actor.module (Hundredth) is the first with NaN or Inf; its inputs are" in out
+    )
+    assert "inputs are finite, its parameters are finite" in out
 
 
 def saved_step(folder):
@@ -158,8 +158,7 @@ class Forgetful(Hundredth):
 def test_what_does_not_fail_again_is_said_so(fail, diagnosed):
     run, _, _ = fail("CartPole-v1", network__name=own(Forgetful))
     out = diagnosed(run, code=1)
-    assert "does NOT fail" in out
-    assert "fix" not in out
+    assert "Not reproduced" in out
 
 
 class RootOfNothing(nn.Module):
@@ -182,10 +181,9 @@ def test_the_way_back_is_watched(fail, diagnosed):
     assert len(seen) == 19
     assert_first(run, seen)
     out = diagnosed(run)
-    assert "the output of every module is finite" in out
+    assert "forward:" not in out
     assert "in forward (test_faults_numbers.py, line " in out
     assert "torch.sqrt(left)" in out or "x * 0" in out
-    assert "fix Correct the gradient of that operation" in out
 
 
 class Dropping(Hundredth):
@@ -198,7 +196,7 @@ class Dropping(Hundredth):
 def test_random_numbers_of_a_networks_own_come_back(fail, diagnosed):
     run, _, seen = fail("CartPole-v1", "a2c", network__name=own(Dropping), agent__rollout=4)
     assert len(seen) == 99
-    assert SAME in diagnosed(run)
+    assert REPRODUCED in diagnosed(run)
 
 
 class Stumbles(Sound):
@@ -219,21 +217,17 @@ class Stumbles(Sound):
 def test_a_number_of_the_environment(fail, diagnosed, agent, what):
     run, said, seen = fail(own(Stumbles), agent, env__options=(f"what='{what}'",))
     assert f"{own(Stumbles)} (row 0): a" in said
-    assert said.endswith(f"`ludus diagnose {run.path}` shows how it came about.")
+    assert said.endswith(f"Run `ludus diagnose {run.path}` to see where it came from.")
     assert len(seen) == 1
     state, _ = dump(run)
     # ten steps and a reset are eleven rows; the 21st step is the first after row 22, and a rollout has 16
     at = 23 - 16
     value = math.nan if what == "reward" else math.inf
-    wrong = state["wrong"]
-    assert (wrong["kind"], wrong["row"], wrong["time"]) == (what, 0, at - (what == "reward"))
-    assert str(wrong["value"]) == str(value)
     assert run.latest_checkpoint() is not None
     out = diagnosed(run)
     action = int(state["batch"]["action"]["action"][at - 1, 0])
-    assert f"environment 0, t={at} of 16 in the rollout: " in out
-    assert f"fix {own(Stumbles)} gives " in out
-    assert f" after action {action}: fix it there" in out
+    assert f"environment 0, t={at} of 16: " in out
+    assert f" is {value}, returned by step(), action {action}" in out
 
 
 def test_rewards_that_are_far_too_large(fail, diagnosed):
@@ -241,15 +235,15 @@ def test_rewards_that_are_far_too_large(fail, diagnosed):
     assert "Training diverged" in said
     assert_first(run, seen)
     out = diagnosed(run)
-    assert SAME in out
-    assert "fix Rewards reach 1e+30: turn on --agent.normalize-reward" in out
+    assert REPRODUCED in out
+    assert "turn on agent.normalize_reward" in out
 
 
 def test_a_failure_of_the_first_update_leaves_the_run_to_be_diagnosed(fail, diagnosed):
     run, said, seen = fail("CartPole-v1", agent__learning_rate=1e30)
     assert not seen
     assert str(run.path) in said
-    assert SAME in diagnosed(run)
+    assert REPRODUCED in diagnosed(run)
 
 
 class TwoSteps(PPO):
@@ -279,31 +273,24 @@ class Alone(PPO):
 
 
 @pytest.mark.parametrize(
-    ("kind", "updates", "told", "module", "fix"),
+    ("kind", "updates", "told", "module"),
     [
-        (TwoSteps, 49, "loss/policy is nan", "Hundredth", "Correct the forward of Hundredth"),
-        (
-            Alone,
-            99,
-            "loss/mine is nan",
-            "Linear",
-            "Probably the steps are too large",
-        ),  # the parameters were spoilt with it
+        (TwoSteps, 49, "loss/policy is nan", "Hundredth"),
+        (Alone, 99, "loss/mine is nan", "Linear"),  # it applied the NaN to its parameters
     ],
 )
-def test_an_agent_of_ones_own(fail, diagnosed, kind, updates, told, module, fix):
+def test_an_agent_of_ones_own(fail, diagnosed, kind, updates, told, module):
     run, message, seen = fail("CartPole-v1", own(kind), network__name=own(Hundredth), agent__rollout=4)
     assert told in message
     assert len(seen) == updates
     out = diagnosed(run)
-    assert SAME in out
-    assert f"({module}) gives" in out
-    assert f"fix {fix}" in out
+    assert REPRODUCED in out
+    assert f"({module}) is the first with NaN or Inf" in out
 
 
 def test_where_all_is_well_nothing_is_saved(run, refused):
     assert not (run / FOLDER).exists()
-    refused(["diagnose", str(run)], "There is no dump", "not finite")
+    refused(["diagnose", str(run)], "has no failed update", "NaN or Inf")
     refused(["diagnose", "nowhere"], 'The run "nowhere" does not exist')
 
 
@@ -317,7 +304,6 @@ def test_a_damaged_dump_is_refused(fail, refused, here, monkeypatch):
     tensors.write_bytes(whole)
     config = run.config.read_text()
     run.config.write_text(config.replace("[8]", "[9]"))
-    refused(["diagnose", str(run.path)], "is of another network than the settings of its run ask for")
+    refused(["diagnose", str(run.path)], "another network")
     run.config.write_text(config)
-    assert main(["diagnose", "latest", "--dump", str(run.path / FOLDER)]) == 0
-    refused(["diagnose", "latest", "--dump", "elsewhere"], 'There is no dump "elsewhere"')
+    assert main(["diagnose", "latest"]) == 0
