@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hint
 
 from ludus.cli.help import show_help
 from ludus.core.errors import UserError, nearest
-from ludus.settings.parse import describe, parse_value
+from ludus.settings.parse import describe_type, parse_value
 
 T = TypeVar("T")
 SINGULAR = {"tags": "tag"}  # lists that a flag of this name adds to, one word each time
@@ -135,7 +135,7 @@ def _take(name: str, flag: Flag, left: deque[str], attached: bool) -> Any:
     if get_origin(flag.annotation) is tuple:
         return _take_list(get_args(flag.annotation)[0], left)
     if not left or (_is_flag(left[0]) and not attached):
-        raise UserError(f"{name} needs a value: {describe(flag.annotation)}.")
+        raise UserError(f"{name} needs a value: {describe_type(flag.annotation)}.")
     return left.popleft()
 
 

@@ -17,7 +17,7 @@ from ludus.cli.help import show_help
 from ludus.cli.train import parse
 from ludus.core.errors import UserError, nearest
 from ludus.environments.config import EnvConfig
-from ludus.environments.findings import Problem, from_error
+from ludus.environments.problems import Problem, problem_from_error
 from ludus.logging.terminal import Console
 from ludus.settings.settings import Resolved
 
@@ -87,7 +87,7 @@ def find_refusals(resolved: Resolved, trust: bool = False) -> list[Problem]:
     try:
         check_settings(resolved, trust)
     except UserError as error:
-        return [from_error(error)]
+        return [problem_from_error(error)]
     return []
 
 
@@ -97,17 +97,17 @@ def _of_pool(config: EnvConfig) -> list[Problem]:
     try:
         make_manager(config, 1).close()
     except UserError as error:
-        return [from_error(error)]
+        return [problem_from_error(error)]
     return []
 
 
 def _is_in_pool_alone(id: str) -> bool:
-    from ludus.environments.gym import find, is_path
+    from ludus.environments.gym import find_spec, is_path
 
     if is_path(id) or importlib.util.find_spec("envpool") is None:
         return False
     try:
-        find(id)
+        find_spec(id)
     except UserError:
         import envpool
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ludus.cli.arguments import parse
 from ludus.cli.output import say
 from ludus.runs.folder import RunDirectory, check_checkpoint_name
-from ludus.settings.settings import at_least
+from ludus.settings.settings import check_minimum
 
 if TYPE_CHECKING:  # it imports torch, and `--help` should not
     from ludus.containers.evaluate import Evaluation
@@ -35,8 +35,8 @@ class Arguments:
 def run(argv: list[str]) -> int:
     """Evaluate and print."""
     given = parse(Arguments, argv, "evaluate")
-    at_least("--episodes", given.episodes, 1)
-    at_least("--seed", given.seed, 0)
+    check_minimum("--episodes", given.episodes, 1)
+    check_minimum("--seed", given.seed, 0)
     check_checkpoint_name(given.checkpoint)
     folders = [RunDirectory.open(name, given.runs).path for name in given.run]  # before torch is imported
     from ludus.runs.policy import load

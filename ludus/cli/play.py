@@ -18,7 +18,7 @@ from ludus.core.errors import UserError
 from ludus.core.rows import Rows
 from ludus.logging.video import Frame, write_video
 from ludus.runs.folder import RunDirectory, check_checkpoint_name
-from ludus.settings.settings import at_least, at_most
+from ludus.settings.settings import check_maximum, check_minimum
 
 if TYPE_CHECKING:  # it imports torch, and `--help` should not
     from ludus.runs.policy import Player
@@ -48,11 +48,11 @@ class Arguments:
 def run(argv: list[str]) -> int:
     """Play, and say where the video is."""
     given = parse(Arguments, argv, "play")
-    at_least("--episodes", given.episodes, 1)
-    at_least("--seed", given.seed, 0)
+    check_minimum("--episodes", given.episodes, 1)
+    check_minimum("--seed", given.seed, 0)
     if given.fps is not None:
-        at_least("--fps", given.fps, 0.1)
-        at_most("--fps", given.fps, 1000)
+        check_minimum("--fps", given.fps, 0.1)
+        check_maximum("--fps", given.fps, 1000)
     if given.out and Path(given.out).suffix not in (".mp4", ".gif"):
         raise UserError(f'--out is "{given.out}", but a video ends in .mp4 or .gif.')
     check_checkpoint_name(given.checkpoint)

@@ -74,8 +74,8 @@ def _parse(argv: list[str]) -> Arguments:
 
 def _is_setting(error: UnknownFlag) -> bool:
     from ludus.cli.train import LAYERS
-    from ludus.settings.settings import DEFAULT_AGENT, SHORT, setting_types
+    from ludus.settings.settings import ALIASES, DEFAULT_AGENT, setting_types
 
     types = setting_types(DEFAULT_AGENT)
-    known = known_flags(types | LAYERS | dict.fromkeys(SHORT, str))
+    known = known_flags(types | LAYERS | dict.fromkeys(ALIASES, str))
     return error.key.startswith("agent.") or error.flag.replace("_", "-") in known

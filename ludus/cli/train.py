@@ -17,11 +17,11 @@ from ludus.cli.help import show_help
 from ludus.cli.output import say
 from ludus.core.errors import UserError
 from ludus.settings.settings import (
+    ALIASES,
     NO_PRESET,
-    SHORT,
     Resolved,
     Settings,
-    agent_of,
+    chosen_agent,
     find_preset,
     resolve_settings,
     setting_types,
@@ -78,12 +78,12 @@ def parse(argv: list[str], command: str = "train") -> Resolved:
     words = [word for word in argv if word not in ("--help", "-h")]
     agent, preset, file = (_peek(words, flag) for flag in ("--agent", "--preset", "--config"))
     trust = _trusts(words)
-    chosen = agent_of(agent, preset, file, trust)
+    chosen = chosen_agent(agent, preset, file, trust)
     types = setting_types(chosen)
-    short = {flag: types[key] for flag, key in SHORT.items()}
+    short = {flag: types[key] for flag, key in ALIASES.items()}
     types.pop("agent.name")  # --agent is the one way: it decides which flags there are
     alone, values = _read(words, known_flags(types | LAYERS | short), chosen)
-    overrides = {SHORT.get(key, key): value for key, value in values.items() if key not in LAYERS}
+    overrides = {ALIASES.get(key, key): value for key, value in values.items() if key not in LAYERS}
     environment = only_word(alone, command, values)
     if environment is None and "env.id" not in overrides and file is None and not helps:
         refuse_swallowed(values, command)
@@ -112,13 +112,13 @@ def _read(words: list[str], flags: Mapping[str, Flag], agent: str) -> tuple[list
 
 def closing(run: Path, runs: Path, stopped: bool, environment: str) -> str:
     """What to type next, with the path of the run as it can be typed here."""
-    from ludus.environments.gym import known_to_draw_nothing
+    from ludus.environments.gym import cannot_render
 
     this, curves = shlex.quote(str(run)), runs if run.is_relative_to(runs) else run
     return "\n".join(
         [
             *([f"Go on with it:  {_typed('ludus')} resume {this}"] if stopped else []),
-            *([] if known_to_draw_nothing(environment) else [f"Watch it:       {_typed('ludus')} play {this}"]),
+            *([] if cannot_render(environment) else [f"Watch it:       {_typed('ludus')} play {this}"]),
             f"Measure it:     {_typed('ludus')} evaluate {this}",
             f"Its curves:     {_typed('tensorboard')} --logdir {shlex.quote(str(curves))}",
         ]

@@ -28,7 +28,7 @@ from ludus.managers.make import make_manager
 from ludus.networks.build import build_network
 from ludus.parallel.resources import cores, free_memory
 from ludus.preprocess.observation import ObsPreprocessor
-from ludus.settings.ineffective import refuse_ineffective, unused
+from ludus.settings.ineffective import find_ineffective, refuse_ineffective
 from ludus.settings.networks import plan_networks
 from ludus.settings.settings import Resolved, Settings
 
@@ -158,7 +158,7 @@ def _shares(settings: Settings[Any], observation: Specs) -> bool:
 
 def decide_sharing(settings: Settings[Any], observation: Specs, action: Specs) -> Settings[Any]:
     """Put what ``network.shared = "auto"`` means here into the settings, where the agent has something to share."""
-    if settings.network.shared != "auto" or "network.shared" in dict(unused(settings, observation, action)):
+    if settings.network.shared != "auto" or "network.shared" in dict(find_ineffective(settings, observation, action)):
         return settings
     shared: Literal["yes", "no"] = "yes" if _shares(settings, observation) else "no"
     return replace(settings, network=replace(settings.network, shared=shared))

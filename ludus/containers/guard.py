@@ -15,7 +15,7 @@ from ludus.core.errors import UserError
 from ludus.core.spec import is_mask
 from ludus.core.types import Tensors
 from ludus.core.updater import NonFiniteError, Updater
-from ludus.environments.findings import outside
+from ludus.environments.problems import out_of_bounds
 from ludus.experience.validate import Bounds, NotFinite, check_batch, check_resets, finite_flags
 
 
@@ -60,7 +60,7 @@ class Guard:
             if batch.index is None:
                 check_resets(batch, self._name)
             for name, value in self._bounds.find(batch.observation).items():
-                self._manager.on_report(f"{self._name}: {outside(name, value)}")
+                self._manager.on_report(f"{self._name}: {out_of_bounds(name, value)}")
         try:
             learned = self.agent.learn(batch, self.updater)
         except NonFiniteError as error:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import threadpool_limits
 
-from ludus.settings.settings import LARGEST
+from ludus.settings.settings import MAXIMUM
 
 VARIABLE = "OMP_NUM_THREADS"
 
@@ -17,7 +17,7 @@ VARIABLE = "OMP_NUM_THREADS"
 def requested_threads() -> int:
     """Return the number that OMP_NUM_THREADS asks for (the first of a list), or 0 if it asks for none."""
     first = os.environ.get(VARIABLE, "").split(",")[0].strip()
-    return min(int(first), LARGEST["threads"]) if first.isascii() and first.isdigit() else 0
+    return min(int(first), MAXIMUM["threads"]) if first.isascii() and first.isdigit() else 0
 
 
 def set_threads(number: int) -> threadpool_limits:

@@ -13,20 +13,20 @@ from gymnasium import spaces
 
 from ludus.core.errors import UserError
 from ludus.environments.config import EnvConfig, validate
-from ludus.environments.findings import (
+from ludus.environments.gym import Environment, env_metadata, is_path, make_environment
+from ludus.environments.masks import ObservationReader
+from ludus.environments.problems import (
     Problem,
     Severity,
-    as_reset,
-    as_step,
-    from_error,
-    in_action_space,
-    in_observation,
-    in_picture,
-    in_reset,
-    in_step,
+    action_space_problems,
+    observation_problems,
+    parse_reset,
+    parse_step,
+    problem_from_error,
+    render_problems,
+    reset_problems,
+    step_problems,
 )
-from ludus.environments.gym import Environment, is_path, make_environment, metadata
-from ludus.environments.masks import ObservationReader
 from ludus.environments.spaces import Arrays, Layout
 
 Trace = list[tuple[Any, ...]]  # what reset and step gave, in order
@@ -126,7 +126,7 @@ class Inspection:
         try:
             return function(*args, **kwargs)
         except UserError as error:
-            self._note([replace(from_error(error), severity=self._severity)])
+            self._note([replace(problem_from_error(error), severity=self._severity)])
         except Exception as error:
             fix = f"Correct {name}; it must work after any earlier call and for every action of the action space."
             if isinstance(error, TypeError) and "seed" in str(error):
@@ -157,7 +157,7 @@ class Inspection:
                 continue
             if root == "action":
                 self._actions = layout
-                self._note(in_action_space(space))
+                self._note(action_space_problems(space))
 
     def _play(self, env: Environment, steps: int) -> Trace:
         """Step at random and look at all that comes back; return it, to compare."""
@@ -172,8 +172,8 @@ class Inspection:
             given = self._call("step", env.step, action)
             if given is FAILED:
                 break
-            self._note(in_step(given))
-            result = as_step(given)
+            self._note(step_problems(given))
+            result = parse_step(given)
             if result is None or any(np.ndim(x) for x in result[2:4]):  # whether the episode is over cannot be known
                 break
             ended = bool(result[2]) or bool(result[3])
@@ -189,14 +189,14 @@ class Inspection:
             given = self._call("reset", env.reset)
         if given is FAILED:
             return False
-        self._note(in_reset(given))
-        if (result := as_reset(given)) is not None:
+        self._note(reset_problems(given))
+        if (result := parse_reset(given)) is not None:
             self._look_at(env, episode, result[0], result[1], False)
             trace.append(result[:1])
         return True
 
     def _look_at(self, env: Environment, episode: Masked | None, observation: Any, info: Any, ended: bool) -> None:
-        fits = self._note(in_observation(env.observation_space, observation))
+        fits = self._note(observation_problems(env.observation_space, observation))
         if episode is None or not fits:
             return
         try:
@@ -241,7 +241,7 @@ class Inspection:
         if self._call("reset", env.reset) is not FAILED:
             picture = self._call("render", env.render)
             if picture is not FAILED:
-                self._note(in_picture(picture))
+                self._note(render_problems(picture))
         self._call("close", env.close)
 
 
@@ -273,7 +273,7 @@ class Masked:
         if not self._seen or self._reader is None or self._reader.masks is None:
             return drawn
         arrays = {name: x[None] for name, x in self._layout.flatten(drawn).items()}
-        arrays.update(self._reader.masks.draw(self._seen, self._random))
+        arrays.update(self._reader.masks.sample(self._seen, self._random))
         return self._layout.unflatten_row(arrays, 0)
 
 
@@ -283,7 +283,7 @@ def _essence(problem: Problem) -> str:
 
 def _modes(env: Environment) -> Sequence[str]:
     """The render modes that an environment says it has."""
-    return metadata(env).get("render_modes") or ()
+    return env_metadata(env).get("render_modes") or ()
 
 
 def _same(a: Any, b: Any) -> bool:

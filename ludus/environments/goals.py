@@ -20,7 +20,7 @@ from gymnasium.wrappers import NormalizeReward
 from numpy.typing import NDArray
 
 from ludus.core.errors import UserError
-from ludus.environments.gym import Adapted, Environment
+from ludus.environments.gym import Environment, GymAdapter
 from ludus.environments.spaces import Array, Layout
 
 REACHED, WANTED = "achieved_goal", "desired_goal"
@@ -35,7 +35,7 @@ def has_goals(env: Environment) -> bool:
     return _goal_spaces(env) is not None and _find(env, REWARD)[0] is not None
 
 
-def goal_reward(env: Environment, name: str = "") -> GoalReward | None:
+def make_goal_reward(env: Environment, name: str = "") -> GoalReward | None:
     """What tells rewards and endings of goals reached and wanted, or None where the environment cannot tell rewards.
 
     It is tried on goals drawn from the environment's spaces, so that what is wrong shows before training.
@@ -163,7 +163,7 @@ def _find(env: Any, method: str) -> tuple[Compute | None, str]:
             return compute, changing
         if isinstance(env, gymnasium.RewardWrapper | NormalizeReward):
             changing = changing or type(env).__name__
-        if not isinstance(env, gymnasium.Wrapper | Adapted):
+        if not isinstance(env, gymnasium.Wrapper | GymAdapter):
             return None, ""
         env = env.env
 

@@ -14,7 +14,7 @@ from gymnasium.wrappers import FrameStackObservation, TimeLimit
 from ludus.core.errors import UserError, nearest
 from ludus.core.names import resolve
 from ludus.environments.config import EnvConfig, parse_options, parse_wrappers
-from ludus.environments.failure import failed
+from ludus.environments.errors import environment_error
 
 Environment = gymnasium.Env[Any, Any]
 ENVPOOL_TOO = ("box2d", "mujoco")  # families that EnvPool has under the same ids
@@ -51,7 +51,7 @@ def make(
             )
         return _construct(maker, id, options, max_episode_steps, render_mode)
     limit: dict[str, Any] = {"max_episode_steps": max_episode_steps} if max_episode_steps else {}
-    spec = find(id)
+    spec = find_spec(id)
     with_mode: dict[str, Any] = {"render_mode": render_mode} if render_mode else {}
     try:  # gymnasium's own checker costs time in every step; `ludus check` does its work once
         return gymnasium.make(spec, disable_env_checker=True, **limit, **with_mode, **options)
@@ -59,10 +59,10 @@ def make(
         raise UserError(_missing(id, spec, error)) from error
     except TypeError as error:
         if not options:
-            raise failed(id, "its constructor", error) from error
+            raise environment_error(id, "its constructor", error) from error
         raise UserError(f'Environment "{id}" refused its options {sorted(options)}: {error}.') from error
     except Exception as error:
-        raise failed(id, "its constructor", error) from error
+        raise environment_error(id, "its constructor", error) from error
 
 
 def _is_environment(kind: type) -> bool:
@@ -74,7 +74,7 @@ def is_path(id: str) -> bool:
     return ":" in id and all(part.isidentifier() for part in id.rpartition(":")[2].split("."))
 
 
-def find(id: str) -> gymnasium.envs.registration.EnvSpec:
+def find_spec(id: str) -> gymnasium.envs.registration.EnvSpec:
     """Return the registered spec of an id, or say what is nearest to it."""
     module, _, name = id.rpartition(":")
     _register(module or ("ale_py" if name.startswith("ALE/") else ""), id)
@@ -119,13 +119,13 @@ def _construct(
             "class, or a function that returns a new one each time."
         )
     if render_mode is not None:
-        if not accepts(maker, "render_mode"):
+        if not accepts_argument(maker, "render_mode"):
             raise UserError(
                 f'Environment "{name}" cannot render: its constructor takes no render_mode; add that argument and a '
                 "render method."
             )
         options = {**options, "render_mode": render_mode}
-    unknown = [key for key in options if not accepts(maker, key)]
+    unknown = [key for key in options if not accepts_argument(maker, key)]
     if unknown:
         raise UserError(
             f'Environment "{name}" has no option "{unknown[0]}".{nearest(unknown[0], _parameters(maker))} '
@@ -139,16 +139,16 @@ def _construct(
                 f'Environment "{name}" cannot be made without {", ".join(missing)}; give it as --env.options '
                 f"{missing[0]}=VALUE, or give it a default."
             ) from error
-        raise failed(name, "its constructor", error) from error
+        raise environment_error(name, "its constructor", error) from error
     except Exception as error:
-        raise failed(name, "its constructor", error) from error
+        raise environment_error(name, "its constructor", error) from error
     lacking = [part for part in NEEDED if not hasattr(env, part)]
     if lacking:
         raise UserError(
             f'Environment "{name}" is a {type(env).__name__} without {", ".join(lacking)}; derive it from '
             "gymnasium.Env."
         )
-    made = env if isinstance(env, gymnasium.Env) else Adapted(env)
+    made = env if isinstance(env, gymnasium.Env) else GymAdapter(env)
     return TimeLimit(made, max_episode_steps) if max_episode_steps else made
 
 
@@ -158,7 +158,7 @@ def _wrap(env: Environment, path: str, arguments: dict[str, Any]) -> Environment
         raise UserError(f'Wrapper "{path}" is a {type(wrapper).__name__}, not a class or function that wraps.')
     if isinstance(wrapper, type) and not issubclass(wrapper, gymnasium.Env):  # told before it is called
         raise UserError(f'Wrapper "{path}" is a class, but no wrapper; derive it from gymnasium.Wrapper.')
-    unknown = [key for key in arguments if not accepts(wrapper, key)]
+    unknown = [key for key in arguments if not accepts_argument(wrapper, key)]
     if unknown:
         raise UserError(
             f'Wrapper "{path}" has no argument "{unknown[0]}".{nearest(unknown[0], _parameters(wrapper))} '
@@ -183,7 +183,7 @@ def _wrap(env: Environment, path: str, arguments: dict[str, Any]) -> Environment
     return wrapped
 
 
-def accepts(maker: Callable[..., Any], argument: str) -> bool:
+def accepts_argument(maker: Callable[..., Any], argument: str) -> bool:
     """Whether a constructor or function takes an argument of this name."""
     try:
         parameters = inspect.signature(maker).parameters
@@ -204,7 +204,7 @@ def _required(maker: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
-class Adapted(gymnasium.Env[Any, Any]):
+class GymAdapter(gymnasium.Env[Any, Any]):
     """A class with an environment's methods that does not derive from gymnasium.Env."""
 
     def __init__(self, env: Any) -> None:
@@ -237,7 +237,7 @@ def frame_stack(env: Any) -> int:
     return 1
 
 
-def known_to_draw_nothing(id: str) -> bool:
+def cannot_render(id: str) -> bool:
     """Whether an environment's class, if it is loaded already, names no render mode rgb_array; nothing is imported."""
     path = id
     if not is_path(id):
@@ -248,8 +248,8 @@ def known_to_draw_nothing(id: str) -> bool:
     return isinstance(found, dict) and "rgb_array" not in (found.get("render_modes") or ())
 
 
-def metadata(env: Environment) -> dict[str, Any]:
+def env_metadata(env: Environment) -> dict[str, Any]:
     """What an environment says of itself beside its spaces: how it renders."""
     inner = env.unwrapped
-    found = getattr(inner.env if isinstance(inner, Adapted) else inner, "metadata", None)
+    found = getattr(inner.env if isinstance(inner, GymAdapter) else inner, "metadata", None)
     return found if isinstance(found, dict) else {}

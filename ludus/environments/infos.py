@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 
-def numeric(info: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+def numeric_info(info: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """Return the single numbers of one environment's info, nested keys joined by ``/``."""
     found: dict[str, float] = {}
     for key, value in info.items():
         if isinstance(value, Mapping):
-            found.update(numeric(value, f"{prefix}{key}/"))
+            found.update(numeric_info(value, f"{prefix}{key}/"))
         elif isinstance(value, bool | int | float | np.number | np.bool_):
             found[f"{prefix}{key}"] = float(value)
         elif isinstance(value, np.ndarray) and value.size == 1 and _is_number(value.dtype):
@@ -21,7 +21,7 @@ def numeric(info: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return found
 
 
-def numeric_row(infos: Mapping[str, Any], row: int, prefix: str = "") -> dict[str, float]:
+def numeric_info_row(infos: Mapping[str, Any], row: int, prefix: str = "") -> dict[str, float]:
     """Return the same for one row of batched infos, where ``_key`` marks the rows that have ``key``."""
     found: dict[str, float] = {}
     for key, value in infos.items():
@@ -29,7 +29,7 @@ def numeric_row(infos: Mapping[str, Any], row: int, prefix: str = "") -> dict[st
         if _is_marker(key, infos) or (isinstance(present, np.ndarray) and not present[row]):
             continue
         if isinstance(value, Mapping):
-            found.update(numeric_row(value, row, f"{prefix}{key}/"))
+            found.update(numeric_info_row(value, row, f"{prefix}{key}/"))
         elif isinstance(value, np.ndarray) and _is_number(value.dtype) and value.ndim and value[row].size == 1:
             found[f"{prefix}{key}"] = float(value[row].item())
     return found

@@ -14,7 +14,7 @@ from ludus.core.spec import Spec, Specs, is_mask, mask_name
 from ludus.environments.spaces import Array, Arrays, Layout
 
 
-class Masks:
+class ActionMasks:
     """The masks of discrete actions, wherever they come from, as bool arrays named as ``core.spec`` says.
 
     A mask is given as one array per action (a dict or tuple of them where there are several actions); the masks of a
@@ -72,7 +72,7 @@ class Masks:
                 )
             mask[empty] = True
 
-    def draw(self, masks: Mapping[str, Array], random: np.random.Generator) -> Arrays:
+    def sample(self, masks: Mapping[str, Array], random: np.random.Generator) -> Arrays:
         """Draw allowed choices at random for every masked action, ``[B, *shape]`` by action name."""
         drawn: Arrays = {}
         for name, spec in self._actions.items():
@@ -141,7 +141,7 @@ class ObservationReader:
         self.layout = Layout(rest, "observation", environment)
         self._key, self._in_info = mask, mask_space is None
         example = info.get(mask) if mask_space is None else mask_space.sample()
-        self.masks = Masks(actions, example, environment) if example is not None and mask else None
+        self.masks = ActionMasks(actions, example, environment) if example is not None and mask else None
         self._environment = environment
         self._refuse_reserved()
         self.specs: Specs = {**self.layout.specs, **(self.masks.specs if self.masks else {})}
@@ -161,11 +161,11 @@ class ObservationReader:
             arrays.update(self.masks.read(tree, batch))
         return arrays
 
-    def lacking_mask(self, info: Mapping[str, Any]) -> str:
+    def missing_mask(self, info: Mapping[str, Any]) -> str:
         """The key of the mask that should be in ``info`` and is not; empty where nothing is missing."""
         return self._key if self.masks is not None and self._in_info and info.get(self._key) is None else ""
 
-    def tell_stack(self, frames: int) -> None:
+    def mark_frame_stack(self, frames: int) -> None:
         """Say in the specs where the leading dimension is a stack of so many frames, of which a replay stores one."""
         for name, spec in self.specs.items():
             if frames > 1 and len(spec.shape) >= 3 and spec.shape[0] % frames == 0:

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from ludus.core.errors import UserError
 from ludus.core.spec import Specs
-from ludus.environments.failure import failed
-from ludus.environments.findings import in_observation, narrows
+from ludus.environments.errors import environment_error
 from ludus.environments.gym import Environment, frame_stack
-from ludus.environments.infos import numeric
+from ludus.environments.infos import numeric_info
 from ludus.environments.masks import ObservationReader
-from ludus.environments.snapshot import put, take
+from ludus.environments.problems import is_float_cast, observation_problems
+from ludus.environments.snapshot import restore_snapshot, take_snapshot
 from ludus.environments.spaces import Arrays, Layout
 
 DIFFERS = "it is not deterministic: its episode, replayed, ends in another observation than the saved one"
 TOO_LONG = "its episode is too long to be replayed"
-ROW, REPLAYED, REMARKS = range(3)  # what the numbers of ``EnvRows.where`` are
+ROW, REPLAYED, WARNING_BITS = range(3)  # indices of ``EnvRows.status``
 CAST, ARRAY_REWARD = 1, 2  # the remarks, as bits
 WARNINGS = {
     CAST: "observations come in a wider float type than their space says, such as float64 in a Box of float32, and are "
@@ -56,16 +56,18 @@ class StepArrays:
         return {**found, "reward": ((batch,), "float32"), **flags, "seed": ((batch,), "int64")}
 
     @classmethod
-    def over(cls, arrays: Mapping[str, NDArray[Any]]) -> StepArrays:
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> StepArrays:
         """The step in given arrays, named as in ``fields``."""
         start = "observation/"
         observation = {name.removeprefix(start): x for name, x in arrays.items() if name.startswith(start)}
         return cls(observation, **{name: x for name, x in arrays.items() if not name.startswith(start)})
 
     @classmethod
-    def make(cls, specs: Specs, batch: int) -> StepArrays:
+    def allocate(cls, specs: Specs, batch: int) -> StepArrays:
         """The step in new memory."""
-        made = cls.over({name: np.zeros(shape, dtype) for name, (shape, dtype) in cls.fields(specs, batch).items()})
+        made = cls.from_arrays(
+            {name: np.zeros(shape, dtype) for name, (shape, dtype) in cls.fields(specs, batch).items()}
+        )
         made.seed[:] = -1
         return made
 
@@ -75,7 +77,7 @@ class StepArrays:
         ends = self.terminated[rows], self.truncated[rows], self.first[rows]
         return StepArrays(observation, self.reward[rows], *ends, self.seed[rows])
 
-    def begin(self, rows: slice | int = slice(None)) -> None:
+    def mark_first(self, rows: slice | int = slice(None)) -> None:
         """Make rows the first of an episode."""
         self.reward[rows] = 0
         self.terminated[rows] = self.truncated[rows] = False
@@ -85,13 +87,14 @@ class StepArrays:
 class EnvRows:
     """The environments of the rows ``start`` to ``start + count`` of a batch, with next-step autoreset.
 
-    Made, it knows the specs (``observation``, ``action``); ``attach`` gives it the arrays ``[B, …]`` of the whole
-    batch, of which it writes its own rows. Then ``begin`` resets all its rows and ``advance`` steps them, an ended one
-    being reset instead. All row numbers are those of the batch. Each episode has a seed of its own, from the run's
-    seed, branch, row and number of the episode, so it does not matter which process a row is in. While an environment
-    is called, ``where[ROW]`` is its row; ``where[REPLAYED]`` counts the steps that are replayed in one row, and
-    ``where[REMARKS]`` holds the bits of ``WARNINGS`` that its environments gave cause for. Whoever has to know that
-    from outside gives memory of its own as ``where``.
+    ``attach`` sets the arrays ``[B, …]`` of the whole batch to write to; row numbers are those of the batch. Then
+    ``reset`` begins an episode in each row, and ``step`` steps all rows, or resets those that ended in the step before.
+    The seed of an episode depends on the run's seed, the branch, the row and the number of the episode, so it does not
+    matter which process a row runs in.
+
+    ``status`` can be read while an environment is called, from another process if it lies in shared memory:
+    ``status[ROW]`` is the row being called, ``status[REPLAYED]`` counts replayed steps, and ``status[WARNING_BITS]``
+    has the bits of the ``WARNINGS`` that apply.
     """
 
     def __init__(
@@ -102,11 +105,11 @@ class EnvRows:
         name: str,
         mask: str = "action_mask",
         branch: int = 0,
-        where: NDArray[np.int64] | None = None,
+        status: NDArray[np.int64] | None = None,
     ) -> None:
         self.name, self.rows, self.seed, self.branch = name, range(start, start + count), 0, branch
         self.first_row = 0  # the number of the batch's first row in the whole run
-        self.where: NDArray[np.int64] = np.zeros(3, np.int64) if where is None else where
+        self.status: NDArray[np.int64] = np.zeros(3, np.int64) if status is None else status
         self._start, self._slice = start, slice(start, start + count)
         self._envs = [self._make_row(make, row) for row in self.rows]
         self._calls = [env.step for env in self._envs]
@@ -115,7 +118,7 @@ class EnvRows:
         self._example = self._reset(start, 0)
         space = self._envs[0].observation_space
         self.reader = ObservationReader(space, self.layout.specs, mask, self._example[1], name)
-        self.reader.tell_stack(frame_stack(self._envs[0]))
+        self.reader.mark_frame_stack(frame_stack(self._envs[0]))
         self.observation, self.action = self.reader.specs, self.layout.specs
         self._episodes = [0] * count
         self._ended = [False] * count
@@ -137,14 +140,14 @@ class EnvRows:
         self._views = [memory.observation[name][row : row + 1].reshape(leaf.spec.shape) for row in self.rows]
         self._look_at_first()
 
-    def begin(self, seed: int, episodes: Sequence[int]) -> None:
+    def reset(self, seed: int, episodes: Sequence[int]) -> None:
         """Reset all rows to the episodes of these numbers (one per row of its own) under the run's seed."""
         self.seed = seed
         for row, episode in zip(self.rows, episodes, strict=True):
             self._begin_row(row, episode)
         self._check_rows()
 
-    def advance(self, actions: Arrays) -> dict[int, dict[str, float]]:
+    def step(self, actions: Arrays) -> dict[int, dict[str, float]]:
         """Step by actions ``[B, …]`` of the whole batch, as the environment takes them; an ended row is reset.
 
         Returns the numeric infos of the rows whose episode ended in this step, by row.
@@ -163,11 +166,11 @@ class EnvRows:
 
     def snapshot(self, row: int) -> dict[str, Any] | None:
         """All of a row's environment, where it can give that."""
-        self.where[ROW] = row
+        self.status[ROW] = row
         try:
-            return take(self._envs[row - self._start])
+            return take_snapshot(self._envs[row - self._start])
         except Exception as error:
-            raise failed(self.name, "snapshot", error) from error
+            raise environment_error(self.name, "snapshot", error) from error
 
     def restore_row(
         self, row: int, episode: int, ended: bool, snapshot: Mapping[str, Any] | None, actions: Arrays | None
@@ -178,7 +181,7 @@ class EnvRows:
         step of its next episode, with no ending before it.
         """
         i = row - self._start
-        self.where[ROW], self._episodes[i], self._ended[i] = row, episode, ended
+        self.status[ROW], self._episodes[i], self._ended[i] = row, episode, ended
         if ended and snapshot is None:  # its next step is a reset
             return ""
         why = self._recall(row, snapshot, actions)
@@ -196,7 +199,7 @@ class EnvRows:
         try:
             return self._envs[row - self._start].render()
         except Exception as error:
-            raise failed(self.name, "render", error) from error
+            raise environment_error(self.name, "render", error) from error
 
     def close(self) -> None:
         """Close the environments; may be called twice."""
@@ -206,7 +209,7 @@ class EnvRows:
                 stack.callback(env.close)
 
     def _make_row(self, make: Callable[[], Environment], row: int) -> Environment:
-        self.where[ROW] = row
+        self.status[ROW] = row
         return make()
 
     def _unflatten(self, actions: Arrays, rows: slice) -> Iterable[Any]:
@@ -218,8 +221,8 @@ class EnvRows:
 
     def _begin_row(self, row: int, episode: int) -> None:
         i, seed = row - self._start, self.seed_of(row, episode)
-        self.where[ROW], self._episodes[i], self._ended[i] = row, episode, False
-        self._memory.begin(row)
+        self.status[ROW], self._episodes[i], self._ended[i] = row, episode, False
+        self._memory.mark_first(row)
         self._memory.seed[row] = seed
         self._write(row, *self._reset(row, seed))
 
@@ -227,7 +230,7 @@ class EnvRows:
         try:
             result = self._envs[row - self._start].reset(seed=seed)
         except Exception as error:
-            raise failed(self.name, "reset", error) from error
+            raise environment_error(self.name, "reset", error) from error
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
             return result
         raise UserError(
@@ -241,7 +244,7 @@ class EnvRows:
         All is written but the flags of rows where nothing ends. Every step pays for this loop, so the usual case is
         told by identity, and what is rare is done elsewhere. Returns the numeric infos of the rows that end, by row.
         """
-        memory, start, where, ended, infos = self._memory, self._start, self.where, self._ended, {}
+        memory, start, where, ended, infos = self._memory, self._start, self.status, self._ended, {}
         calls, views, shape, dtype = self._calls, self._views, self._shape, self._dtype
         for i, action in steps:
             row = where[ROW] = start + i
@@ -251,7 +254,7 @@ class EnvRows:
             try:
                 result = calls[i](action)
             except Exception as error:
-                raise failed(self.name, "step", error) from error
+                raise environment_error(self.name, "step", error) from error
             try:
                 observation, reward, terminated, truncated, info = result
             except (TypeError, ValueError) as error:
@@ -267,7 +270,7 @@ class EnvRows:
                 self._write(row, observation, info)
             memory.reward[row] = reward if type(reward) is float else self._number(reward)
             if (terminated is not False or truncated is not False) and self._ends(row, terminated, truncated):
-                ended[i], infos[row] = True, numeric(info)
+                ended[i], infos[row] = True, numeric_info(info)
         return infos
 
     def _number(self, reward: Any) -> float:
@@ -275,7 +278,7 @@ class EnvRows:
             if getattr(reward, "shape", ()) != ():
                 raise TypeError("an array of numbers is none")
             if not isinstance(reward, np.generic) and hasattr(reward, "shape"):
-                self.where[REMARKS] |= ARRAY_REWARD
+                self.status[WARNING_BITS] |= ARRAY_REWARD
             return reward.__float__()  # type: ignore[no-any-return] # float() would read a text, numpy None as NaN
         except (AttributeError, TypeError, ValueError) as error:
             raise UserError(f"{self.name}: the reward is {reward!r}, which is not a number; return a float.") from error
@@ -297,7 +300,7 @@ class EnvRows:
         try:
             reset = self._reset(row, int(self._memory.seed[row]))
             if snapshot is not None:
-                put(self._envs[i], snapshot)
+                restore_snapshot(self._envs[i], snapshot)
                 return ""
             if actions is None:
                 return TOO_LONG
@@ -305,7 +308,7 @@ class EnvRows:
             self._write(row, *reset)
             self._run(self._counting(i, self._unflatten(actions, slice(None))))
         except Exception as error:
-            return f"it cannot be brought back ({str(failed(self.name, 'restore', error)).rstrip('.')})"
+            return f"it cannot be brought back ({str(environment_error(self.name, 'restore', error)).rstrip('.')})"
         # an ending on the way is an episode too many, or an ending now
         same = self._episodes[i] == episode and all(map(_same, saved, _copy(self._memory, row)))
         for x, value in zip(_arrays(self._memory), saved, strict=True):
@@ -315,7 +318,7 @@ class EnvRows:
     def _counting(self, i: int, actions: Iterable[Any]) -> Iterable[tuple[int, Any]]:
         """Steps of one environment, counted in ``where``."""
         for action in actions:
-            self.where[REPLAYED] += 1
+            self.status[REPLAYED] += 1
             yield i, action
 
     def _look_at_first(self) -> None:
@@ -346,7 +349,7 @@ class EnvRows:
         except (KeyError, IndexError, TypeError) as error:
             what = f"the observation lacks {error} of its observation space"
             if not isinstance(error, KeyError):
-                what = next((p.what[:-1] for p in in_observation(self.reader.layout.space, observation)), what)
+                what = next((p.what[:-1] for p in observation_problems(self.reader.layout.space, observation)), what)
             raise UserError(f"{self.name}: {what}; return all its parts.") from error
         for key, value in arrays.items():
             target, wanted = self._memory.observation[key], self._dtypes.get(key)
@@ -361,8 +364,8 @@ class EnvRows:
             observation = observation[part]
         if value.shape == shape and _harmless(observation, value.dtype, leaf.dtype):
             return
-        if value.shape == shape and narrows(value.dtype, leaf.dtype):
-            self.where[REMARKS] |= CAST
+        if value.shape == shape and is_float_cast(value.dtype, leaf.dtype):
+            self.status[WARNING_BITS] |= CAST
             self._dtype = self._dtypes[key] = value.dtype  # the usual case from now on
             return
         raise UserError(

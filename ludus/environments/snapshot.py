@@ -1,23 +1,23 @@
-"""Exact snapshots: all that an environment is at one moment, to be put into another one of the same make.
+"""Exact snapshots of environments, for resuming a run at the step where it stopped.
 
-What has one:
+Supported are:
 
-- an environment of your own (a Gymnasium environment, a vector environment, or a class with the same methods) that has
-  two methods, ``snapshot() -> dict`` and ``restore(snapshot)``: numbers, strings, bytes, None, numpy arrays and
-  generators, and lists, tuples, dicts, sets and deques of these. Its ``np_random`` is kept without being named there.
-- Gymnasium's MuJoCo environments: the physics state, and the derived quantities that its tasks read: after a step they
-  are those of its last substep, and no state gives them back. A subclass of your own has none, as it may read others.
-- Atari by ale-py: the emulator's state and its generator. With sticky actions ALE holds the last action back and does
-  not save it, so there is a snapshot only where the next frame takes a new action anyhow, as the generator tells: with
-  the usual probability of 0.25, three times of four. The picture is not part of it: ``render`` shows the old one until
-  the next step.
-- vector environments all of whose attributes are of the kinds above, as Gymnasium's CartPole.
+- environments with the two methods ``snapshot() -> dict`` and ``restore(snapshot)``, whether they derive from Gymnasium
+  or not. The dict may hold numbers, strings, bytes, None, numpy arrays and random generators, and lists, tuples, dicts,
+  sets and deques of these. ``np_random`` is saved without being named there.
+- Gymnasium's MuJoCo environments: the physics state and the derived quantities that rewards and observations read;
+  after a step these are those of the last substep, which cannot be recomputed from the state. Subclasses by the user
+  are not supported, as they may read other quantities.
+- Atari with ale-py: the state of the emulator and of its generator. With sticky actions ALE does not save the previous
+  action, so a snapshot is taken only if the generator shows that the next frame will not repeat it (three times of four
+  with the usual probability of 0.25). ``render`` shows the old frame until the next step.
+- vector environments that have only attributes of the types above, such as Gymnasium's CartPole.
 
-Of wrappers every attribute of these kinds is kept; spaces, specs, functions, classes and the constructor's arguments
-are taken to be the same in an environment of the same make. An attribute of any other kind, or two arrays that share a
-part of their memory, and there is no snapshot: the episode's seed and its actions have to do.
+All attributes of wrappers are saved too; spaces, specs, functions, classes and constructor arguments are assumed to be
+equal in an environment made in the same way. Without a snapshot (an attribute has another type, or two arrays share
+memory), an episode is restored by replaying its actions from its seed.
 
-A snapshot is a copy, and a nest of dicts of numpy arrays and JSON values; nothing in it is ever run.
+A snapshot is a nested dict of numpy arrays and JSON values and never holds code.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from gymnasium.vector import VectorEnv
 from gymnasium.wrappers.utils import RunningMeanStd
 
 from ludus.core.errors import UserError
-from ludus.environments.gym import Adapted
+from ludus.environments.gym import GymAdapter
 
 Snapshot = dict[str, Any]
-_SETTLED = object()
+_CONSTANT = object()  # stands for a value that is equal in every environment made in the same way
 _PLAIN = (type(None), bool, int, float, str)
-_UNCHANGING = (gymnasium.Space, EnvSpec, FunctionType, BuiltinFunctionType, MethodType, ModuleType, type, np.dtype)
+_CONSTANT_TYPES = (gymnasium.Space, EnvSpec, FunctionType, BuiltinFunctionType, MethodType, ModuleType, type, np.dtype)
 _SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {"list": list, "tuple": tuple, "set": set}
-_BITS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+_BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _ARGUMENTS = {"spec", "metadata", "_metadata", "_cached_spec", "_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"}
-_GENERATOR = {"_np_random", "_np_random_seed"}
-_IN_ATARI = {"ale", "_action_set"}
-_LOSSY = {"miniature_golf"}  # games of which ALE does not save all that it counts
-_IN_MUJOCO = {"model", "data", "mujoco_renderer", "fullpath"}
+_RANDOM = {"_np_random", "_np_random_seed"}
+_ATARI_ATTRIBUTES = {"ale", "_action_set"}
+_INCOMPLETE_GAMES = {"miniature_golf"}  # ALE does not save their whole state
+_MUJOCO_ATTRIBUTES = {"model", "data", "mujoco_renderer", "fullpath"}
 _DERIVED = (
     "xpos",
     "xipos",
@@ -63,60 +63,44 @@ _DERIVED = (
     "qfrc_constraint",
 )
 _SAME = "make it with the same settings and the same versions of its packages"
-_TWISTER = re.compile(rb"(?:\d+ ){624}\d+")  # a std::mt19937 as text: its words and the place of the next one
+_MT19937 = re.compile(rb"(?:\d+ ){624}\d+")  # a std::mt19937 as text: its words and its position
 
 
-def take(env: gymnasium.Env[Any, Any]) -> Snapshot | None:
-    """Copy all that an environment and the wrappers around it are; None if not all of it can be had."""
-    return _take(_layers(env), of_any=False)
-
-
-def put(env: gymnasium.Env[Any, Any], snapshot: Mapping[str, Any]) -> None:
-    """Make an environment what another one of the same make was; it must have been reset before."""
-    _put(_layers(env), snapshot)
-
-
-def take_vector(env: VectorEnv[Any, Any, Any]) -> Snapshot | None:
-    """Copy all that a vector environment is; None if not all of it can be had."""
-    return _take(_layers(env), of_any=True)
-
-
-def put_vector(env: VectorEnv[Any, Any, Any], snapshot: Mapping[str, Any]) -> None:
-    """Make a vector environment what another one of the same make was; it must have been reset before."""
-    _put(_layers(env), snapshot)
-
-
-def _take(layers: list[Any], of_any: bool) -> Snapshot | None:
-    writer, base = _Writer(layers), layers[-1]
+def take_snapshot(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Snapshot | None:
+    """Copy the state of an environment and its wrappers; None if some of it cannot be saved."""
+    layers = _layers(env)
+    writer = _Writer(layers)
     try:
-        inner = _take_base(base, writer, of_any)
-        if inner is None:
+        base = _take_base(layers[-1], writer)
+        if base is None:
             return None
-        attributes = [writer.attributes(layer, _ARGUMENTS) for layer in layers[:-1]]
-        objects = writer.finished()
-    except _Unknown:
+        wrappers = [writer.attributes(layer, _ARGUMENTS) for layer in layers[:-1]]
+        objects = writer.finish()
+    except _Unsupported:
         return None
-    return {"layers": _names(layers), "base": inner, "wrappers": _numbered(attributes), "objects": objects}
+    return {"layers": _names(layers), "base": base, "wrappers": _numbered(wrappers), "objects": objects}
 
 
-def _put(layers: list[Any], snapshot: Mapping[str, Any]) -> None:
+def restore_snapshot(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any], snapshot: Mapping[str, Any]) -> None:
+    """Restore a snapshot into an environment made in the same way, which must have been reset before."""
+    layers = _layers(env)
     if snapshot["layers"] != _names(layers):
         raise UserError(
-            f"The snapshot is one of {snapshot['layers']}, but the environment is {_names(layers)}; {_SAME}."
+            f"The snapshot was taken of {snapshot['layers']}, but the environment is {_names(layers)}; {_SAME}."
         )
     reader = _Reader(snapshot["objects"])
     try:
         for layer, attributes in zip(layers[:-1], snapshot["wrappers"].values(), strict=True):
-            reader.set(layer, attributes)
-        _put_base(layers[-1], snapshot["base"], reader)
+            reader.set_attributes(layer, attributes)
+        _restore_base(layers[-1], snapshot["base"], reader)
     except (KeyError, ValueError, TypeError) as error:
         raise UserError(f"The snapshot does not fit the environment {_names(layers)} ({error}); {_SAME}.") from error
 
 
 def _layers(env: Any) -> list[Any]:
-    """The environment from the outermost wrapper to the innermost."""
+    """Return the wrappers, outermost first, and then the environment itself."""
     layers = [env]
-    while isinstance(env, gymnasium.Wrapper | gymnasium.vector.VectorWrapper | Adapted):
+    while isinstance(env, gymnasium.Wrapper | gymnasium.vector.VectorWrapper | GymAdapter):
         env = env.env
         layers.append(env)
     return layers
@@ -126,81 +110,86 @@ def _names(layers: list[Any]) -> str:
     return " > ".join(f"{type(layer).__module__}:{type(layer).__qualname__}" for layer in layers)
 
 
-def _take_base(base: Any, writer: _Writer, of_any: bool) -> Snapshot | None:
+def _take_base(base: Any, writer: _Writer) -> Snapshot | None:
     if callable(getattr(base, "snapshot", None)) and callable(getattr(base, "restore", None)):
-        return {"own": _of_own(base, writer), "attributes": writer.attributes(base, set(), _GENERATOR)}
+        return {"own": _take_own(base, writer), "attributes": writer.attributes(base, set(), _RANDOM)}
     if _is_atari(base):
         state = _atari_state(base)
         if state is None:
             return None
-        return {"atari": state, "game": base._game, "attributes": writer.attributes(base, _ARGUMENTS | _IN_ATARI)}
+        return {
+            "atari": state,
+            "game": base._game,
+            "attributes": writer.attributes(base, _ARGUMENTS | _ATARI_ATTRIBUTES),
+        }
     if _is_mujoco(base):
-        return {"mujoco": _mujoco_state(base), "attributes": writer.attributes(base, _ARGUMENTS | _IN_MUJOCO)}
-    return {"attributes": writer.attributes(base, _ARGUMENTS)} if of_any else None
+        return {"mujoco": _mujoco_state(base), "attributes": writer.attributes(base, _ARGUMENTS | _MUJOCO_ATTRIBUTES)}
+    return {"attributes": writer.attributes(base, _ARGUMENTS)} if isinstance(base, VectorEnv) else None
 
 
-def _put_base(base: Any, saved: Mapping[str, Any], reader: _Reader) -> None:
+def _restore_base(base: Any, saved: Mapping[str, Any], reader: _Reader) -> None:
     if "game" in saved and saved["game"] != base._game:
         raise ValueError(f"it is of the game {saved['game']}")
-    reader.set(base, saved["attributes"])
+    reader.set_attributes(base, saved["attributes"])
     if "own" in saved:
         base.restore(reader.read(saved["own"]))
     if "atari" in saved:
-        _put_atari(base.ale, saved["atari"].tobytes())
+        _restore_atari(base.ale, saved["atari"].tobytes())
     if "mujoco" in saved:
-        _put_mujoco(base, saved["mujoco"])
+        _restore_mujoco(base, saved["mujoco"])
 
 
-def _of_own(base: Any, writer: _Writer) -> Any:
+def _take_own(base: Any, writer: _Writer) -> Any:
+    """Call the environment's own ``snapshot`` method."""
     try:
         written = writer.write(base.snapshot())
-        if written is _SETTLED:
-            raise _Unknown("settings only")
+        if written is _CONSTANT:
+            raise _Unsupported("only constants")
         return written
-    except _Unknown as error:
+    except _Unsupported as error:
         raise UserError(
-            f"{type(base).__name__}.snapshot gives {error}, which a checkpoint cannot hold; give numbers, strings, "
+            f"{type(base).__name__}.snapshot returned {error}, which cannot be saved; return numbers, strings, "
             "numpy arrays and generators, in lists, tuples, dicts, sets or deques."
         ) from None
 
 
 def _is_atari(base: Any) -> bool:
-    module = sys.modules.get("ale_py.env")  # not imported, so not one of these
+    module = sys.modules.get("ale_py.env")  # None: not imported, so this is not one of them
     return module is not None and isinstance(base, module.AtariEnv)
 
 
 def _atari_state(base: Any) -> np.ndarray[Any, Any] | None:
-    blended = base.sound_obs or base.ale.getBool("color_averaging")  # of frames that are not in the state
-    if blended or base._game in _LOSSY:
+    blended = base.sound_obs or base.ale.getBool("color_averaging")  # these use frames that are not in the state
+    if blended or base._game in _INCOMPLETE_GAMES:
         return None
     state = base.ale.cloneState(include_rng=True).serialize()
-    if not _is_free(state, base.ale.getFloat("repeat_action_probability")):
+    if _may_repeat_action(state, base.ale.getFloat("repeat_action_probability")):
         return None
     return np.frombuffer(state, np.uint8).copy()
 
 
-def _is_free(state: bytes, repeat: float) -> bool:
-    """Whether the next frame takes the action it is given, so that the one held back, which is not saved, is void."""
-    if repeat == 0:
-        return True
-    found = _TWISTER.findall(state)
-    if len(found) < 2:  # the emulator's own comes before the one that repeats actions
+def _may_repeat_action(state: bytes, probability: float) -> bool:
+    """Return whether the next frame may repeat the previous action, which is not part of the state."""
+    if probability == 0:
         return False
-    *words, place = map(int, found[-1].split())
-    twister = np.random.MT19937()
-    twister.state = {"bit_generator": "MT19937", "state": {"key": np.array(words, np.uint32), "pos": place}}
-    return bool(twister.random_raw() / 2**32 >= repeat)
+    found = _MT19937.findall(state)
+    if len(found) < 2:  # the generator of the emulator precedes that of the sticky actions
+        return True
+    *words, position = map(int, found[-1].split())
+    generator = np.random.MT19937()
+    generator.state = {"bit_generator": "MT19937", "state": {"key": np.array(words, np.uint32), "pos": position}}
+    return bool(generator.random_raw() / 2**32 < probability)
 
 
-def _put_atari(ale: Any, state: bytes) -> None:
+def _restore_atari(ale: Any, state: bytes) -> None:
     from ale_py import Action, ALEState
 
     saved = ALEState(state)
     if saved.getEpisodeFrameNumber():
-        ale.act(Action.NOOP)  # games whose frames have no end (Tetris) go on otherwise than after a reset
+        ale.act(Action.NOOP)  # some games (Tetris) need a frame after the reset before they take a state
     ale.restoreState(saved)
     if ale.cloneState(include_rng=True).serialize() != state:
-        raise ValueError("the emulator did not take its state over")
+        raise ValueError("the emulator did not restore its state")
 
 
 def _is_mujoco(base: Any) -> bool:
@@ -216,7 +205,7 @@ def _mujoco_state(base: Any) -> Snapshot:
     return {"state": state, **{name: getattr(base.data, name).copy() for name in _DERIVED}}
 
 
-def _put_mujoco(base: Any, saved: Mapping[str, Any]) -> None:
+def _restore_mujoco(base: Any, saved: Mapping[str, Any]) -> None:
     import mujoco
 
     mujoco.mj_setState(base.model, base.data, saved["state"], mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -224,94 +213,94 @@ def _put_mujoco(base: Any, saved: Mapping[str, Any]) -> None:
         getattr(base.data, name)[:] = saved[name]
 
 
-class _Unknown(Exception):
-    """Something that a snapshot cannot hold."""
+class _Unsupported(Exception):
+    """A value that a snapshot cannot hold."""
 
 
 class _Writer:
-    """Turns attributes into what a snapshot holds; what is mutable is written once, so that it stays shared."""
+    """Converts attributes to snapshot values; a mutable object is written once, so that references stay shared."""
 
     def __init__(self, layers: list[Any]) -> None:
         self._layers = {id(layer) for layer in layers}
-        self._known: dict[int, tuple[str, Any]] = {}  # with the object, as an id is its own only while it lives
+        self._known: dict[int, tuple[str, Any]] = {}  # by id; holds the object too, as ids of dead objects are reused
         self._written: dict[str, Any] = {}
 
     def attributes(self, thing: Any, skipped: set[str], only: set[str] | None = None) -> Snapshot:
-        """All attributes of an object that may change."""
+        """Write the attributes of an object that may change."""
         attributes = getattr(thing, "__dict__", {}).items()
         wanted = {name: x for name, x in attributes if name not in skipped and (only is None or name in only)}
         written = {name: self.write(value) for name, value in wanted.items()}
-        return {name: value for name, value in written.items() if value is not _SETTLED}
+        return {name: value for name, value in written.items() if value is not _CONSTANT}
 
     def write(self, value: Any) -> Any:
-        """One value; ``_SETTLED`` for what is the same in every environment of the same make."""
+        """Write one value; return ``_CONSTANT`` if it is equal in every environment made in the same way."""
         if type(value) in _PLAIN:
             return value
-        if isinstance(value, _UNCHANGING) or id(value) in self._layers:
-            return _SETTLED
+        if isinstance(value, _CONSTANT_TYPES) or id(value) in self._layers:
+            return _CONSTANT
         if id(value) not in self._known:
             number = str(len(self._known))
             self._known[id(value)] = number, value
             self._written[number] = self._object(value, type(value).__name__)
         number = self._known[id(value)][0]
         if number not in self._written:
-            raise _Unknown("an object that holds itself")
-        return _SETTLED if self._written[number] is _SETTLED else {"object": number}
+            raise _Unsupported("an object that contains itself")
+        return _CONSTANT if self._written[number] is _CONSTANT else {"object": number}
 
-    def finished(self) -> Snapshot:
-        """The objects that the values refer to."""
+    def finish(self) -> Snapshot:
+        """Return the objects that the values refer to."""
         arrays = [x for _, x in self._known.values() if isinstance(x, np.ndarray)]
         if any(np.may_share_memory(a, b) for a, b in itertools.combinations(arrays, 2)):
-            raise _Unknown("arrays that share memory")
-        return {number: written for number, written in self._written.items() if written is not _SETTLED}
+            raise _Unsupported("arrays that share memory")
+        return {number: written for number, written in self._written.items() if written is not _CONSTANT}
 
     def _object(self, value: Any, kind: str) -> Any:
         match value:
             case np.ndarray() | np.generic() if value.dtype.kind not in "biuf" or value.itemsize > 8:
-                raise _Unknown(f"an array of {value.dtype}")
+                raise _Unsupported(f"an array of {value.dtype}")
             case np.ndarray() if type(value) is np.ndarray:
                 return value.astype(value.dtype.newbyteorder("="), order="C")
             case np.generic():
                 return {"scalar": np.array(value)}
             case bytes() | bytearray():
                 return {kind: np.frombuffer(value, np.uint8).copy()}
-            case np.random.Generator() if type(value.bit_generator).__name__ in _BITS:
+            case np.random.Generator() if type(value.bit_generator).__name__ in _BIT_GENERATORS:
                 return {"generator": _copy(value.bit_generator.state)}
             case np.random.RandomState():
                 return {"random_state": _copy(value.get_state(legacy=False))}
             case RunningMeanStd():
                 return {"running": self.attributes(value, set())}
             case deque() if type(value) is deque:
-                return self._of({"deque": value}, maxlen=value.maxlen)
+                return self._container({"deque": value}, maxlen=value.maxlen)
             case list() | tuple() | set() if kind in _SEQUENCES:
-                return self._of({kind: value})
+                return self._container({kind: value})
             case dict() if type(value) is dict:
-                return self._of({"dict": value, "values": value.values()})
-        raise _Unknown(f"a {kind}")
+                return self._container({"dict": value, "values": value.values()})
+        raise _Unsupported(f"a {kind}")
 
-    def _of(self, parts: dict[str, Iterable[Any]], **more: Any) -> Any:
-        """A container by its parts; one of settled values only is settled itself."""
+    def _container(self, parts: dict[str, Iterable[Any]], **more: Any) -> Any:
+        """Write a container by its parts; a container of constants only is constant itself."""
         written = {name: _numbered(map(self.write, part)) for name, part in parts.items()}
         last = list(written.values())[-1].values()
-        if not any(value is _SETTLED for value in last):
+        if not any(value is _CONSTANT for value in last):
             return {**written, **more}
-        if not all(value is _SETTLED for value in last):
-            raise _Unknown("a container of settings and of other values")
-        return _SETTLED
+        if not all(value is _CONSTANT for value in last):
+            raise _Unsupported("a container of constants and other values")
+        return _CONSTANT
 
 
 class _Reader:
-    """Makes objects of what a snapshot holds, each of them once."""
+    """Converts snapshot values back to objects, each of them once."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects, self._made = objects, dict[str, Any]()
 
-    def set(self, thing: Any, attributes: Mapping[str, Any]) -> None:
-        """Give an object its attributes back."""
+    def set_attributes(self, thing: Any, attributes: Mapping[str, Any]) -> None:
+        """Set the saved attributes of an object."""
         vars(thing).update({name: self.read(value) for name, value in attributes.items()})
 
     def read(self, value: Any) -> Any:
-        """One value."""
+        """Read one value."""
         if not isinstance(value, Mapping):
             return value
         number = value["object"]
@@ -329,7 +318,7 @@ class _Reader:
             case "bytes" | "bytearray":
                 return content.tobytes() if kind == "bytes" else bytearray(content.tobytes())
             case "generator":
-                bits = getattr(np.random, _BITS[_BITS.index(content["bit_generator"])])()
+                bits = getattr(np.random, _BIT_GENERATORS[_BIT_GENERATORS.index(content["bit_generator"])])()
                 bits.state = content
                 return np.random.Generator(bits)
             case "random_state":
@@ -338,7 +327,7 @@ class _Reader:
                 return legacy
             case "running":
                 running = object.__new__(RunningMeanStd)
-                self.set(running, content)
+                self.set_attributes(running, content)
                 return running
             case "deque":
                 return deque(self._items(content), maxlen=rest[0][1])
@@ -351,7 +340,7 @@ class _Reader:
 
 
 def _copy(state: Any) -> Any:
-    """The state of a generator: a nest of dicts, integers and arrays."""
+    """Copy the state of a generator: nested dicts of integers and arrays."""
     if isinstance(state, Mapping):
         return {key: _copy(value) for key, value in state.items()}
     return state.copy() if isinstance(state, np.ndarray) else state

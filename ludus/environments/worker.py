@@ -17,11 +17,11 @@ from ludus.environments.rows import EnvRows, StepArrays
 from ludus.parallel.memory import Block, Fields
 from ludus.parallel.message import put_letter, take_letter
 
-STEP, LETTER, QUIT = 0, 1, 2  # what a worker can be told to do
-LINE = 8  # int64 per cache line: what one process writes shares no line with what another writes
-SLOT = 4096  # bytes for the numeric infos of a row, as JSON
-STEPS = "step/"  # names of the arrays of a StepArrays start so, those of actions as below
-ACTION = "action/"
+STEP, MESSAGE, QUIT = 0, 1, 2  # what a worker can be told to do
+CACHE_LINE = 8  # int64 per cache line: what one process writes shares no line with what another writes
+INFO_BYTES = 4096  # bytes for the numeric infos of a row, as JSON
+STEP_PREFIX = "step/"  # names of the arrays of a StepArrays start so, those of actions as below
+ACTION_PREFIX = "action/"
 READY = 3  # the place after those that the rows themselves write: whether the environments are made
 
 
@@ -29,17 +29,17 @@ def fields(step: Fields, action: Fields, parts: int, workers: int) -> dict[str, 
     """The shared memory of a manager and its workers."""
     batch = step["reward"][0][0]
     return {
-        **{STEPS + name: (tuple(shape), dtype) for name, (shape, dtype) in step.items()},
-        **{ACTION + name: (tuple(shape), dtype) for name, (shape, dtype) in action.items()},
-        "orders": ((parts, LINE), "int64"),  # by the manager: number of the order, what to do
-        "answers": ((parts, LINE), "int64"),  # by the workers: number of the last order done
-        "places": ((workers, LINE), "int64"),  # by the workers: what EnvRows.where has, then ready
-        "infos": ((batch, SLOT), "uint8"),
+        **{STEP_PREFIX + name: (tuple(shape), dtype) for name, (shape, dtype) in step.items()},
+        **{ACTION_PREFIX + name: (tuple(shape), dtype) for name, (shape, dtype) in action.items()},
+        "orders": ((parts, CACHE_LINE), "int64"),  # by the manager: number of the order, what to do
+        "answers": ((parts, CACHE_LINE), "int64"),  # by the workers: number of the last order done
+        "status": ((workers, CACHE_LINE), "int64"),  # by the workers: what EnvRows.where has, then ready
+        "infos": ((batch, INFO_BYTES), "uint8"),
         "infos_size": ((batch,), "int64"),  # set by a worker, back to 0 by the manager once it has read them
     }
 
 
-def work(settings: dict[str, Any], fds: dict[str, int]) -> None:
+def run_worker(settings: dict[str, Any], fds: dict[str, int]) -> None:
     """Make the environments of one worker's parts, say so, and do as told until told to quit.
 
     Where there are several GPUs it sees one of them, so that environments which use one do not all crowd the first.
@@ -47,7 +47,7 @@ def work(settings: dict[str, Any], fds: dict[str, int]) -> None:
     if settings["gpu"] is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = settings["gpu"]
     block, config = Block(settings["fields"], fds["memory"]), EnvConfig(**settings["config"])
-    place = block["places"][settings["worker"]]
+    place = block["status"][settings["worker"]]
     parts = [Part(block, config, place, fds, **part) for part in settings["parts"]]
     place[READY] = 1
     go, done, spin = fds["go"], fds["done"], settings["spin"]
@@ -62,7 +62,7 @@ def work(settings: dict[str, Any], fds: dict[str, int]) -> None:
             told = part.order[1]
             if told == STEP:
                 part.step()
-            elif told == LETTER:
+            elif told == MESSAGE:
                 put_letter(part.letter, part.obey(take_letter(part.letter)))
             else:
                 _close(parts)
@@ -100,14 +100,16 @@ class Part:
         self.letter = fds[f"letter {number}"]
         self._infos, self._sizes = block["infos"], block["infos_size"]
         arrays = block.arrays
-        self._actions = {key.removeprefix(ACTION): x for key, x in arrays.items() if key.startswith(ACTION)}
+        self._actions = {
+            key.removeprefix(ACTION_PREFIX): x for key, x in arrays.items() if key.startswith(ACTION_PREFIX)
+        }
         self._rows = EnvRows(lambda: make_environment(config), start, count, name, config.mask, branch, place[:READY])
-        memory = {key.removeprefix(STEPS): x for key, x in arrays.items() if key.startswith(STEPS)}
-        self._rows.attach(StepArrays.over(memory))
+        memory = {key.removeprefix(STEP_PREFIX): x for key, x in arrays.items() if key.startswith(STEP_PREFIX)}
+        self._rows.attach(StepArrays.from_arrays(memory))
 
     def step(self) -> None:
         """Step all rows, and leave the infos of those that ended where the manager looks for them."""
-        for row, info in self._rows.advance(self._actions).items():
+        for row, info in self._rows.step(self._actions).items():
             text = _encode(info)
             self._infos[row, : len(text)] = np.frombuffer(text, np.uint8)
             self._sizes[row] = len(text)
@@ -121,7 +123,7 @@ class Part:
         rows = self._rows
         rows.branch, rows.first_row = letter["branch"], letter["first_row"]
         if letter["do"] == "begin":
-            rows.begin(letter["seed"], letter["episodes"])
+            rows.reset(letter["seed"], letter["episodes"])
             return None
         if letter["do"] == "snapshot":
             return [rows.snapshot(row) for row in rows.rows]
@@ -138,7 +140,7 @@ def _close(parts: list[Part]) -> None:
 def _encode(info: dict[str, float]) -> bytes:
     """JSON of as many of the numbers as there is room for."""
     text = json.dumps(info).encode()
-    while len(text) > SLOT:
-        info = dict(list(info.items())[: len(info) * SLOT // (len(text) + 1)])
+    while len(text) > INFO_BYTES:
+        info = dict(list(info.items())[: len(info) * INFO_BYTES // (len(text) + 1)])
         text = json.dumps(info).encode()
     return text

@@ -72,12 +72,12 @@ def is_solved(worker: LocalWorker) -> bool:
 
 
 def _threshold(id: str) -> float | None:
-    from ludus.environments.gym import find, is_path  # most runs end without it
+    from ludus.environments.gym import find_spec, is_path  # most runs end without it
 
     if is_path(id):
         return None
     with suppress(UserError):  # an environment of EnvPool alone
-        return find(id).reward_threshold
+        return find_spec(id).reward_threshold
     return None
 
 

@@ -18,7 +18,7 @@ from ludus.core.errors import UserError
 from ludus.core.step import EnvStep, Episode
 from ludus.core.types import State, Tensors
 from ludus.environments.gym import Environment
-from ludus.environments.infos import numeric_row
+from ludus.environments.infos import numeric_info_row
 from ludus.environments.masks import ObservationReader
 from ludus.environments.rows import WARNINGS, StepArrays, episode_seed
 from ludus.environments.spaces import Arrays, Layout
@@ -58,7 +58,7 @@ class BatchManager(EnvironmentManager):
         self.observation, self.action = reader.specs, actions.specs
         self._reader, self._layout = reader, actions
         self._treat = ActionPreprocessor(self.action, {})
-        self._memory = StepArrays.make(self.observation, batch) if memory is None else memory
+        self._memory = StepArrays.allocate(self.observation, batch) if memory is None else memory
         parts = [self._memory.rows(rows) for rows in self.groups]
         self._real = np.zeros(batch, np.bool_)  # ~first: an ended row is reset at the next step
         self._flags = [(part.first, self._real[rows]) for part, rows in zip(parts, self.groups, strict=True)]
@@ -102,7 +102,7 @@ class BatchManager(EnvironmentManager):
         self._seed, self._finished, self.restored = seed, [], ""
         for account in self._accounts:
             account.begin()
-        self._memory.begin()
+        self._memory.mark_first()
         self.calls += 1
         self._calling, began = True, time.monotonic()
         try:
@@ -146,7 +146,7 @@ class BatchManager(EnvironmentManager):
                 f"{self.name}: the observation is a {type(observation).__name__} that lacks a part of {parts}; give it "
                 "as the environment does."
             ) from error
-        if key := self._reader.lacking_mask(info):
+        if key := self._reader.missing_mask(info):
             raise UserError(
                 f'{self.name} gives the action mask "{key}" in info: give it too, as in policy.act(observation, info).'
             )
@@ -189,9 +189,9 @@ class BatchManager(EnvironmentManager):
     def goal_reward(self) -> GoalReward | None:
         if self._goal_env is None:
             return None
-        from ludus.environments.goals import goal_reward  # what most runs do without is loaded where it is needed
+        from ludus.environments.goals import make_goal_reward  # what most runs do without is loaded where it is needed
 
-        return goal_reward(self._goal_env, self.name)
+        return make_goal_reward(self._goal_env, self.name)
 
     def _remarks(self) -> int:
         """The bits of ``WARNINGS`` that environments gave cause for."""
@@ -252,7 +252,7 @@ class BatchManager(EnvironmentManager):
         for account in self._accounts:
             account.begin_next(slice(None))
             account.any_ended = False
-        self._memory.begin()
+        self._memory.mark_first()
         self._begin()
         return dict.fromkeys(range(self.batch), why)
 
@@ -302,7 +302,7 @@ class BatchManager(EnvironmentManager):
         return self._memory.reward
 
     def _row_infos(self, infos: Any, row: int) -> dict[str, float]:
-        return numeric_row(infos, row)
+        return numeric_info_row(infos, row)
 
     def _settle_masks(self) -> None:
         if self._reader.masks is not None:

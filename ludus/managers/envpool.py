@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ludus.core.errors import UserError, nearest
 from ludus.core.types import State, Tensors
-from ludus.environments.infos import numeric_row
+from ludus.environments.infos import numeric_info_row
 from ludus.environments.masks import ObservationReader
 from ludus.environments.spaces import Layout
 from ludus.managers.base import BatchManager
@@ -54,7 +54,7 @@ class EnvPoolManager(BatchManager):
         spec = self._make_spec()
         actions = Layout(spec.gymnasium_action_space, "action", id)
         reader = ObservationReader(_honest(spec.gymnasium_observation_space), actions.specs, mask, {}, id)
-        reader.tell_stack(getattr(spec.config, "stack_num", 1))
+        reader.mark_frame_stack(getattr(spec.config, "stack_num", 1))
         super().__init__(id, num, reader, actions, branch)
         self._limit = _limit(spec)
         if self._limit:
@@ -121,7 +121,7 @@ class EnvPoolManager(BatchManager):
 
     def _row_infos(self, infos: Any, row: int) -> dict[str, float]:
         own = {key: value for key, value in infos.items() if key not in ("env_id", "players", "reward", "elapsed_step")}
-        return numeric_row(own, row)
+        return numeric_info_row(own, row)
 
     def _make_spec(self) -> Any:
         known = self._envpool.list_all_envs()

@@ -14,8 +14,8 @@ from ludus.core.errors import UserError, too_many_files
 from ludus.core.names import found_by_others, import_path, importable, resolve
 from ludus.core.rows import Rows
 from ludus.environments.config import EnvConfig, parse_options, parse_wrappers, validate
-from ludus.environments.failure import failed
-from ludus.environments.gym import accepts, find, is_path, make, make_environment
+from ludus.environments.errors import environment_error
+from ludus.environments.gym import accepts_argument, find_spec, is_path, make, make_environment
 from ludus.managers.base import BatchManager
 
 TENSOR_NEEDS = ("num_envs", "observation_space", "action_space", "reset", "step")
@@ -113,7 +113,7 @@ def _make_tensor(
     try:
         env = maker(num, **options)
     except Exception as error:
-        raise failed(config.id, "its constructor", error) from error
+        raise environment_error(config.id, "its constructor", error) from error
     lacking = [name for name in TENSOR_NEEDS if not hasattr(env, name)]
     if lacking:
         raise UserError(
@@ -163,7 +163,7 @@ def _choose(
         return "simple"  # native vector environments draw nothing; one environment of the same id does
     if config.backend != "auto":
         return config.backend
-    spec = find(config.id)
+    spec = find_spec(config.id)
     if render_mode is not None or config.wrappers or _vector_maker(spec, config, options) is None or num < FEW:
         return "simple"
     return "vector" if _is_alike(config, options) else "simple"
@@ -191,11 +191,11 @@ def _vector_maker(spec: EnvSpec, config: EnvConfig, options: dict[str, Any]) -> 
     except ImportError:
         return None
     asked = [*options, *(["max_episode_steps"] if config.max_episode_steps else [])]
-    return maker if all(accepts(maker, key) for key in asked) else None
+    return maker if all(accepts_argument(maker, key) for key in asked) else None
 
 
 def _make_vector(config: EnvConfig, options: dict[str, Any], num: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-    spec = find(config.id)
+    spec = find_spec(config.id)
     if _vector_maker(spec, config, options) is None:
         raise UserError(
             f'Environment "{config.id}" has no native vector environment that takes these settings; set env.backend to '
@@ -205,4 +205,4 @@ def _make_vector(config: EnvConfig, options: dict[str, Any], num: int) -> gymnas
     try:
         return gymnasium.make_vec(spec, num, vectorization_mode="vector_entry_point", **limit, **options)
     except Exception as error:
-        raise failed(config.id, "its constructor", error) from error
+        raise environment_error(config.id, "its constructor", error) from error

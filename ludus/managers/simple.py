@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ludus.core.types import State
-from ludus.environments.gym import Environment, metadata
-from ludus.environments.rows import REMARKS, EnvRows
+from ludus.environments.gym import Environment, env_metadata
+from ludus.environments.rows import WARNING_BITS, EnvRows
 from ludus.managers.base import BatchManager
 
 
@@ -30,7 +30,7 @@ class SimpleEnvManager(BatchManager):
     @property
     def render_fps(self) -> float:  # type: ignore[override]
         """The pictures per second that the environment's metadata names; 0 where it names none."""
-        fps = metadata(self._rows.env).get("render_fps")
+        fps = env_metadata(self._rows.env).get("render_fps")
         return float(fps) if isinstance(fps, int | float | np.number) and 0 < fps < math.inf else 0.0
 
     def render(self, row: int = 0) -> Any:
@@ -38,20 +38,20 @@ class SimpleEnvManager(BatchManager):
         return self._rows.render(row)
 
     def busy(self) -> tuple[int, ...] | None:
-        return (self.calls, int(self._rows.where[0])) if self._calling else None
+        return (self.calls, int(self._rows.status[0])) if self._calling else None
 
     def close(self) -> None:
         self._rows.close()
 
     def _remarks(self) -> int:
-        return int(self._rows.where[REMARKS])
+        return int(self._rows.status[WARNING_BITS])
 
     def _begin(self) -> None:
         self._rows.first_row = self.first_row
-        self._rows.begin(self._seed, self._accounts[0].episode.tolist())
+        self._rows.reset(self._seed, self._accounts[0].episode.tolist())
 
     def _advance(self, group: int) -> None:
-        infos = self._rows.advance(self._pending[group])
+        infos = self._rows.step(self._pending[group])
         self._note(group, self._memory.reward, lambda row: infos.get(row, {}))
 
     def _snapshot(self) -> State:

@@ -51,7 +51,7 @@ class SubProcEnvManager(BatchManager):
             raise UserError(f"env.alternate needs 2 environments or more, not {num}; raise env.num or turn it off.")
         rows = EnvRows(lambda: make_environment(config), 0, 1, name, config.mask, branch)
         try:  # one environment here, to know the spaces and to refuse what a first reset shows to be wrong
-            rows.attach(StepArrays.make(rows.observation, 1))
+            rows.attach(StepArrays.allocate(rows.observation, 1))
             # closed below and yet asked for rewards: compute_reward must be a pure function of its arguments
             self._goal_env = rows.env if has_goals(rows.env) else None
         finally:

@@ -14,7 +14,7 @@ from ludus.core.errors import UserError
 from ludus.core.spec import Spec
 from ludus.core.step import EnvStep, Episode
 from ludus.core.types import State, Tensors
-from ludus.environments.failure import failed
+from ludus.environments.errors import environment_error
 from ludus.environments.masks import ObservationReader
 from ludus.environments.spaces import Layout
 from ludus.managers import saved_state
@@ -155,7 +155,7 @@ class TensorEnvManager(BatchManager):
         try:
             return getattr(self._env, method)(argument)
         except Exception as error:
-            raise failed(self.name, method, error) from error
+            raise environment_error(self.name, method, error) from error
 
     def _named(self, observation: Tensor | Tensors) -> Tensors:
         """Observations by the names of their specs."""

@@ -8,9 +8,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from ludus.core.errors import UserError
 from ludus.core.types import State
-from ludus.environments.failure import failed
+from ludus.environments.errors import environment_error
 from ludus.environments.masks import ObservationReader
-from ludus.environments.snapshot import put_vector, take_vector
+from ludus.environments.snapshot import restore_snapshot, take_snapshot
 from ludus.environments.spaces import Layout
 from ludus.managers.base import BatchManager
 
@@ -44,7 +44,7 @@ class VectorEnvManager(BatchManager):
         try:
             result = self._env.reset(seed=seed)
         except Exception as error:
-            raise failed(self.name, "reset", error) from error
+            raise environment_error(self.name, "reset", error) from error
         self._take_reset(*result)
 
     def _advance(self, group: int) -> None:
@@ -52,17 +52,17 @@ class VectorEnvManager(BatchManager):
         try:
             result = self._env.step(actions)
         except Exception as error:
-            raise failed(self.name, "step", error) from error
+            raise environment_error(self.name, "step", error) from error
         self._take(*result)
 
     def _snapshot(self) -> State:
-        return {"vector": take_vector(self._env)}
+        return {"vector": take_snapshot(self._env)}
 
     def _restore(self, snapshot: State) -> dict[int, str]:
         if snapshot["vector"] is None:
             return self._restart("its vector environment has no snapshot of its state")
         try:
-            put_vector(self._env, snapshot["vector"])
+            restore_snapshot(self._env, snapshot["vector"])
         except UserError as error:
             return self._restart(f"it cannot be brought back ({str(error).rstrip('.')})")
         return {}

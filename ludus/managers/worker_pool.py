@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from ludus.core.errors import UserError
 from ludus.core.spec import Specs
 from ludus.environments.config import EnvConfig
-from ludus.environments.rows import REMARKS, StepArrays
+from ludus.environments.rows import WARNING_BITS, StepArrays
 from ludus.environments.spaces import Arrays
-from ludus.environments.worker import ACTION, LETTER, LINE, QUIT, READY, STEP, STEPS, fields
+from ludus.environments.worker import ACTION_PREFIX, CACHE_LINE, MESSAGE, QUIT, READY, STEP, STEP_PREFIX, fields
 from ludus.parallel.memory import Block
 from ludus.parallel.message import put_letter, take_letter
 from ludus.parallel.process import GRACE, Launcher, Process, WorkerError, end_all
@@ -96,12 +96,16 @@ class WorkerPool:
         self._fields = fields(StepArrays.fields(specs[0], batch), actions, len(parts), self.workers)
         self._block = Block(self._fields)
         arrays = self._block.arrays
-        self.memory = StepArrays.over({k.removeprefix(STEPS): x for k, x in arrays.items() if k.startswith(STEPS)})
-        self.actions: Arrays = {k.removeprefix(ACTION): x for k, x in arrays.items() if k.startswith(ACTION)}
+        self.memory = StepArrays.from_arrays(
+            {k.removeprefix(STEP_PREFIX): x for k, x in arrays.items() if k.startswith(STEP_PREFIX)}
+        )
+        self.actions: Arrays = {
+            k.removeprefix(ACTION_PREFIX): x for k, x in arrays.items() if k.startswith(ACTION_PREFIX)
+        }
         self._observation = list(self.memory.observation.values())
         self.infos: NDArray[Any]
         self.infos, self.infos_size = arrays["infos"], arrays["infos_size"]
-        self._places = arrays["places"]
+        self._status = arrays["status"]
         self._orders = [memoryview(line) for line in arrays["orders"]]
         self._answers = [memoryview(line) for line in arrays["answers"]]
         self._go = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(self.workers)]
@@ -120,14 +124,14 @@ class WorkerPool:
         """
         shown = [(x, part.rows, x[part.rows].copy()) for part in self._of(workers) for x in self._observation]
         for worker in workers:
-            self._places[worker] = 0
+            self._status[worker] = 0
             for part in self._of([worker]):
                 self._answers[part.number][0] = self._orders[part.number][0]
             with suppress(BlockingIOError):
                 os.eventfd_read(self._done[worker])  # what the one before it left
             self._processes[worker] = self._launch(worker)
         self._watches = [self._watch(group) for group in range(len(self._steps))]
-        ready = lambda worker: bool(self._places[worker, READY])  # noqa: E731
+        ready = lambda worker: bool(self._status[worker, READY])  # noqa: E731
         failed = self._until(ready, workers, max(STARTING, self._config.timeout))
         for x, rows, before in shown:
             x[rows] = before
@@ -150,7 +154,7 @@ class WorkerPool:
     def write(self, part: Part, letter: Any) -> None:
         """Order a part to do what a letter says."""
         put_letter(self._letters[part.number], letter)
-        self.order(part.number, LETTER)
+        self.order(part.number, MESSAGE)
 
     def answer(self, part: Part) -> Any:
         """What the worker wrote back."""
@@ -207,12 +211,12 @@ class WorkerPool:
 
     def where(self, worker: int) -> int:
         """The row whose environment a worker called last."""
-        return int(self._places[worker, 0])
+        return int(self._status[worker, 0])
 
     @property
     def remarks(self) -> int:
         """What the environments of all workers gave cause to warn of, as bits."""
-        return int(np.bitwise_or.reduce(self._places.reshape(-1, LINE)[:, REMARKS]))
+        return int(np.bitwise_or.reduce(self._status.reshape(-1, CACHE_LINE)[:, WARNING_BITS]))
 
     def relieve(self) -> None:
         """Drop long complaints of the workers."""
@@ -233,7 +237,7 @@ class WorkerPool:
         self._go = self._done = self._letters = []
         self._orders, self._answers, self._steps, self._watches = [], [], [], []
         self._observation = []
-        self.infos = self.infos_size = self._places = np.zeros(0, np.int64)
+        self.infos = self.infos_size = self._status = np.zeros(0, np.int64)
         self._block.close()
 
     def _launch(self, worker: int) -> Process:
@@ -250,7 +254,7 @@ class WorkerPool:
         letters = {f"letter {part.number}": self._letters[part.number] for part in parts}
         fds = {"memory": self._block.fd, "go": self._go[worker], "done": self._done[worker], **letters}
         try:
-            return self._launcher.start("ludus.environments.worker:work", settings, fds, f"worker {worker}")
+            return self._launcher.start("ludus.environments.worker:run_worker", settings, fds, f"worker {worker}")
         except WorkerError as error:
             raise UserError(f"The environment workers cannot be started: {error.name} {error.what}.") from error
 
@@ -266,7 +270,7 @@ class WorkerPool:
         owners = {fd: worker for worker, process in alive.items() for fd in (self._done[worker], process.fileno())}
         for fd in owners:
             poll.register(fd, select.POLLIN)
-        progress = {worker: self._places[worker].tobytes() for worker in alive}
+        progress = {worker: self._status[worker].tobytes() for worker in alive}
         waited = dict.fromkeys(alive, 0.0)
         patience = _slice(seconds)
         while missing := {worker for worker in missing if not ready(worker)}:
@@ -274,7 +278,7 @@ class WorkerPool:
             found = poll.poll(patience * 1000)
             took = time.monotonic() - began
             for worker in sorted(missing):
-                now = self._places[worker].tobytes()
+                now = self._status[worker].tobytes()
                 waited[worker] = waited[worker] + _counted(took, patience) if now == progress[worker] else 0.0
                 progress[worker] = now
                 if waited[worker] >= seconds and not ready(worker):

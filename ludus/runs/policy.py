@@ -35,8 +35,8 @@ from ludus.managers.base import BatchManager
 from ludus.managers.make import make_manager
 from ludus.runs import checkpoint as checkpoints
 from ludus.runs.folder import RunDirectory, check_checkpoint_name
-from ludus.settings.parse import typed
-from ludus.settings.settings import Settings, from_flat, given_names, to_flat
+from ludus.settings.parse import format_value
+from ludus.settings.settings import Settings, class_overrides, from_flat, to_flat
 from ludus.settings.trust import read_run_settings
 
 ROOM = 1 << 20  # bytes that a checkpoint may have beside what the networks need
@@ -258,7 +258,7 @@ def load(
     and ``wrappers`` are classes that stand for those of the run likewise. ``trust``: import what the run names, though
     this user did not make it on this machine.
     """
-    given = given_names(agent, network, wrappers)
+    given = class_overrides(agent, network, wrappers)
     unused = (*given, *(("env.id",) if environment else ()))
     directory = RunDirectory.open(run, runs)
     check_checkpoint_name(checkpoint)
@@ -353,6 +353,6 @@ def _difference(theirs: Settings[Any], ours: Settings[Any]) -> str:
         here["network.shared"] = "auto"
     for key in SHAPING:
         if there.get(key) != here.get(key):
-            others, own = typed(there.get(key)), typed(here.get(key))
+            others, own = format_value(there.get(key)), format_value(here.get(key))
             return f"{key} is {others} in that run and {own} here: give both the same"
     return "its environment has other observations or actions: use the environment of that run"

@@ -25,7 +25,7 @@ from ludus.runs.summary import State as SummaryState
 from ludus.runs.summary import Summary, write_summary
 from ludus.settings.config_file import write_config
 from ludus.settings.settings import NO_PRESET, Settings, find_preset, to_flat
-from ludus.settings.trust import IMPORTED_FROM, with_folders
+from ludus.settings.trust import IMPORTED_FROM, add_import_folders
 
 if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker
@@ -59,7 +59,7 @@ class Reporter:
     ) -> None:
         self.run, self.settings, self._origins = run, settings, origins
         unsigned = write_config(
-            run.config, with_folders(to_flat(settings)), {**origins, IMPORTED_FROM: "chosen"}, signs
+            run.config, add_import_folders(to_flat(settings)), {**origins, IMPORTED_FROM: "chosen"}, signs
         )
         self.metrics = Metrics(run.metrics, run.tensorboard)
         self.keeper = CheckpointKeeper(run, settings.keep)

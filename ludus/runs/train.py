@@ -34,7 +34,7 @@ from ludus.core.errors import UserError
 from ludus.core.names import import_path, refuse_while_importing
 from ludus.core.rows import Rows
 from ludus.core.text import printable
-from ludus.environments.failure import own_stack
+from ludus.environments.errors import user_traceback
 from ludus.logging.logfile import LogFile
 from ludus.managers.make import make_manager
 from ludus.parallel.children import StartedProcesses
@@ -42,7 +42,7 @@ from ludus.runs.failure import save_failure
 from ludus.runs.open_run import SavedRun, new_run, open_run
 from ludus.runs.policy import Player, agent_of_checkpoint, initialise_from, load, refuse_other
 from ludus.runs.report import Reporter
-from ludus.settings.settings import Resolved, given_names, resolve_settings, to_flat
+from ludus.settings.settings import Resolved, class_overrides, resolve_settings, to_flat
 
 
 class TrainResult(NamedTuple):
@@ -127,7 +127,7 @@ def resume(
     what the run names, though this user did not make it on this machine.
     """
     refuse_while_importing("ludus.resume")
-    given = given_names(agent, network, wrappers)
+    given = class_overrides(agent, network, wrappers)
     unused = (*given, *(("env.id",) if environment else ()))
     with ExitStack() as stack:
         saved = stack.enter_context(open_run(run, runs, nb_step, stop_at, device, trust, unused, given))
@@ -279,7 +279,7 @@ def _run(worker: LocalWorker, new: bool) -> None:
                 reporter.rescue(worker, "Stopped at once", tells=True)
                 reporter.note(signals.hint())
                 raise
-            reporter.note(own_stack(error).rstrip())
+            reporter.note(user_traceback(error).rstrip())
             signals.save()
             worker.stopping += ", and the environment did not return"
             worker.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 from ludus.core.errors import UserError
 from ludus.core.files import open_plain, replace, why
-from ludus.settings.signature import NoKey, sign, why_unsigned
+from ludus.settings.signature import NoKeyError, sign, signature_problem
 
 Settings = dict[str, Any]  # "agent.learning_rate" → str, int, float, bool, None, or a tuple of these
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -33,7 +33,7 @@ def write_config(path: Path, settings: Mapping[str, Any], origins: Mapping[str, 
     if signs:
         try:
             data = sign(data)
-        except NoKey as error:
+        except NoKeyError as error:
             reason = str(error)
     replace(path, data)
     return reason
@@ -59,13 +59,13 @@ def read_config(path: Path) -> Settings:
     return _settings(_read(path), path)
 
 
-def read_signed(path: Path, follows: bool = False) -> tuple[Settings, str]:
+def read_signed_config(path: Path, follows: bool = False) -> tuple[Settings, str]:
     """As ``read_config``, and why the file is not known to be written by this user; nothing where it is.
 
     ``follows``: the path is one that the user typed, where links are the user's too.
     """
     data = _read(path, follows)
-    return _settings(data, path), why_unsigned(data)
+    return _settings(data, path), signature_problem(data)
 
 
 def flatten(nested: Mapping[str, Any]) -> Settings:

@@ -12,8 +12,8 @@ from ludus.core.network import NetworkSpec
 from ludus.core.spec import Specs
 from ludus.networks.config import NetworkConfig
 from ludus.settings.networks import plan_networks
-from ludus.settings.parse import typed
-from ludus.settings.settings import Resolved, Settings, network_of, setting_types, to_flat
+from ludus.settings.parse import format_value
+from ludus.settings.settings import Resolved, Settings, network_defaults, setting_types, to_flat
 
 OFF = ("agent.burn_in", "agent.overlap")  # 0 says that they should do nothing
 KINDS = {1: "vector", 2: "matrix", 3: "image", 4: "volume or clip"}
@@ -28,15 +28,17 @@ def refuse_ineffective(resolved: Resolved, observation: Specs, action: Specs) ->
     """
     settings, origins = resolved
     flat = to_flat(settings)
-    for key, why in unused(settings, observation, action):
+    for key, why in find_ineffective(settings, observation, action):
         origin = origins.get(key, "default")
         if key in OFF and not flat[key]:
             continue
         if origin == "flag" or (origin.startswith("file") and flat[key] != _default(settings, key)):
-            raise UserError(f"{key} is {typed(flat[key])} ({origin}), but would do nothing: {why}; leave it out.")
+            raise UserError(
+                f"{key} is {format_value(flat[key])} ({origin}), but would do nothing: {why}; leave it out."
+            )
 
 
-def unused(settings: Settings[Any], observation: Specs, action: Specs) -> Iterator[tuple[str, str]]:
+def find_ineffective(settings: Settings[Any], observation: Specs, action: Specs) -> Iterator[tuple[str, str]]:
     """Every setting that nothing reads, with the reason."""
     apart = plan_networks(settings, observation, action, settings.network.shared == "yes")
     specs = [plan.spec for plan in apart.values()]
@@ -82,7 +84,7 @@ def _pieces(config: NetworkConfig, need: NetworkSpec) -> set[str]:
 
 
 def _default(settings: Settings[Any], key: str) -> Any:
-    if key in (own := network_of(type(settings.agent))):
+    if key in (own := network_defaults(type(settings.agent))):
         return own[key]
     table, _, name = key.partition(".")
     if "." in name:  # of one network: over that of all
@@ -102,7 +104,7 @@ def agents_with_setting(key: str, agent: str) -> str:
     return f"{agent} has no such setting; {', '.join(having)} {'has' if len(having) == 1 else 'have'} it"
 
 
-def unknown(key: str, origin: str, agent: str, types: Mapping[str, Any]) -> UserError:
+def unknown_setting(key: str, origin: str, agent: str, types: Mapping[str, Any]) -> UserError:
     """The error for a key that is none of the settings in ``types``, with what was likely meant."""
     who = agents_with_setting(key, agent)
     return UserError(f'There is no setting "{key}" ({origin}){f": {who}." if who else f".{nearest(key, types)}"}')

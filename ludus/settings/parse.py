@@ -19,22 +19,24 @@ def parse_value(key: str, value: Any, annotation: Any, origin: str) -> Any:
         return _convert(value, annotation)
     except FAILURES:
         hint = nearest(str(value), map(str, _choices(annotation)))
-        raise UserError(f'{key} is "{typed(value)}" ({origin}), but must be {describe(annotation)}.{hint}') from None
+        raise UserError(
+            f'{key} is "{format_value(value)}" ({origin}), but must be {describe_type(annotation)}.{hint}'
+        ) from None
 
 
-def typed(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value as it is typed on the command line."""
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def describe(annotation: Any) -> str:
+def describe_type(annotation: Any) -> str:
     """Say in words what values ``annotation`` allows."""
     if choices := _choices(annotation):
         return "one of " + ", ".join(map(str, choices))
     if members := union_members(annotation):
-        return " or ".join("None" if m is NoneType else describe(m) for m in members)
+        return " or ".join("None" if m is NoneType else describe_type(m) for m in members)
     if get_origin(annotation) is tuple:
-        return f"a list, each item {describe(get_args(annotation)[0])}"
+        return f"a list, each item {describe_type(get_args(annotation)[0])}"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     return words.get(annotation, str(annotation))
 

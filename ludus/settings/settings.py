@@ -19,19 +19,19 @@ from ludus.networks import NETWORKS, SUBMODULES
 from ludus.networks.config import NetworkConfig
 from ludus.settings.config_file import flatten
 from ludus.settings.parse import parse_value
-from ludus.settings.trust import look_in_current_folder, read_file_settings
+from ludus.settings.trust import import_from_current_folder, read_file_settings
 
 A = TypeVar("A", bound=AgentConfig)
 Flat = dict[str, Any]  # dotted key → value, as in {"agent.learning_rate": 0.001}
 
 DEFAULT_AGENT = "ppo"
 NO_PRESET = "none"
-SHORT = {"agent": "agent.name", "network": "network.name", "stop_at": "evaluation.stop_at"}  # also by these names
+ALIASES = {"agent": "agent.name", "network": "network.name", "stop_at": "evaluation.stop_at"}  # also by these names
 PIECES = tuple(f"network.{name}" for name in ("net1d", "net2d", "net3d", "net4d", "body", "head"))
 TABLES = {"agent.name": AGENTS, "network.name": NETWORKS, **dict.fromkeys(PIECES, SUBMODULES)}  # names of classes
-SMALLEST = {"nb_step": 1, "seed": 0, "threads": 0, "log_every": 0, "checkpoint_every": 0, "keep": 1}
+MINIMUM = {"nb_step": 1, "seed": 0, "threads": 0, "log_every": 0, "checkpoint_every": 0, "keep": 1}
 LONGEST_NAME = 80  # characters of a run's name or tag
-LARGEST = {"seed": 2**63 - 1, "threads": 1024}  # what torch takes; far more threads end the process
+MAXIMUM = {"seed": 2**63 - 1, "threads": 1024}  # what torch takes; far more threads end the process
 ADAPTED = "default for this run"
 
 
@@ -47,9 +47,9 @@ class EvaluationConfig:
 
     def validate(self) -> None:
         """Refuse what cannot be evaluated."""
-        at_least("evaluation.every", self.every, 0)
-        at_least("evaluation.episodes", self.episodes, 1)
-        at_least("evaluation.environments", self.environments, 0)
+        check_minimum("evaluation.every", self.every, 0)
+        check_minimum("evaluation.episodes", self.episodes, 1)
+        check_minimum("evaluation.environments", self.environments, 0)
         if self.stop_at is not None and not self.every:
             raise UserError(
                 f"evaluation.stop_at is {self.stop_at:g}, but evaluation.every is 0, so nothing would ever reach it; "
@@ -93,10 +93,10 @@ class Settings(Generic[A]):
 
     def validate(self) -> None:
         """Refuse values out of range, here and in every part."""
-        for name, smallest in SMALLEST.items():
-            at_least(name, getattr(self, name), smallest)
-        for name, largest in LARGEST.items():
-            at_most(name, getattr(self, name), largest)
+        for name, smallest in MINIMUM.items():
+            check_minimum(name, getattr(self, name), smallest)
+        for name, largest in MAXIMUM.items():
+            check_maximum(name, getattr(self, name), largest)
         for key, text in (("name", self.name), *(("tags", tag) for tag in self.tags)):
             if not text.isprintable() or len(text) > LONGEST_NAME or (key == "tags" and not text.strip()):
                 raise UserError(f"{key} has {text!r}, but must be text of at most {LONGEST_NAME} printable characters.")
@@ -118,13 +118,13 @@ class Resolved(NamedTuple):
     origins: dict[str, str]
 
 
-def at_least(key: str, value: float, smallest: float) -> None:
+def check_minimum(key: str, value: float, smallest: float) -> None:
     """Refuse a value below ``smallest``."""
     if value < smallest:
         raise UserError(f"{key} is {value}, but must be at least {smallest}.")
 
 
-def at_most(key: str, value: float, largest: float) -> None:
+def check_maximum(key: str, value: float, largest: float) -> None:
     """Refuse a value above ``largest``."""
     if value > largest:
         raise UserError(f"{key} is {value}, but must be at most {largest}.")
@@ -146,11 +146,11 @@ def resolve_settings(
     """
     chosen = flatten(overrides or {})
     chosen |= {key: name for key, name in (("env.id", environment), ("agent.name", agent)) if name is not None}
-    chosen = {SHORT.get(key, key): value for key, value in chosen.items()}
-    layers = [(origin, {key: name_of(key, value) for key, value in chosen.items()})]
+    chosen = {ALIASES.get(key, key): value for key, value in chosen.items()}
+    layers = [(origin, {key: to_import_path(key, value) for key, value in chosen.items()})]
     if file is not None:
         layers.insert(0, (f"file {file}", read_file_settings(Path(file), trust)))
-    look_in_current_folder(layers[-1][1])
+    import_from_current_folder(layers[-1][1])
     known = {key: value for _, layer in layers for key, value in layer.items()}
     if preset is None:
         preset = find_preset(known.get("env.id", ""), known.get("agent.name", DEFAULT_AGENT))
@@ -182,7 +182,7 @@ def _may_be_recurrent(settings: Settings[Any]) -> bool:
     return any(config.may_be_recurrent for config in configs)
 
 
-def name_of(key: str, value: Any) -> Any:
+def to_import_path(key: str, value: Any) -> Any:
     """Replace a class or function that was given for a setting by its import path."""
     if key == "env.wrappers":
         items = value if isinstance(value, list | tuple) else (value,)
@@ -197,10 +197,10 @@ def name_of(key: str, value: Any) -> Any:
     return value
 
 
-def given_names(agent: Any = None, network: Any = None, wrappers: Any = None) -> Flat:
+def class_overrides(agent: Any = None, network: Any = None, wrappers: Any = None) -> Flat:
     """The settings that a caller overrides, with classes replaced by their import paths."""
     given = {"agent.name": agent, "network.name": network, "env.wrappers": wrappers}
-    return {key: name_of(key, value) for key, value in given.items() if value is not None}
+    return {key: to_import_path(key, value) for key, value in given.items() if value is not None}
 
 
 def to_flat(settings: Settings[Any]) -> Flat:
@@ -217,7 +217,7 @@ def from_flat(flat: Mapping[str, Any]) -> Settings[Any]:
     return _build([("file config.toml", flatten(flat))]).settings
 
 
-def agent_of(agent: str | None, preset: str | None, file: str | Path | None, trust: bool = False) -> str:
+def chosen_agent(agent: str | None, preset: str | None, file: str | Path | None, trust: bool = False) -> str:
     """The agent that ``resolve_settings`` will choose."""
     named = load_preset(preset) if preset not in (None, NO_PRESET) else {}
     read = read_file_settings(Path(file), trust) if file is not None else {}
@@ -262,7 +262,7 @@ def agent_config(name: str) -> type[Any]:
     return config
 
 
-def network_of(config: type[AgentConfig]) -> Flat:
+def network_defaults(config: type[AgentConfig]) -> Flat:
     """The settings of the network that have other defaults for an agent: those that its Config names in NETWORK."""
     return {f"network.{name}": value for name, value in config.NETWORK.items()}
 
@@ -310,7 +310,7 @@ def _build(layers: list[tuple[str, Flat]]) -> Resolved:
     values.setdefault("agent.name", DEFAULT_AGENT)
     agent = values["agent.name"]
     config = agent_config(agent)
-    types, values = setting_types(agent), network_of(config) | values
+    types, values = setting_types(agent), network_defaults(config) | values
     typed = {key: _typed(key, x, types, origins.get(key, "default"), agent) for key, x in values.items()}
     settings = _make(_unflatten(typed), config)
     settings.validate()
@@ -319,9 +319,9 @@ def _build(layers: list[tuple[str, Flat]]) -> Resolved:
 
 def _typed(key: str, value: Any, types: Mapping[str, Any], origin: str, agent: str) -> Any:
     if key not in types:
-        from ludus.settings.ineffective import unknown  # it asks all agents
+        from ludus.settings.ineffective import unknown_setting  # it asks all agents
 
-        raise unknown(key, origin, agent, types)
+        raise unknown_setting(key, origin, agent, types)
     return parse_value(key, value, types[key], origin)
 
 

@@ -22,7 +22,7 @@ _PURPOSE = b"ludus config.toml\n"
 _LINE = re.compile(rb"(?<=\n)# signature: ([0-9a-f]{64})\n\Z")
 
 
-class NoKey(Exception):
+class NoKeyError(Exception):
     """Why there is no key to sign or check with; a clause that fits into a sentence."""
 
 
@@ -32,7 +32,7 @@ def key_path() -> Path:
     try:
         base = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
     except RuntimeError as error:
-        raise NoKey("no home folder is known to keep a key in") from error
+        raise NoKeyError("no home folder is known to keep a key in") from error
     return base / "ludus" / "key"
 
 
@@ -42,14 +42,14 @@ def sign(data: bytes) -> bytes:
     return body + b"# signature: " + _digest(_read_key() or _make_key(), body) + b"\n"
 
 
-def why_unsigned(data: bytes) -> str:
+def signature_problem(data: bytes) -> str:
     """Return why ``data`` is not known to be written by this user on this machine; nothing where it is."""
     found = _LINE.search(data)
     if found is None:
         return "it has no signature"
     try:
         key = _read_key()
-    except NoKey as error:
+    except NoKeyError as error:
         return f"{error}, so that its signature cannot be checked"
     if key is not None and hmac.compare_digest(found[1], _digest(key, data[: found.start()])):
         return ""
@@ -68,7 +68,7 @@ def _read_key() -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise NoKey(f'the key "{path}" cannot be read ({error.strerror})') from error
+        raise NoKeyError(f'the key "{path}" cannot be read ({error.strerror})') from error
     try:
         status = os.fstat(file)
         for _ in range(_WAITS):
@@ -77,9 +77,9 @@ def _read_key() -> bytes | None:
             time.sleep(0.01)  # another process has made the file and will write the key
             status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_size != _SIZE:
-            raise NoKey(f'"{path}" is not a key (delete it)')
+            raise NoKeyError(f'"{path}" is not a key (delete it)')
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise NoKey(f'the key "{path}" must belong to you and be readable by you alone (chmod 600)')
+            raise NoKeyError(f'the key "{path}" must belong to you and be readable by you alone (chmod 600)')
         return os.read(file, _SIZE)
     finally:
         os.close(file)
@@ -103,7 +103,7 @@ def _make_key() -> bytes:
         except OSError:  # a file system without hard links
             return _make_in_place(path, key)
     except OSError as error:
-        raise NoKey(f'the key "{path}" cannot be made ({error.strerror})') from error
+        raise NoKeyError(f'the key "{path}" cannot be made ({error.strerror})') from error
     finally:
         with suppress(OSError):
             os.unlink(temporary)

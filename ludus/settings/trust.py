@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 from ludus.core.errors import UserError
 from ludus.core.names import folder_of, has_module, is_at_hand, look_in, top_of
 from ludus.environments.config import parse_options
-from ludus.settings.config_file import read_signed
+from ludus.settings.config_file import read_signed_config
 
-OWN = tuple(f"ludus.environments.{name}" for name in ("toy", "goal_toy", "image_toy"))  # environments of Ludus
+LUDUS_ENVIRONMENTS = tuple(
+    f"ludus.environments.{name}" for name in ("toy", "goal_toy", "image_toy")
+)  # environments of Ludus
 WRAPPERS = "gymnasium.wrappers"  # these need no trust either, save for those that write files
 WRITES = ("RecordVideo",)
 IMPORTED_FROM = "imported_from"  # in config.toml: the folders of the user's own modules at training
@@ -50,9 +52,9 @@ def read_file_settings(path: Path, trust: bool = False) -> dict[str, Any]:
 def _read(
     path: Path, what: str, trust: bool, unused: tuple[str, ...], writes: bool, follows: bool = False
 ) -> TrustedSettings:
-    flat, reason = read_signed(path, follows)
+    flat, reason = read_signed_config(path, follows)
     folders = flat.pop(IMPORTED_FROM, ())
-    named = dict(imports_of(flat))
+    named = dict(find_imports(flat))
     if trust or not reason:
         tops = _tops({key: names for key, names in named.items() if not key.startswith(unused)})
         look_in(dict.fromkeys(tops, "") if trust else {top: _folder(top, folders, what) for top in sorted(tops)})
@@ -69,15 +71,15 @@ def _read(
     return TrustedSettings(flat, not named, bool(named))
 
 
-def with_folders(flat: Mapping[str, Any]) -> dict[str, Any]:
+def add_import_folders(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run with the folders that modules of the user's own are imported from, if any are."""
-    folders = sorted({folder_of(top) for top in _tops(dict(imports_of(flat)))} - {""})
+    folders = sorted({folder_of(top) for top in _tops(dict(find_imports(flat)))} - {""})
     return ({IMPORTED_FROM: tuple(folders)} if folders else {}) | dict(flat)
 
 
-def look_in_current_folder(typed: Mapping[str, Any]) -> None:
+def import_from_current_folder(typed: Mapping[str, Any]) -> None:
     """Import what the user typed from the current folder, whatever a run that was read before says."""
-    look_in(dict.fromkeys(_tops(dict(imports_of(typed))), ""))
+    look_in(dict.fromkeys(_tops(dict(find_imports(typed))), ""))
 
 
 def _tops(named: Mapping[str, list[str]]) -> set[str]:
@@ -98,7 +100,7 @@ def _folder(top: str, folders: Any, what: str) -> str | None:
     )
 
 
-def imports_of(flat: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+def find_imports(flat: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """The import paths in settings, by their key; those of what Ludus and Gymnasium bring along are left out."""
     for key, value in flat.items():
         group = key.partition(".")[0]
@@ -152,7 +154,7 @@ def _is_known(key: str, text: str) -> bool:
 
         kind = getattr(importlib.import_module(module), name, None) if name not in WRITES else None
         return isinstance(kind, type) and issubclass(kind, gymnasium.Wrapper) and kind.__module__.startswith(WRAPPERS)
-    if key == "env.id" and module in OWN and text == _path(text):
+    if key == "env.id" and module in LUDUS_ENVIRONMENTS and text == _path(text):
         import gymnasium
 
         kind = getattr(importlib.import_module(module), name, None)

@@ -10,7 +10,7 @@ from ludus.cli.check import run as check
 from ludus.cli.main import main
 from ludus.cli.train import LAYERS, parse
 from ludus.core.errors import UserError
-from ludus.settings.settings import SHORT, resolve_settings, setting_types, to_flat
+from ludus.settings.settings import ALIASES, resolve_settings, setting_types, to_flat
 
 LINES: dict[str, dict[str, Any]] = {
     "--agent.learning-rate 1e-4": {"agent.learning_rate": 1e-4},
@@ -40,7 +40,7 @@ def test_the_help_shows_all_flags_and_no_others(agent: str, capsys: pytest.Captu
     types = setting_types(agent)
     types.pop("agent.name")
     types = {key: kind for key, kind in types.items() if key.count(".") < 2}  # those of single networks are not listed
-    taken = set(known_flags(types | LAYERS | dict.fromkeys(SHORT, str))) - {"--tag"}
+    taken = set(known_flags(types | LAYERS | dict.fromkeys(ALIASES, str))) - {"--tag"}
     assert shown == taken
 
 

@@ -14,7 +14,7 @@ from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.environments.config import EnvConfig
 from ludus.environments.goal_toy import BitFlipEnv, PointGoalEnv
-from ludus.environments.goals import GoalReward, goal_reward, has_goals
+from ludus.environments.goals import GoalReward, has_goals, make_goal_reward
 from ludus.environments.gym import make
 from ludus.managers.make import make_manager
 
@@ -170,7 +170,7 @@ class Broken(BitFlipEnv):
 
 
 def found(env: Any) -> GoalReward:
-    made = goal_reward(env)
+    made = make_goal_reward(env)
     assert isinstance(made, GoalReward)
     return made
 
@@ -283,13 +283,13 @@ def test_goals_are_given_as_the_environment_has_them() -> None:
 )
 def test_there_is_none_where_goals_or_their_rewards_are_not_told(env: Any) -> None:
     assert not has_goals(env)
-    assert goal_reward(env) is None
+    assert make_goal_reward(env) is None
 
 
 def test_goals_of_two_shapes_are_none() -> None:
     env: Any = Alone()
     env.observation_space = spaces.Dict(env.observation_space.spaces | {"desired_goal": spaces.Box(-1, 1, (2,))})
-    assert goal_reward(env) is None
+    assert make_goal_reward(env) is None
 
 
 def test_it_is_found_within_wrappers_and_classes_that_are_not_gymnasium_s() -> None:
@@ -311,7 +311,7 @@ def _lists(told: tuple[Any, Any]) -> tuple[Any, Any]:
 )
 def test_a_wrapper_that_changes_rewards_alone_is_refused(wrap: Any, named: str) -> None:
     with pytest.raises(UserError, match=f"BitFlipEnv: the wrapper {named} changes rewards"):
-        goal_reward(TimeLimit(wrap(BitFlipEnv()), 5))
+        make_goal_reward(TimeLimit(wrap(BitFlipEnv()), 5))
 
 
 @pytest.mark.parametrize(
@@ -324,14 +324,14 @@ def test_a_wrapper_that_changes_rewards_alone_is_refused(wrap: Any, named: str) 
 )
 def test_a_compute_reward_that_fails_is_told_in_a_sentence(env: Any, said: str) -> None:
     with pytest.raises(UserError, match=f"compute_reward.*{said}"):
-        goal_reward(env)
+        make_goal_reward(env)
 
 
 def test_so_is_a_compute_terminated_that_fails() -> None:
     with pytest.raises(
         UserError, match=r"Fallen: compute_terminated\(.*raised KeyError: 'fallen'; let it need nothing"
     ):
-        goal_reward(Fallen())
+        make_goal_reward(Fallen())
 
 
 def test_one_that_fails_later_is_told_too() -> None:
@@ -350,7 +350,7 @@ def test_trying_it_draws_nothing_from_the_environment() -> None:
     for env in (plain, tried):
         env.reset(seed=3)
         env.observation_space.seed(3)
-    goal_reward(tried)
+    make_goal_reward(tried)
     assert np.array_equal(plain.step(0)[0]["observation"], tried.step(0)[0]["observation"])
 
 

@@ -11,7 +11,7 @@ from gymnasium.wrappers import FrameStackObservation
 
 from ludus.core.errors import UserError
 from ludus.environments.config import EnvConfig
-from ludus.environments.gym import find, frame_stack, make, make_environment
+from ludus.environments.gym import find_spec, frame_stack, make, make_environment
 from ludus.environments.rows import EnvRows
 from ludus.environments.toy import CountingEnv
 
@@ -53,7 +53,7 @@ def test_a_class_with_the_same_methods_is_enough():
 
 
 def test_newest_version_without_one():
-    assert find("CartPole").id == "CartPole-v1"
+    assert find_spec("CartPole").id == "CartPole-v1"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from gymnasium import spaces
 
 from ludus.core.errors import UserError
-from ludus.environments.masks import Masks, ObservationReader
+from ludus.environments.masks import ActionMasks, ObservationReader
 from ludus.environments.spaces import Layout
 
 DISCRETE = Layout(spaces.Discrete(3), "action").specs
@@ -32,27 +32,27 @@ def test_mask_in_info():
 
 
 def test_masks_of_a_multi_discrete_joined_or_apart():
-    masks = Masks(MULTI, (np.ones(2), np.ones(3)), "E")
+    masks = ActionMasks(MULTI, (np.ones(2), np.ones(3)), "E")
     apart = masks.read((np.array([1, 0]), np.array([0, 1, 1])))
     joined = masks.read(np.array([1, 0, 0, 1, 1]))
     assert apart["action_mask"].tolist() == joined["action_mask"].tolist() == [True, False, False, True, True]
 
 
 def test_masks_of_several_actions_and_of_some_of_them():
-    masks = Masks(SEVERAL, {"a": [1, 1], "b": ([1, 1, 1],)}, "E")
+    masks = ActionMasks(SEVERAL, {"a": [1, 1], "b": ([1, 1, 1],)}, "E")
     assert list(masks.specs) == ["action_mask/a", "action_mask/b/0"]
     assert masks.read({"a": [1, 0], "b/0": [0, 0, 1]})["action_mask/b/0"].tolist() == [False, False, True]
-    assert list(Masks(SEVERAL, {"a": [1, 1]}, "E").specs) == ["action_mask/a"]
+    assert list(ActionMasks(SEVERAL, {"a": [1, 1]}, "E").specs) == ["action_mask/a"]
 
 
 def test_batches():
-    masks = Masks(MULTI, np.ones(5), "E")
+    masks = ActionMasks(MULTI, np.ones(5), "E")
     given = np.arange(10).reshape(2, 5) % 3 > 0
     np.testing.assert_array_equal(masks.read(given, (2,))["action_mask"], given)
 
 
 def test_nothing_allowed_is_refused_unless_the_episode_is_over():
-    masks = Masks(MULTI, np.ones(5), "E")
+    masks = ActionMasks(MULTI, np.ones(5), "E")
     empty = {
         "action_mask": np.array([[1, 1, 0, 0, 0], [1, 0, 1, 0, 0]], bool)
     }  # row 0: its second element has no choice
@@ -82,16 +82,16 @@ def test_a_mask_without_discrete_action_is_refused():
 
 
 def test_draw_picks_allowed_choices_only():
-    masks, random = Masks(MULTI, np.ones(5), "E"), np.random.default_rng(0)
+    masks, random = ActionMasks(MULTI, np.ones(5), "E"), np.random.default_rng(0)
     mask = {"action_mask": np.array([[0, 1, 1, 0, 1]] * 200, bool)}
-    drawn = masks.draw(mask, random)["action"]
+    drawn = masks.sample(mask, random)["action"]
     assert drawn.shape == (200, 2)
     assert set(drawn[:, 0]) == {1}
     assert set(drawn[:, 1]) == {0, 2}
 
 
 def test_masks_of_bits_say_which_may_be_one_or_which_values_each_may_have():
-    masks = Masks(BITS, np.ones(3), "E")
+    masks = ActionMasks(BITS, np.ones(3), "E")
     assert masks.specs["action_mask"].shape == (6,)
     both = [True, True]
     assert masks.read([1, 0, 1])["action_mask"].reshape(3, 2).tolist() == [both, [True, False], both]
@@ -106,14 +106,14 @@ def test_masks_of_bits_say_which_may_be_one_or_which_values_each_may_have():
         masks.read([1, 1, 1, 1])
     with pytest.raises(UserError, match="allows nothing"):
         masks.resolve_empty({"action_mask": np.array([[1, 1, 0, 0, 1, 1]], bool)}, np.array([False]))
-    drawn = masks.draw({"action_mask": np.tile(given.astype(bool).ravel(), (200, 1))}, np.random.default_rng(0))
+    drawn = masks.sample({"action_mask": np.tile(given.astype(bool).ravel(), (200, 1))}, np.random.default_rng(0))
     assert [set(column) for column in drawn["action"].T] == [{0, 1}, {1}, {0}]
 
 
 def test_masks_of_bits_of_any_shape_and_beside_other_actions():
     actions = Layout(spaces.Dict(a=spaces.Discrete(2), bits=spaces.MultiBinary((2, 2))), "action").specs
-    masks = Masks(actions, {"bits": np.ones((2, 2))}, "E")
+    masks = ActionMasks(actions, {"bits": np.ones((2, 2))}, "E")
     assert list(masks.specs) == ["action_mask/bits"]
     read = masks.read({"bits": np.array([[1, 0], [0, 1]])})["action_mask/bits"]
     assert read.tolist() == [True, True, True, False, True, False, True, True]
-    assert masks.draw({"action_mask/bits": read[None]}, np.random.default_rng(0))["bits"].shape == (1, 2, 2)
+    assert masks.sample({"action_mask/bits": read[None]}, np.random.default_rng(0))["bits"].shape == (1, 2, 2)

@@ -14,7 +14,7 @@ from ludus.environments.toy import MaskedEnv, MixedActionEnv
 
 def attached(maker, *ranges, batch):
     parts = [EnvRows(maker, start, count, "World", branch=2) for start, count in ranges]
-    memory = StepArrays.make(parts[0].observation, batch)
+    memory = StepArrays.allocate(parts[0].observation, batch)
     for part in parts:
         part.attach(memory)
     return parts, memory
@@ -32,9 +32,9 @@ def test_rows_are_a_plain_loop_with_next_step_resets():
     actions = np.random.default_rng(0).integers(0, 2, (200, 3))
     for time in range(200):
         if time == 0:
-            rows.begin(7, episodes)
+            rows.reset(7, episodes)
         else:
-            rows.advance({"action": actions[time]})
+            rows.step({"action": actions[time]})
         for row, env in enumerate(envs):
             if ended[row]:
                 episodes[row] += time > 0
@@ -70,12 +70,12 @@ def test_it_does_not_matter_how_rows_are_shared_out(maker, draw):
     for time in range(60):
         actions = draw(random)
         if time == 0:
-            whole.begin(3, [0] * 5)
-            parts[0].begin(3, [0, 0])
-            parts[1].begin(3, [0, 0, 0])
+            whole.reset(3, [0] * 5)
+            parts[0].reset(3, [0, 0])
+            parts[1].reset(3, [0, 0, 0])
         else:
-            infos = whole.advance(actions)
-            assert {**parts[0].advance(actions), **parts[1].advance(actions)} == infos
+            infos = whole.step(actions)
+            assert {**parts[0].step(actions), **parts[1].step(actions)} == infos
         assert all(np.array_equal(x, y) for x, y in zip(copy(a), copy(b), strict=True))
     assert a.seed.min() > 0
 
@@ -109,18 +109,18 @@ class Even(Odd):
 def test_the_quick_way_and_the_thorough_one_write_the_same():
     (odd,), a = attached(Odd, (0, 2), batch=2)
     (even,), b = attached(Even, (0, 2), batch=2)
-    odd.begin(0, [0, 0])
-    even.begin(0, [0, 0])
+    odd.reset(0, [0, 0])
+    even.reset(0, [0, 0])
     for _ in range(20):
         actions = {"action": np.zeros(2, np.int64)}
-        assert odd.advance(actions) == even.advance(actions)
+        assert odd.step(actions) == even.step(actions)
         assert all(x.tobytes() == y.tobytes() for x, y in zip(copy(a), copy(b), strict=True))
 
 
 def test_infos_come_from_the_rows_that_end():
     (rows,), _ = attached(Even, (3, 2), batch=6)
-    rows.begin(0, [0, 0])
-    found = [rows.advance({"action": np.zeros(6, np.int64)}) for _ in range(6)]
+    rows.reset(0, [0, 0])
+    found = [rows.step({"action": np.zeros(6, np.int64)}) for _ in range(6)]
     assert found == [{}, {}, {}, {}, {3: {"steps": 5.0}, 4: {"steps": 5.0}}, {}]
 
 
@@ -129,13 +129,13 @@ def test_where_names_the_row_that_is_called():
 
     class Looks(Even):
         def step(self, action):
-            seen.append(int(rows.where[0]))
+            seen.append(int(rows.status[0]))
             return super().step(action)
 
     (rows,), _ = attached(Looks, (2, 3), batch=5)
-    rows.where = np.zeros(1, np.int64)
-    rows.begin(0, [0] * 3)
-    rows.advance({"action": np.zeros(5, np.int64)})
+    rows.status = np.zeros(1, np.int64)
+    rows.reset(0, [0] * 3)
+    rows.step({"action": np.zeros(5, np.int64)})
     assert seen == [2, 3, 4]
 
 
@@ -150,11 +150,11 @@ def test_an_environment_may_keep_its_action(space):
             return super().step(action)
 
     (rows,), _ = attached(Keeps, (0, 1), batch=1)
-    rows.begin(0, [0])
+    rows.reset(0, [0])
     (name,), actions = rows.action, np.zeros((1, 2), next(iter(rows.action.values())).dtype)
     for number in range(3):
         actions[:] = number
-        rows.advance({name: actions})
+        rows.step({name: actions})
     assert [action.tolist() for action in Keeps.kept] == [[0, 0], [1, 1], [2, 2]]
 
 
@@ -164,7 +164,7 @@ def test_arrays_by_flat_names():
     assert fields["observation/action_mask"] == ((4, 10), "bool")
     assert fields["seed"] == ((4,), "int64")
     arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in fields.items()}
-    memory = StepArrays.over(arrays)
-    memory.rows(slice(2, 4)).begin()
+    memory = StepArrays.from_arrays(arrays)
+    memory.rows(slice(2, 4)).mark_first()
     assert arrays["first"].tolist() == [False, False, True, True]
     assert memory.observation["observation"] is arrays["observation/observation"]

@@ -21,7 +21,7 @@ from gymnasium.wrappers import (
 
 from ludus.core.errors import UserError
 from ludus.environments.gym import make
-from ludus.environments.snapshot import put, put_vector, take, take_vector
+from ludus.environments.snapshot import restore_snapshot, take_snapshot
 from ludus.environments.toy import CountingEnv
 from ludus.managers.saved_state import arrays, tensors
 from ludus.runs import checkpoint
@@ -133,15 +133,15 @@ def goes_on(maker, folder, before=30, after=200, tries=1):
     env.reset(seed=3)
     fresh.reset(seed=4)
     steps(env, before, np.random.default_rng(0))
-    taken = take(env)
+    taken = take_snapshot(env)
     while taken is None and (tries := tries - 1):
         steps(env, 1, np.random.default_rng(tries))
-        taken = take(env)
-    put(fresh, through_a_checkpoint(taken, folder))
+        taken = take_snapshot(env)
+    restore_snapshot(fresh, through_a_checkpoint(taken, folder))
     expected = steps(env, after, np.random.default_rng(1), ends)
     assert alike(tuple(steps(fresh, after, np.random.default_rng(1))), tuple(expected))
     fresh.reset(seed=5)
-    put(fresh, taken)  # a copy: what happened since has not changed it
+    restore_snapshot(fresh, taken)  # a copy: what happened since has not changed it
     assert alike(tuple(steps(fresh, after, np.random.default_rng(1))), tuple(expected))
     return len(ends)
 
@@ -153,20 +153,20 @@ def test_native_vector_environment(tmp_path):
     fresh.reset(seed=4)
     for action in actions[:30]:
         env.step(action)
-    taken = take_vector(env)
-    put_vector(fresh, through_a_checkpoint(taken, tmp_path / "c"))
+    taken = take_snapshot(env)
+    restore_snapshot(fresh, through_a_checkpoint(taken, tmp_path / "c"))
     results = [(env.step(action), fresh.step(action)) for action in actions[30:]]
     assert all(alike(a, b) for a, b in results)
     assert sum(a[2].sum() for a, _ in results) > 10
     assert alike(env.reset(), fresh.reset())
-    put_vector(fresh, taken)
+    restore_snapshot(fresh, taken)
     assert all(alike(a, fresh.step(action)) for (a, _), action in zip(results, actions[30:], strict=True))
 
 
 def test_vector_environments_without_a_snapshot():
-    assert take_vector(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")) is None
+    assert take_snapshot(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")) is None
     ale = pytest.importorskip("ale_py")
-    assert take_vector(ale.AtariVectorEnv("pong", num_envs=1)) is None
+    assert take_snapshot(ale.AtariVectorEnv("pong", num_envs=1)) is None
 
 
 @pytest.mark.parametrize("id", [*FAST, *(pytest.param(id, marks=pytest.mark.slow) for id in SLOW)])
@@ -183,7 +183,7 @@ def test_mujoco_reads_what_the_last_substep_left():
     env.reset(seed=0)
     fresh.reset(seed=1)
     steps(env, 20, np.random.default_rng(0))
-    put(fresh, take(env))
+    restore_snapshot(fresh, take_snapshot(env))
     assert alike(fresh.unwrapped.data.body(1).xpos, env.unwrapped.data.body(1).xpos)
     assert not alike(fresh.unwrapped.data.body(1).xpos, env.unwrapped.data.qpos[:3])  # no state gives it back
 
@@ -194,7 +194,7 @@ def test_a_subclass_of_a_mujoco_task_has_none():
 
     env = type("Mine", (HopperEnv,), {"__module__": "mine"})()
     env.reset(seed=0)
-    assert take(env) is None
+    assert take_snapshot(env) is None
 
 
 def atari(id="ALE/Breakout-v5", sticky=0.25, **options):
@@ -218,11 +218,11 @@ def test_atari_has_none_where_an_action_is_held_back():
     pytest.importorskip("ale_py")
     env = make("ALE/Pong-v5", {"frameskip": 1, "repeat_action_probability": 0.25, "obs_type": "ram"})
     env.reset(seed=0)
-    taken = [(env.step(2), take(env) is not None)[1] for _ in range(400)]
+    taken = [(env.step(2), take_snapshot(env) is not None)[1] for _ in range(400)]
     assert 0.68 < np.mean(taken) < 0.82  # 0.75 ± 3 deviations of 0.022
-    assert take(atari(sticky=1.0)) is None
-    assert take(make("ALE/Pong-v5", {"sound_obs": True})) is None
-    assert take(make("ALE/MiniatureGolf-v5", {"repeat_action_probability": 0.0})) is None
+    assert take_snapshot(atari(sticky=1.0)) is None
+    assert take_snapshot(make("ALE/Pong-v5", {"sound_obs": True})) is None
+    assert take_snapshot(make("ALE/MiniatureGolf-v5", {"repeat_action_probability": 0.0})) is None
 
 
 def test_atari_refuses_the_state_of_another_game():
@@ -231,7 +231,7 @@ def test_atari_refuses_the_state_of_another_game():
     pong.reset(seed=0)
     breakout.reset(seed=0)
     with pytest.raises(UserError, match="of the game pong"):
-        put(breakout, take(pong))
+        restore_snapshot(breakout, take_snapshot(pong))
 
 
 @pytest.mark.slow
@@ -240,13 +240,13 @@ def test_into_another_process(tmp_path):
     env = atari(sticky=0.0)
     env.reset(seed=3)
     steps(env, 40, np.random.default_rng(0))
-    through_a_checkpoint(take(env), tmp_path / "c")
+    through_a_checkpoint(take_snapshot(env), tmp_path / "c")
     seen = [float(np.sum(result[0], dtype=np.int64)) for result in steps(env, 50, np.random.default_rng(1))]
     code = (
         "import sys, json, pathlib, numpy as np\n"
-        "from test_environments_snapshot import arrays, atari, checkpoint, put, steps\n"
+        "from test_environments_snapshot import arrays, atari, checkpoint, restore_snapshot, steps\n"
         "env = atari(sticky=0.0)\nenv.reset(seed=9)\n"
-        "put(env, arrays(checkpoint.load(pathlib.Path(sys.argv[1]))[0]['env']))\n"
+        "restore_snapshot(env, arrays(checkpoint.load(pathlib.Path(sys.argv[1]))[0]['env']))\n"
         "results = steps(env, 50, np.random.default_rng(1))\n"
         "print(json.dumps([float(np.sum(r[0], dtype=np.int64)) for r in results]))\n"
     )
@@ -263,9 +263,13 @@ def test_an_environment_of_ones_own(maker, tmp_path):
 
 
 def test_an_own_snapshot_that_cannot_be_kept():
-    for kept, word in ((object(), "a object"), (np.array(["a"]), "an array of <U1"), (spaces.Discrete(2), "settings")):
-        with pytest.raises(UserError, match=f"Walk.snapshot gives {word}"):
-            take(make(lambda kept=kept: Walk(kept)))
+    for kept, word in (
+        (object(), "a object"),
+        (np.array(["a"]), "an array of <U1"),
+        (spaces.Discrete(2), "only constants"),
+    ):
+        with pytest.raises(UserError, match=f"Walk.snapshot returned {word}"):
+            take_snapshot(make(lambda kept=kept: Walk(kept)))
 
 
 def test_wrappers_that_remember(tmp_path):
@@ -296,7 +300,7 @@ def test_attributes_of_every_kind(tmp_path):
     env.reset(seed=0)
     fresh.reset(seed=1)
     notes["legacy"].normal()  # leaves a second number in hand
-    put(fresh, through_a_checkpoint(take(env), tmp_path / "c"))
+    restore_snapshot(fresh, through_a_checkpoint(take_snapshot(env), tmp_path / "c"))
     assert fresh.plain == notes["plain"]
     assert list(fresh.plain) == list(notes["plain"])
     assert (fresh.raw, fresh.nested) == (notes["raw"], notes["nested"])
@@ -312,13 +316,13 @@ def test_attributes_of_every_kind(tmp_path):
     assert list(fresh.high) == [1, 2]
     assert not hasattr(fresh, "setting")
     for unknown in (loop, object(), np.array([object()]), [spaces.Discrete(2), 1], CountingEnv(), (shared, shared[1:])):
-        assert take(Noted(Walk(), unknown=unknown)) is None
+        assert take_snapshot(Noted(Walk(), unknown=unknown)) is None
 
 
 def test_any_other_environment_has_none():
     for env in (make("CartPole-v1"), CountingEnv()):
         env.reset(seed=0)
-        assert take(env) is None
+        assert take_snapshot(env) is None
 
 
 def test_another_make_is_refused():
@@ -326,10 +330,10 @@ def test_another_make_is_refused():
     env.reset(seed=0)
     other.reset(seed=0)
     with pytest.raises(UserError, match="same settings"):
-        put(other, take(env))
+        restore_snapshot(other, take_snapshot(env))
     pytest.importorskip("mujoco")
     arm, ant = make("Reacher-v5"), make("Reacher-v5")
-    taken = take(arm)
+    taken = take_snapshot(arm)
     taken["base"]["mujoco"]["state"] = np.zeros(3)
     with pytest.raises(UserError, match="does not fit"):
-        put(ant, taken)
+        restore_snapshot(ant, taken)

@@ -18,10 +18,10 @@ import ludus
 import ludus.environments
 from ludus.cli.main import main
 from ludus.core.errors import UserError
-from ludus.environments.gym import Adapted
+from ludus.environments.gym import GymAdapter
 from ludus.runs.checkpoint import load, save
 from ludus.settings.signature import key_path, sign
-from ludus.settings.trust import imports_of
+from ludus.settings.trust import find_imports
 
 TRAIN = ["--preset", "none", *flags(TINY | {"agent.minibatches": 2})]
 ROOT = Path(__file__).parents[2]
@@ -232,17 +232,17 @@ def test_every_environment_of_ludus_is_known():
     for info in pkgutil.iter_modules(ludus.environments.__path__, "ludus.environments."):
         for name, kind in vars(importlib.import_module(info.name)).items():
             if isinstance(kind, type) and issubclass(kind, gymnasium.Env) and kind.__module__ == info.name:
-                known = not dict(imports_of({"env.id": f"{info.name}:{name}"}))
-                assert known or kind is Adapted, kind  # which is no environment by itself
+                known = not dict(find_imports({"env.id": f"{info.name}:{name}"}))
+                assert known or kind is GymAdapter, kind  # which is no environment by itself
 
 
 @pytest.mark.parametrize("text", ["evil:X Y", "evil:", "evil:@", "evil.sub:é", "évil:X", " evil:X", "evil:X:Y"])
 def test_an_option_may_name_a_module_whatever_follows_the_colon(text):
-    assert dict(imports_of({"env.options": (f"env_id={json.dumps(text)}",)})) == {"env.options": [text]}
+    assert dict(find_imports({"env.options": (f"env_id={json.dumps(text)}",)})) == {"env.options": [text]}
 
 
 def test_an_option_without_a_module_is_no_import():
-    assert not dict(imports_of({"env.options": ('size="3:4"', 'path="/a:b"', 'name="plain"', 'text=":x"')}))
+    assert not dict(find_imports({"env.options": ('size="3:4"', 'path="/a:b"', 'name="plain"', 'text=":x"')}))
 
 
 def test_a_run_of_ones_own_is_trusted_wherever_it_is_moved(here, alone, monkeypatch):

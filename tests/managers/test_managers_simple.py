@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from ludus.core.errors import UserError
-from ludus.environments.infos import numeric, numeric_row
+from ludus.environments.infos import numeric_info, numeric_info_row
 from ludus.managers.simple import SimpleEnvManager
 
 
@@ -148,7 +148,7 @@ def test_an_evaluation_does_not_warn_again():
 
 def test_numbers_of_infos():
     info = {"a": 1, "b": {"c": np.float32(2)}, "d": "x", "e": np.array([3.0]), "f": np.zeros(2), "g": True}
-    assert numeric(info) == {"a": 1, "b/c": 2, "e": 3, "g": 1}
+    assert numeric_info(info) == {"a": 1, "b/c": 2, "e": 3, "g": 1}
     infos = {
         "a": np.array([1, 0]),
         "_a": np.array([True, False]),
@@ -156,5 +156,5 @@ def test_numbers_of_infos():
         "_b": np.array([True, True]),
         "name": np.array(["x", None], object),
     }
-    assert numeric_row(infos, 0) == {"a": 1, "b/c": 2}
-    assert numeric_row(infos, 1) == {"b/c": 5}
+    assert numeric_info_row(infos, 0) == {"a": 1, "b/c": 2}
+    assert numeric_info_row(infos, 1) == {"b/c": 5}

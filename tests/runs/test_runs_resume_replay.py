@@ -139,7 +139,9 @@ def test_a_replay_that_keeps_whole_stacks_is_within_what_a_checkpoint_may_hold(
     """Nothing to spare: what the replay may hold has to be counted right."""
     monkeypatch.setattr(local, "ROOM", 0)
     monkeypatch.setattr(local, "SNAPSHOT", 0)
-    monkeypatch.setattr(trust, "OWN", ("ludus.environments.image_toy",))  # as if no code of a user were in it
+    monkeypatch.setattr(
+        trust, "LUDUS_ENVIRONMENTS", ("ludus.environments.image_toy",)
+    )  # as if no code of a user were in it
     stack, repeat = "FrameStackObservation(stack_size=8)", "RepeatAction(num_repeats=2)"
     wrappers = tuple(f"gymnasium.wrappers:{wrapper}" for wrapper in (stack, repeat))
     settings = SMALL | {"evaluation__every": 0, "checkpoint_every": 0, "network__hidden": (8,)}

@@ -9,7 +9,7 @@ from ludus.containers.build import build_manager
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec
 from ludus.settings.config_file import write_config
-from ludus.settings.ineffective import refuse_ineffective, unused
+from ludus.settings.ineffective import find_ineffective, refuse_ineffective
 from ludus.settings.settings import Resolved, presets, resolve_settings, to_flat
 
 VECTOR, IMAGE = Spec((4,), "float32"), Spec((4, 84, 84), "uint8", low=0, high=255)
@@ -20,7 +20,7 @@ OWN = "my.module:Net"
 def named(agent="ppo", observation=VECTOR, action=CHOICE, **changes) -> set[str]:
     overrides = {key.replace("__", "."): value for key, value in changes.items()}
     settings = resolve_settings("CartPole-v1", agent, "none", None, overrides).settings
-    return {key for key, _ in unused(settings, {"observation": observation}, {"action": action})}
+    return {key for key, _ in find_ineffective(settings, {"observation": observation}, {"action": action})}
 
 
 OTHER_RANKS = {"network.net2d", "network.net3d", "network.net4d"}
@@ -203,7 +203,7 @@ def test_no_preset_holds_what_its_own_environment_does_not_use(name: str) -> Non
         pytest.importorskip("ale_py")
     settings = resolve_settings(environment.replace("*", "Pong-v5"), name.rpartition("/")[2]).settings
     manager = build_manager(settings)
-    assert not values.keys() & {key for key, _ in unused(settings, manager.observation, manager.action)}
+    assert not values.keys() & {key for key, _ in find_ineffective(settings, manager.observation, manager.action)}
     manager.close()
 
 

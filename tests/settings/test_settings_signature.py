@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ludus.settings.signature import NoKey, key_path, sign, why_unsigned
+from ludus.settings.signature import NoKeyError, key_path, sign, signature_problem
 
 TEXT = b"seed = 1  # flag\n"
 
@@ -18,10 +18,10 @@ def own(monkeypatch, tmp_path):
 
 
 def test_what_was_signed_is_known_and_what_was_changed_is_not(monkeypatch, tmp_path):
-    assert why_unsigned(TEXT) == "it has no signature"
+    assert signature_problem(TEXT) == "it has no signature"
     signed = sign(TEXT)
     assert signed.startswith(TEXT)
-    assert why_unsigned(signed) == ""
+    assert signature_problem(signed) == ""
     assert sign(signed) == signed
     for changed in (
         b" " + signed,
@@ -30,11 +30,11 @@ def test_what_was_signed_is_known_and_what_was_changed_is_not(monkeypatch, tmp_p
         signed[:-2],
         signed.replace(b"\n#", b"#"),
     ):
-        assert why_unsigned(changed)
+        assert signature_problem(changed)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
-    assert "another user or machine" in why_unsigned(signed)  # without a key
+    assert "another user or machine" in signature_problem(signed)  # without a key
     sign(TEXT)
-    assert "another user or machine" in why_unsigned(signed)  # with another
+    assert "another user or machine" in signature_problem(signed)  # with another
     assert not list(tmp_path.rglob(".tmp-*"))
 
 
@@ -43,16 +43,16 @@ def test_the_key_is_for_its_owner_alone():
     assert stat.S_IMODE(key_path().stat().st_mode) == 0o600
     assert stat.S_IMODE(key_path().parent.stat().st_mode) == 0o700
     key_path().chmod(0o640)
-    assert "chmod 600" in why_unsigned(signed)
-    with pytest.raises(NoKey, match="chmod 600"):
+    assert "chmod 600" in signature_problem(signed)
+    with pytest.raises(NoKeyError, match="chmod 600"):
         sign(TEXT)
     key_path().chmod(0o600)
     key_path().write_bytes(b"short")
-    with pytest.raises(NoKey, match="is not a key"):
+    with pytest.raises(NoKeyError, match="is not a key"):
         sign(TEXT)
     key_path().rename(key_path().with_name("elsewhere"))
     key_path().symlink_to("elsewhere")
-    with pytest.raises(NoKey, match="cannot be read"):
+    with pytest.raises(NoKeyError, match="cannot be read"):
         sign(TEXT)
 
 
@@ -81,7 +81,7 @@ def test_a_key_made_meanwhile_is_kept_where_there_are_no_hard_links(monkeypatch)
     monkeypatch.setattr(os, "link", refuse)
     signed = sign(TEXT)
     assert key_path().read_bytes() == bytes(32)
-    assert why_unsigned(signed) == ""
+    assert signature_problem(signed) == ""
 
 
 def test_a_relative_folder_is_not_taken(monkeypatch, tmp_path):

@@ -26,7 +26,7 @@ class Problem:
         return f"{self.what.rstrip('.')}; {self.fix[:1].lower()}{self.fix[1:]}"
 
 
-def from_error(error: Exception) -> Problem:
+def problem_from_error(error: Exception) -> Problem:
     """What cannot be made at all: the sentence of a user's mistake, taken apart into problem and fix."""
     said = " ".join(str(error).split())
     what, raised, _ = said.partition("; fix it there")
@@ -39,7 +39,7 @@ def from_error(error: Exception) -> Problem:
     return Problem(said, "Give it other settings.")
 
 
-def in_reset(result: Any) -> Iterator[Problem]:
+def reset_problems(result: Any) -> Iterator[Problem]:
     """Problems of what ``reset`` returned, its observation apart."""
     if not isinstance(result, tuple) or len(result) != 2:
         yield Problem(
@@ -49,11 +49,11 @@ def in_reset(result: Any) -> Iterator[Problem]:
         yield Problem(f"reset returned an info of type {_type(result[1])}.", "Return a dict as info; it may be empty.")
 
 
-def in_step(result: Any) -> Iterator[Problem]:
+def step_problems(result: Any) -> Iterator[Problem]:
     """Problems of what ``step`` returned, its observation apart."""
     if not isinstance(result, tuple) or len(result) != 5:
         yield Problem(f"step returned {_count(result)}, not five values.", FIVE)
-    if (five := as_step(result)) is None:
+    if (five := parse_step(result)) is None:
         return
     _, reward, terminated, truncated, info = five
     number = _number(reward)
@@ -72,21 +72,21 @@ def in_step(result: Any) -> Iterator[Problem]:
         yield Problem(f"step returned an info of type {_type(info)}.", "Return a dict as info; it may be empty.")
 
 
-def as_reset(result: Any) -> tuple[Any, Any] | None:
+def parse_reset(result: Any) -> tuple[Any, Any] | None:
     """Observation and info of what ``reset`` returned, so that the rest can be looked at; an old one gives no info."""
     if isinstance(result, tuple | list) and len(result) == 2 and (isinstance(result, tuple) or _is_info(result[1])):
         return result[0], result[1]
     return None if result is None or isinstance(result, tuple) else (result, {})
 
 
-def as_step(result: Any) -> tuple[Any, ...] | None:
+def parse_step(result: Any) -> tuple[Any, ...] | None:
     """The five values of what ``step`` returned; of an old one's four, ``done`` is taken as ``terminated``."""
     if not isinstance(result, tuple | list) or len(result) not in (4, 5):
         return None
     return tuple(result) if len(result) == 5 else (*result[:3], False, result[3])
 
 
-def in_picture(rendered: Any) -> Iterator[Problem]:
+def render_problems(rendered: Any) -> Iterator[Problem]:
     """Problems of what ``render`` returned in the mode rgb_array."""
     array = np.asarray(rendered)
     if array.ndim != 3 or array.shape[-1] != 3 or array.dtype != np.uint8:
@@ -95,7 +95,7 @@ def in_picture(rendered: Any) -> Iterator[Problem]:
         yield Problem(f"render returned {found} in render_mode rgb_array.", fix, "warning")
 
 
-def in_observation(
+def observation_problems(
     space: spaces.Space[Any], value: Any, name: str = "observation", prefix: str = ""
 ) -> Iterator[Problem]:
     """Problems of an observation against its space, part by part."""
@@ -126,7 +126,7 @@ def _in_nest(space: spaces.Dict | spaces.Tuple[Any], value: Any, name: str, pref
         )
     for key, child in children:
         if key in keys:
-            yield from in_observation(child, value[key], f"{prefix}{key}", f"{prefix}{key}/")
+            yield from observation_problems(child, value[key], f"{prefix}{key}", f"{prefix}{key}/")
 
 
 def _in_choices(space: spaces.Space[Any], value: Any, name: str) -> Iterator[Problem]:
@@ -142,7 +142,7 @@ def _in_box(space: spaces.Box, value: Any, name: str) -> Iterator[Problem]:
     is_number = np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_
     typed = not isinstance(value, list | int | float)  # plain Python values have no dtype of their own
     if array.shape != space.shape or not is_number or (typed and not np.can_cast(array.dtype, space.dtype, "safe")):
-        if array.shape != space.shape or not narrows(array.dtype, np.dtype(space.dtype)):
+        if array.shape != space.shape or not is_float_cast(array.dtype, np.dtype(space.dtype)):
             yield _mismatch(name, array, f"{space.dtype} of shape {space.shape}")
             return
         fix = "Return what the space says (.astype), or change the space."
@@ -156,10 +156,10 @@ def _in_box(space: spaces.Box, value: Any, name: str) -> Iterator[Problem]:
             "Find the division by zero or the overflow that made it so.",
         )
     elif (array < space.low).any() or (array > space.high).any():
-        yield outside(name, array[(array < space.low) | (array > space.high)].flat[0])
+        yield out_of_bounds(name, array[(array < space.low) | (array > space.high)].flat[0])
 
 
-def outside(name: str, value: float) -> Problem:
+def out_of_bounds(name: str, value: float) -> Problem:
     """An observation with a value outside the bounds of its Box; training takes it as it is, and warns too."""
     return Problem(
         f'Observation "{name}" lies outside the bounds of its Box (for example {value:g}).',
@@ -168,12 +168,12 @@ def outside(name: str, value: float) -> Problem:
     )
 
 
-def in_action_space(space: spaces.Space[Any], name: str = "action", prefix: str = "") -> Iterator[Problem]:
+def action_space_problems(space: spaces.Space[Any], name: str = "action", prefix: str = "") -> Iterator[Problem]:
     """Problems of an action space that is otherwise supported."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         children = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for key, child in children:
-            yield from in_action_space(child, f"{prefix}{key}", f"{prefix}{key}/")
+            yield from action_space_problems(child, f"{prefix}{key}", f"{prefix}{key}/")
     if not isinstance(space, spaces.Box):
         return
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
@@ -190,7 +190,7 @@ def in_action_space(space: spaces.Space[Any], name: str = "action", prefix: str 
         )
 
 
-def narrows(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+def is_float_cast(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     """Whether a cast loses precision alone: from one float type to a narrower one."""
     return np.issubdtype(found, np.floating) and np.issubdtype(wanted, np.floating)
 

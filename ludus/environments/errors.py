@@ -11,7 +11,7 @@ PACKAGES = ("site-packages", "dist-packages")
 SEEDED = "declare it as reset(self, *, seed=None, options=None)"
 
 
-def failed(environment: str, call: str, error: Exception) -> UserError:
+def environment_error(environment: str, call: str, error: Exception) -> UserError:
     """The error to raise from ``error``, which came out of a call of the environment's."""
     if isinstance(error, UserError):
         return error
@@ -19,11 +19,11 @@ def failed(environment: str, call: str, error: Exception) -> UserError:
     if isinstance(error, TypeError) and call == "reset" and ("seed" in str(error) or "options" in str(error)):
         fix = SEEDED
     mistake = UserError(f"{environment}: {call} raised {type(error).__name__}: {_said(error)}{_place(error)}; {fix}.")
-    mistake.details = "" if fix == SEEDED else own_stack(error)
+    mistake.details = "" if fix == SEEDED else user_traceback(error)
     return mistake
 
 
-def own_stack(error: BaseException) -> str:
+def user_traceback(error: BaseException) -> str:
     """The traceback of ``error`` and of what caused it, trimmed to the user's own files; empty if there are none."""
     shown = traceback.TracebackException.from_exception(error)
     links: list[traceback.TracebackException | None] = [shown]
