@@ -1,7 +1,7 @@
 """The machine's limit: what a PPO of bare pieces, with no library round them, could reach here.
 
 ``N·T / (T·(t_env + t_forward) + E·M·t_update)`` with the fastest way known for each piece. One thread count
-per process: ``python -m benchmarks.limit cartpole --threads 1``.
+per process: ``python -m benchmarks.limit cartpole --threads 1 --environments 512``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -18,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.protocol import JOBS, PPOSettings, emit
+from benchmarks.protocol import JOBS, THREADS, PPOSettings, emit
 
 ACTIONS = {"cartpole": 2, "pong": 6}
+Result = dict[str, Any]
 
 
 def seconds_per_call(function: Callable[[], Any], budget: float = 1.5) -> float:
@@ -203,9 +205,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Times of the bare pieces.")
     parser.add_argument("job", choices=list(ACTIONS))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--environments", type=int, default=0, help="0: the job's own number")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    s = JOBS[args.job]
+    s = settings_of(args.job, args.environments)
     pieces = {
         "environment": seconds_per_call(env_step(args.job, s)),
         "forward, torch": seconds_per_call(torch_forward(args.job, s)),
@@ -214,7 +217,21 @@ def main() -> None:
     }
     if args.job == "cartpole":
         pieces["forward, numpy"] = seconds_per_call(numpy_forward(s))
-    emit(job=args.job, threads=args.threads, pieces=pieces)
+    emit(job=args.job, environments=s.environments, threads=args.threads, pieces=pieces)
+
+
+def settings_of(job: str, environments: int = 0) -> PPOSettings:
+    return replace(JOBS[job], environments=environments) if environments else JOBS[job]
+
+
+def measure_limit(call: Callable[..., Result], job: str, environments: int = 0) -> Result:
+    """Measure each bare piece at its best over thread counts, and what all of them would reach together."""
+    of = (job, "--environments", str(environments))
+    measured = [call("benchmarks.limit", *of, "--threads", str(threads))["pieces"] for threads in THREADS]
+    pieces = {name: min(m[name] for m in measured) for name in measured[0]}
+    updates = [name for name in pieces if name.startswith("update")]
+    s = settings_of(job, environments)
+    return {"pieces": pieces, "limit": {name: limit(pieces, s, name) for name in updates}}
 
 
 def limit(pieces: dict[str, float], s: PPOSettings, update: str) -> float:

@@ -28,7 +28,9 @@ class Enough(Exception):
 
 def settings_of(job: str, s: PPOSettings, args: Namespace) -> dict[str, Any]:
     schedule = "linear" if s.linear else "constant"
+    lstm = {"network.net1d": "identity1d", "network.body": "lstm", "network.head": "mlp", "network.lstm_size": s.lstm}
     return {
+        **(lstm if s.lstm else {}),
         "env.num": args.environments or s.environments,
         "env.backend": "envpool" if job == "pong" else "vector",
         "network.shared": "yes" if job == "pong" else "no",

@@ -1,4 +1,4 @@
-"""Stable-Baselines3 on the jobs of ``protocol.py``: ``python -m benchmarks.peers cartpole --threads 1``."""
+"""Stable-Baselines3 (and sb3-contrib) on the jobs of ``protocol.py``: ``python -m benchmarks.peers cartpole``."""
 
 from __future__ import annotations
 
@@ -164,11 +164,17 @@ def make_env(job: str, backend: str, num: int, seed: int) -> VecEnv:
     return NativeCartPole(num, seed) if backend == "native" else make_vec_env("CartPole-v1", num, seed=seed)
 
 
-def make_model(job: str, env: VecEnv, s: PPOSettings, seed: int) -> PPO:
+def make_model(job: str, env: VecEnv, s: PPOSettings, seed: int) -> Any:
     falling = (lambda top: lambda left: top * left) if s.linear else (lambda top: top)
-    model = PPO(
-        "CnnPolicy" if job == "pong" else "MlpPolicy",  # the MLP default is separate 64-64 tanh trunks
-        env,
+    make: Any = PPO
+    policy = {"policy": "CnnPolicy" if job == "pong" else "MlpPolicy"}  # the MLP default is separate 64-64 tanh trunks
+    if s.lstm:  # an LSTM each for policy and value, then the same 64-64 trunks
+        from sb3_contrib import RecurrentPPO
+
+        make, policy = RecurrentPPO, {"policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": s.lstm}}
+    model = make(
+        **policy,
+        env=env,
         learning_rate=falling(s.learning_rate),
         n_steps=s.rollout,
         batch_size=s.environments * s.rollout // s.minibatches,

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 OUT = Path(__file__).parent / "out"
-Job = Literal["cartpole", "pong", "solve"]
+THREADS = (1, 2)  # numbers of torch threads to choose from
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,14 @@ class PPOSettings:
     entropy: float = 0.01
     value: float = 0.5
     max_grad_norm: float = 0.5
+    lstm: int = 0  # units of an LSTM between the observation and the 64-64 layers; 0: no LSTM
     steps: int = 100_000_000  # for a job that is measured by the clock: more than it can reach
 
 
 JOBS: dict[str, PPOSettings] = {
     "cartpole": PPOSettings(),
     "pong": PPOSettings(clip=0.1),
+    "recurrent": PPOSettings(lstm=64),
     "solve": PPOSettings(  # CartPole-v1 in RL Baselines3 Zoo
         rollout=32,
         epochs=20,

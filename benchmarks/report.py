@@ -17,17 +17,16 @@ def quartiles(x: list[float]) -> tuple[float, float, float]:
 
 
 def ratios(ours: list[Result], theirs: list[Result]) -> list[float]:
-    """Round by round, how many times faster; of a job that ends by itself, how many times shorter."""
-    if "rate" in ours[0]:
-        return [a["rate"] / b["rate"] for a, b in zip(ours, theirs, strict=True)]
-    return [b["seconds"] / a["seconds"] for a, b in zip(ours, theirs, strict=True)]
+    """Round by round, how many times faster; for a job that ends by itself, the share of the time."""
+    key = "rate" if "rate" in ours[0] else "seconds"
+    return [a[key] / b[key] for a, b in zip(ours, theirs, strict=True)]
 
 
 def comparison_table(job: str, result: Result, peer: str = "sb3") -> str:
-    """One row per contestant; a target is met when the lower quartile of the ratio meets it.
+    """One row per side; a target is met when the median of the ratio reaches it.
 
-    How long a job takes that ends by itself is its seed's luck, and the seeds of two sides are no pairs: there the
-    ratio is that of the medians.
+    The time of a job that ends by itself depends mostly on the seed, and rounds of two sides are not pairs: there the
+    ratio is that of the medians, and the target is a share of the peer's time to stay below.
     """
     rounds: dict[str, list[Result]] = result["rounds"]
     unit = "steps/s" if "rate" in rounds[peer][0] else "seconds"
@@ -43,11 +42,13 @@ def comparison_table(job: str, result: Result, peer: str = "sb3") -> str:
             r_low, r_middle, r_high = quartiles(ratios(played, rounds[peer]))
             ratio = f"**{r_middle:.2f}** ({r_low:.2f} to {r_high:.2f})"
             if unit == "seconds":
-                r_low = statistics.median(r[key] for r in rounds[peer]) / middle
-                ratio = f"**{r_low:.2f}** (of the medians)"
+                r_middle = middle / statistics.median(r[key] for r in rounds[peer])
+                ratio = f"**{r_middle:.2f}** (of the medians)"
             if name in result["targets"]:
-                target = f"{result['targets'][name]}"
-                met = "yes" if r_low >= result["targets"][name] else "no"
+                bound = result["targets"][name]
+                reached = r_middle >= bound if unit == "steps/s" else r_middle <= bound
+                target = f"≥ {bound}" if unit == "steps/s" else f"≤ {bound}"
+                met = "yes" if reached else "no"
         options = " ".join(result["options"][name])
         lines.append(f"| {name} | {_number(middle)} ({_number(low)} to {_number(high)}) | {ratio} | {target} | {met} "
                      f"| {len(played)} | `{options}` |")  # fmt: skip
