@@ -12,14 +12,14 @@ from torch import Tensor
 
 from ludus.agents.actor_critic import ActorCritic, unused_normalizer
 from ludus.core.batch import Batch, Learned
-from ludus.core.config import Plan, Unused
-from ludus.core.errors import UserError, refuse_outside
+from ludus.core.config import Plan, UnusedSetting
+from ludus.core.errors import UserError, check_ranges
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, Shapes
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
 from ludus.core.step import AgentStep, EnvStep
-from ludus.core.types import Sum, Tensors, one_rank
+from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.unrolls import UnrollCache, UnrollConfig
 from ludus.networks.policy import Policy
@@ -37,8 +37,10 @@ class ACERConfig(UnrollConfig):
     """Settings of ACER."""
 
     UNUSED = (
-        Unused("average_decay", "trust_region", not_, "agent.trust_region is 0, which needs no average"),
-        Unused("replay warmup save_replay", "replay_ratio", not_, "agent.replay_ratio is 0, so nothing is replayed"),
+        UnusedSetting("average_decay", "trust_region", not_, "agent.trust_region is 0, which needs no average"),
+        UnusedSetting(
+            "replay warmup save_replay", "replay_ratio", not_, "agent.replay_ratio is 0, so nothing is replayed"
+        ),
     )
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
@@ -59,11 +61,11 @@ class ACERConfig(UnrollConfig):
 
     def validate(self) -> None:
         """Refuse values that cannot train."""
-        refuse_outside(
+        check_ranges(
             self,
-            share=("gamma", "trace_lambda", "average_decay"),
+            fraction=("gamma", "trace_lambda", "average_decay"),
             positive=("learning_rate", "rollout", "replay", "importance_clip", "optimizer_eps"),
-            natural=(
+            nonnegative=(
                 "replay_ratio",
                 "warmup",
                 "trust_region",
@@ -189,12 +191,12 @@ class ACER(ActorCritic):
         return (logits.softmax(-1) * outputs["q"]).sum(-1)[0]
 
     @torch.no_grad()
-    def prepare(self, batch: Batch, over_ranks: Sum = one_rank) -> Batch:
+    def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Scale the rewards, if told to, set the rows' shares and add where traces may pass."""
         return replace(
             batch,
-            reward=self.scaled_reward(batch, over_ranks),
-            share=shares(batch.real.to(batch.reward.dtype), over_ranks=over_ranks),
+            reward=self.scaled_reward(batch, sum_over_ranks),
+            share=shares(batch.real.to(batch.reward.dtype), sum_over_ranks=sum_over_ranks),
             experience=batch.experience | {"continues": batch.continues},
         )
 
@@ -267,5 +269,5 @@ def _run(networks: Any, ready: Tensors, state: HiddenState, first: Tensor) -> Te
     """The outputs of some networks on preprocessed observations ``[T, B, …]``."""
     outputs: Tensors = {}
     for name, network in networks.items():
-        outputs |= network(ready, state.within(name) if state else state, first)[0]
+        outputs |= network(ready, state.select(name) if state else state, first)[0]
     return outputs

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import AgentConfig, Plan
-from ludus.core.errors import refuse_outside
+from ludus.core.errors import check_ranges
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, Shapes
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
 from ludus.core.step import AgentStep, EnvStep
-from ludus.core.types import Sum, Tensors, one_rank
+from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.rollout import RolloutCache
 from ludus.networks.numpy_actor import NumpyActor
@@ -36,8 +36,8 @@ from ludus.ops.policy_gradient import (
     value_loss,
 )
 from ludus.ops.returns import gae, n_step_returns
+from ludus.preprocess.normalization import ObsNormalizer, RewardScaler, is_normalized
 from ludus.preprocess.observation import ObsPreprocessor
-from ludus.preprocess.running import ObsNormalizer, RewardScaler, is_normalized
 
 LONG_RUN = 1_000_000  # environment steps from which on a run has the defaults as they are written
 
@@ -91,11 +91,11 @@ class ActorCriticConfig(AgentConfig):
 
     def validate(self) -> None:
         """Refuse values that cannot train."""
-        refuse_outside(
+        check_ranges(
             self,
-            share=("gamma", "gae_lambda"),
+            fraction=("gamma", "gae_lambda"),
             positive=("learning_rate", "rollout", "optimizer_eps", "epochs", "minibatches", "clip"),
-            natural=(
+            nonnegative=(
                 "n_step",
                 "max_grad_norm",
                 "weight_decay",
@@ -198,7 +198,7 @@ class ActorCritic(Agent):
         """Zeros, named network/place/name."""
         state = HiddenState()
         for name, network in self.networks.items():
-            state |= network.initial_state(batch).at(name)  # type: ignore[operator]
+            state |= network.initial_state(batch).with_prefix(name)  # type: ignore[operator]
         return state
 
     def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
@@ -236,7 +236,7 @@ class ActorCritic(Agent):
             return AgentStep(action, {}, state)
         return AgentStep(action, self.experience(outputs, step.observation, log_prob), state)
 
-    def track_value(self) -> None:
+    def track_critic_state(self) -> None:
         self.tracks_value = "critic" in self.networks and bool(self.networks["critic"].recurrent)
 
     @torch.inference_mode()
@@ -277,14 +277,14 @@ class ActorCritic(Agent):
         outputs: Tensors = {}
         after = HiddenState(state)
         for name in names or self.networks:
-            given, new = self.networks[name](ready, state.within(name) if state else state, first)
+            given, new = self.networks[name](ready, state.select(name) if state else state, first)
             outputs |= given
             if new:
-                after |= new.at(name)
+                after |= new.with_prefix(name)
         return outputs, after
 
     @torch.no_grad()
-    def prepare(self, batch: Batch, over_ranks: Sum = one_rank) -> Batch:
+    def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Scale the rewards, if told to, and add ``advantage`` and ``return`` to the experience.
 
         They come from the values that acting saw and one at the end.
@@ -295,7 +295,7 @@ class ActorCritic(Agent):
         outputs, _ = self.outputs(last, batch.last_state, batch.first[-1:], with_value)
         every = torch.cat([value, outputs["value"].squeeze(-1)])  # [T+1, B]
         value_t = batch.next_value(every, self._final_values(batch))
-        reward = self.scaled_reward(batch, over_ranks)
+        reward = self.scaled_reward(batch, sum_over_ranks)
         if getattr(self.config, "n_step", 0):
             target = n_step_returns(reward, batch.discount, batch.continues, value_t, self.config.n_step)
             advantage = target - value
@@ -327,7 +327,7 @@ class ActorCritic(Agent):
         outputs, _ = self.outputs(step, state, first, [name for name in self.networks if name != "actor"])
         return outputs["value"][0].squeeze(-1)
 
-    def scaled_reward(self, batch: Batch, over_ranks: Sum = one_rank) -> Tensor:
+    def scaled_reward(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Tensor:
         """The rewards ``[T, B]`` as learned from: a fresh rollout updates their scale first, a replayed one does not.
 
         Acting does not read this scale, so it need not wait for the learning to end as the observations' does; and
@@ -336,16 +336,16 @@ class ActorCritic(Agent):
         if self.reward_scaler is None:
             return batch.reward
         if batch.index is None:
-            self.reward_scaler.update(batch.row_state["return"], batch.real, over_ranks)
+            self.reward_scaler.update(batch.row_state["return"], batch.real, sum_over_ranks)
         return self.reward_scaler.scale(batch.reward)
 
     @torch.no_grad()
-    def weigh(self, batch: Batch, over_ranks: Sum = one_rank) -> Batch:
+    def weigh(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Set each row's share of a mean over real rows, and normalize the advantages over them, if told to."""
         advantage = batch.experience["advantage"]
-        share = shares(batch.real.to(advantage.dtype), over_ranks=over_ranks)
+        share = shares(batch.real.to(advantage.dtype), sum_over_ranks=sum_over_ranks)
         if self.config.normalize_advantage:
-            advantage = normalize(advantage, share, over_ranks=over_ranks)
+            advantage = normalize(advantage, share, sum_over_ranks=sum_over_ranks)
         return replace(batch, share=share, experience=batch.experience | {"advantage": advantage})
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
@@ -367,22 +367,22 @@ class ActorCritic(Agent):
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Take one step on the whole rollout."""
         prepared = self.prepare(batch, updater.sum)
-        metrics = updater.step(self.compute_loss, self.weigh(prepared.without_successor(), updater.sum), "all")
+        metrics = updater.step(self.compute_loss, self.weigh(prepared.without_last_observation(), updater.sum), "all")
         self.observe(batch, updater.sum)
         return Learned(metrics | self.fit(prepared, updater.sum))
 
     @staticmethod
-    def fit(prepared: Batch, over_ranks: Sum = one_rank) -> Tensors:
+    def fit(prepared: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Tensors:
         """How much of the returns' variance the values that acting saw explain."""
         kept = prepared.experience
-        return {"explained_variance": explained_variance(kept["value"], kept["return"], prepared.real, over_ranks)}
+        return {"explained_variance": explained_variance(kept["value"], kept["return"], prepared.real, sum_over_ranks)}
 
     @torch.no_grad()
-    def observe(self, batch: Batch, over_ranks: Sum = one_rank) -> None:
+    def observe(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> None:
         """Update the observation normalizer from real rows, once the learning that used it is done."""
         if self.normalizer is not None:
             rows = {name: x[:-1] for name, x in batch.observation.items()}
-            self.normalizer.update(self.preprocess(rows), batch.real, over_ranks)
+            self.normalizer.update(self.preprocess(rows), batch.real, sum_over_ranks)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """The learning rate at this share of the run."""

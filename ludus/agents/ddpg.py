@@ -27,15 +27,15 @@ from ludus.agents.replay_actor_critic import (
     unused_rate,
 )
 from ludus.core.batch import Batch, Learned
-from ludus.core.config import Unused
-from ludus.core.errors import UserError, refuse_outside
+from ludus.core.config import UnusedSetting
+from ludus.core.errors import UserError, check_ranges
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
-from ludus.core.types import Sum, Tensors, one_rank
+from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Group, Updater
 from ludus.experience.config import WIDE, ReplayConfig
 from ludus.exploration.action_noise import ActionNoise, NoiseKind, make_action_noise
@@ -44,19 +44,21 @@ from ludus.networks.critic import ACTION
 from ludus.networks.numpy_actor import NumpyMlp
 from ludus.networks.untouched import methods_of
 from ludus.ops.policy_gradient import share_sum
-from ludus.ops.q_learning import clipped_double, ddpg_actor_loss, hysteretic, smoothed_action
+from ludus.ops.q_learning import ddpg_actor_loss, hysteretic_weight, min_over_critics, smoothed_action
 
 
 @dataclass(frozen=True)
 class DDPGConfig(ReplayConfig):
     """Settings of DDPG; HDDPG and TD3 are combinations of them."""
 
-    NETWORK = WIDE
+    NETWORK_DEFAULTS = WIDE
     UNUSED = (
         *ReplayConfig.UNUSED,
-        Unused("target_noise_clip", "target_noise", not_, "agent.target_noise is 0"),
-        Unused("noise_clip", "noise", "clipped_normal".__ne__, "agent.noise is {}, and only clipped_normal has a clip"),
-        Unused(
+        UnusedSetting("target_noise_clip", "target_noise", not_, "agent.target_noise is 0"),
+        UnusedSetting(
+            "noise_clip", "noise", "clipped_normal".__ne__, "agent.noise is {}, and only clipped_normal has a clip"
+        ),
+        UnusedSetting(
             "noise_theta", "noise", "ornstein_uhlenbeck".__ne__, "agent.noise is {}, and only ornstein_uhlenbeck has it"
         ),
     )
@@ -88,11 +90,11 @@ class DDPGConfig(ReplayConfig):
     def validate(self) -> None:
         """Refuse values that cannot train."""
         super().validate()
-        refuse_outside(
+        check_ranges(
             self,
-            share=("hysteretic",),
+            fraction=("hysteretic",),
             positive=("tau", "critics", "policy_delay", *(["noise_sigma"] if self.noise == "parameter" else [])),
-            natural=("target_noise", "target_noise_clip", "actor_learning_rate", "critic_learning_rate"),
+            nonnegative=("target_noise", "target_noise_clip", "actor_learning_rate", "critic_learning_rate"),
         )
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
@@ -198,8 +200,8 @@ class DDPG(OffPolicy):
                 self.parameter_noise.begin(step.first, seeded(noise["perturbation"]))
             network = self.parameter_noise.perturbed
         seen = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
-        outputs, new = network(seen, state.within("actor") if state else state, step.first.unsqueeze(0))
-        return outputs["policy"].squeeze(0).tanh(), HiddenState(state | new.at("actor")) if new else state
+        outputs, new = network(seen, state.select("actor") if state else state, step.first.unsqueeze(0))
+        return outputs["policy"].squeeze(0).tanh(), HiddenState(state | new.with_prefix("actor")) if new else state
 
     @torch.inference_mode()
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
@@ -207,15 +209,15 @@ class DDPG(OffPolicy):
         self.refuse_memory()
         seen, first = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()}), step.first[None]
         action = self.run("actor", seen, state, first)[0]["policy"].tanh()
-        return clipped_double(self.q(seen, action, state, first)).squeeze(0)
+        return min_over_critics(self.q(seen, action, state, first)).squeeze(0)
 
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
         """None: the policy is deterministic."""
         raise UserError("DDPG and TD3 have no distribution of actions, as they take a single one; policy.act gives it.")
 
-    def prepare(self, batch: Batch, over_ranks: Sum = one_rank) -> Batch:
+    def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Draw the noise of target actions; burn in what remembers."""
-        batch = self.weigh(burned_in(self, batch, self.seen_action), over_ranks)
+        batch = self.weigh(burned_in(self, batch, self.seen_action), sum_over_ranks)
         if not self.config.target_noise:
             return batch
         time, columns = batch.reward.shape
@@ -233,14 +235,14 @@ class DDPG(OffPolicy):
     @torch.no_grad()
     def target_value(self, batch: Batch, seen: Tensors) -> Tensor:
         """The least value that target critics give the target policy's next actions, ``[T, B]``."""
-        config, first, state = self.config, batch.first, batch.state.within("target")
+        config, first, state = self.config, batch.first, batch.state.select("target")
         if not self.recurrent:  # a memory sees all steps, to be ready for those that count
             seen, first = ends(seen, first, start=False)
         action = self.run("actor", seen, state, first, target=True)[0]["policy"].tanh()
         if config.target_noise:
             normal = batch.experience["target_noise"]
             action = smoothed_action(action, normal, config.target_noise, config.target_noise_clip)
-        return clipped_double(self.q(seen, action, state, first, target=True))[-len(batch.reward) :]
+        return min_over_critics(self.q(seen, action, state, first, target=True))[-len(batch.reward) :]
 
     def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """The squared TD errors of all critics."""
@@ -250,7 +252,7 @@ class DDPG(OffPolicy):
         q = self.q(now, self.seen_action(batch), batch.state, first)
         squares = (error := target.unsqueeze(-1) - q).square()
         if config.hysteretic < 1:
-            squares = hysteretic(error, decrease=config.hysteretic) * squares
+            squares = hysteretic_weight(error, decrease=config.hysteretic) * squares
         loss = share_sum(squares.sum(-1), batch.share)
         metrics = {"q": share_sum(q.detach().mean(-1), batch.experience[MEAN])}
         return {"critic": loss}, metrics | surprise(error, batch, config)

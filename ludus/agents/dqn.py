@@ -14,8 +14,8 @@ from torch import Tensor
 from ludus.agents.off_policy import MEAN, OffPolicy, one_choice, states_passed, with_experience
 from ludus.agents.replay_actor_critic import collected, seeded
 from ludus.core.batch import Batch, Learned
-from ludus.core.config import Unused
-from ludus.core.errors import UserError, refuse_outside
+from ludus.core.config import UnusedSetting
+from ludus.core.errors import UserError, check_ranges
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec
 from ludus.core.noise import Noise
@@ -58,18 +58,18 @@ class DQNConfig(ReplayConfig):
 
     UNUSED = (
         *ReplayConfig.UNUSED,
-        Unused("priority_mix", "prioritized", not_, "agent.prioritized is off"),
-        Unused("priority_mix", "sequence", not_, "agent.sequence is 0, and single transitions are drawn"),
-        Unused("atoms", "values", "expected".__eq__, "agent.values is expected, one number for each choice"),
-        Unused("v_min v_max", "values", "categorical".__ne__, "agent.values is {}, which has no bounds"),
-        Unused("temperature", "munchausen", not_, "agent.munchausen is 0"),
-        Unused(
+        UnusedSetting("priority_mix", "prioritized", not_, "agent.prioritized is off"),
+        UnusedSetting("priority_mix", "sequence", not_, "agent.sequence is 0, and single transitions are drawn"),
+        UnusedSetting("atoms", "values", "expected".__eq__, "agent.values is expected, one number for each choice"),
+        UnusedSetting("v_min v_max", "values", "categorical".__ne__, "agent.values is {}, which has no bounds"),
+        UnusedSetting("temperature", "munchausen", not_, "agent.munchausen is 0"),
+        UnusedSetting(
             "epsilon_schedule epsilon_start epsilon_end epsilon_share epsilon_ladder",
             "noisy",
             bool,
             "agent.noisy is on, and noisy layers explore in place of ε",
         ),
-        Unused(
+        UnusedSetting(
             "epsilon_end epsilon_share", "epsilon_schedule", "constant".__eq__, "agent.epsilon_schedule is constant"
         ),
     )
@@ -105,9 +105,9 @@ class DQNConfig(ReplayConfig):
     def validate(self) -> None:
         """Refuse values that cannot train."""
         super().validate()
-        refuse_outside(
+        check_ranges(
             self,
-            share=("munchausen", "priority_mix"),
+            fraction=("munchausen", "priority_mix"),
             positive=("atoms", "target_every", "temperature", "tau"),
             finite=("v_min", "v_max"),
         )
@@ -233,7 +233,7 @@ class DQN(OffPolicy):
             resample_noise(self, self.generator)
         if self.config.sequence:
             state = self.warm(batch, ("q",))
-            state |= self.warm(batch, ("q",), target=True).at("target")
+            state |= self.warm(batch, ("q",), target=True).with_prefix("target")
             batch = replace(self.after_burn_in(batch), state=state)
         if self.head.needs_taus:
             shape = (3, *batch.reward.shape, self.config.atoms)
@@ -271,7 +271,7 @@ class DQN(OffPolicy):
         if config.sequence:
             outputs, _ = self.run("q", ready, batch.state, first)
             with torch.no_grad():
-                target, _ = self.run("q", ready, batch.state.within("target"), first, target=True)
+                target, _ = self.run("q", ready, batch.state.select("target"), first, target=True)
             online_next = {name: x[1:].detach() for name, x in outputs.items()}
             target_next, target_now = ({name: x[part] for name, x in target.items()} for part in (LATER, SOONER))
             now = {name: x[:-1] for name, x in outputs.items()}
@@ -315,8 +315,8 @@ class DQN(OffPolicy):
         bonus: Tensor = config.temperature * entropy
         return bonus + munchausen_reward(q, batch.window[f"action/{self.name}"], *settings)
 
-    def notice(self, episodes: list[Episode]) -> str:
-        return self.head.notice(episodes, self.config.gamma)
+    def episode_warning(self, episodes: list[Episode]) -> str:
+        return self.head.episode_warning(episodes, self.config.gamma)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """The learning rate and ε at this share of the run."""

@@ -73,7 +73,7 @@ class RainbowConfig(DQNConfig):
 class R2D2Config(DQNConfig):
     """R2D2 (Kapturowski et al. 2019): recurrent DQN on prioritized sequences with burn-in."""
 
-    NETWORK = REMEMBERING
+    NETWORK_DEFAULTS = REMEMBERING
     batch_size: int = 32  # sequences per update
     sequence: int = 20  # steps of a sequence to learn from
     burn_in: int = 10  # steps before each sequence that only bring the memory up to date

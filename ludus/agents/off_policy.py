@@ -17,7 +17,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
-from ludus.core.types import Sum, Tensors, one_rank
+from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.experience.hindsight import RewardFunction
 from ludus.experience.replay import ExperienceReplay
 from ludus.networks.target import Target
@@ -84,10 +84,10 @@ class OffPolicy(Agent):
         """The hidden state that some networks start from."""
         state = HiddenState()
         for name in names:
-            state |= self.networks[name].initial_state(batch).at(name)  # type: ignore[operator]
+            state |= self.networks[name].initial_state(batch).with_prefix(name)  # type: ignore[operator]
         return state
 
-    def refuse_untrainable(self) -> None:
+    def check_trainable(self) -> None:
         """Refuse sequences for networks without a memory."""
         if self.config.sequence and not self.recurrent:
             raise UserError(
@@ -119,8 +119,8 @@ class OffPolicy(Agent):
         ``more`` is for networks of some kinds: an ensemble takes ``members``.
         """
         network = (self.target.networks if target else self.networks)[name]
-        outputs, new = network(observation, state.within(name) if state else state, first, **more)
-        return outputs, new.at(name) if new else new
+        outputs, new = network(observation, state.select(name) if state else state, first, **more)
+        return outputs, new.with_prefix(name) if new else new
 
     @torch.no_grad()
     def warm(
@@ -144,7 +144,7 @@ class OffPolicy(Agent):
 
     def after_burn_in(self, batch: Batch) -> Batch:
         """What is learned from."""
-        return batch.since(self.config.burn_in) if self.config.burn_in else batch
+        return batch.skip_steps(self.config.burn_in) if self.config.burn_in else batch
 
     def refuse_memory(self) -> None:
         """Refuse a value where the critic has a memory, which is not kept while acting."""
@@ -154,13 +154,13 @@ class OffPolicy(Agent):
                 "in learning alone; a2c, ppo and dqn give values with a memory too."
             )
 
-    def weigh(self, batch: Batch, over_ranks: Sum = one_rank) -> Batch:
+    def weigh(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Set each row's share of a mean over real rows, times its importance weight, for losses.
 
         Beside it ``MEAN``, in proportion to that and 1 in sum, for metrics.
         """
-        share = shares(batch.real, batch.weight, over_ranks)
-        mean = share / over_ranks(share.sum()).clamp(min=1e-8) if self.config.prioritized else share
+        share = shares(batch.real, batch.weight, sum_over_ranks)
+        mean = share / sum_over_ranks(share.sum()).clamp(min=1e-8) if self.config.prioritized else share
         return replace(batch, share=share, experience=batch.experience | {MEAN: mean})
 
     def follow(self) -> None:

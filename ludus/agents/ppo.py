@@ -25,7 +25,7 @@ from ludus.core.network import Network
 from ludus.core.spec import Specs
 from ludus.core.types import Tensors
 from ludus.core.updater import OptimizerName, Updater
-from ludus.ops.optimizers import adapt
+from ludus.ops.optimizers import kl_adaptive_lr
 from ludus.ops.policy_gradient import (
     approx_kl,
     clip_fraction,
@@ -146,7 +146,9 @@ class PPO(ActorCritic):
                 # a minibatch's KL is measured before its step; on the first one no step has been taken, so it is 0
                 # but for rounding and says nothing of the step size
                 if config.learning_rate_schedule == "kl" and len(learned) > 1:
-                    updater.learning_rate = adapt(updater.learning_rate, float(metrics["kl"]), config.target_kl)
+                    updater.learning_rate = kl_adaptive_lr(
+                        updater.learning_rate, float(metrics["kl"]), config.target_kl
+                    )
             if config.target_kl and config.learning_rate_schedule != "kl" and self._moved_too_far(learned):
                 break
         self.observe(batch, updater.sum)

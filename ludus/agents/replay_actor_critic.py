@@ -129,7 +129,7 @@ def burned_in(agent: OffPolicy, batch: Batch, action: Callable[[Batch], Tensor] 
             also = {ACTION: action(batch)} if action is not None and name == "critic" else None
             state |= agent.warm(batch, (name,), also=also)
             if name in agent.followed:
-                state |= agent.warm(batch, (name,), target=True, also=also).at("target")
+                state |= agent.warm(batch, (name,), target=True, also=also).with_prefix("target")
     return replace(agent.after_burn_in(batch), state=state)
 
 
@@ -144,7 +144,7 @@ def adapt(agent: OffPolicy, noise: ParameterNoise, batch: Batch) -> None:
     kept = [x.clone() for x in noise.perturbed.parameters()]
     noise.resample(agent.generator)
     seen, first = ends(agent.preprocess(batch.observation), batch.first, start=True)
-    networks, state = (agent.networks["actor"], noise.perturbed), batch.state.within("actor")
+    networks, state = (agent.networks["actor"], noise.perturbed), batch.state.select("actor")
     noise.adapt(rms_distance(*(network(seen, state, first)[0]["policy"].tanh() for network in networks)))
     torch._foreach_copy_(list(noise.perturbed.parameters()), kept)
 

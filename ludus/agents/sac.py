@@ -31,15 +31,15 @@ from ludus.agents.replay_actor_critic import (
     unused_rate,
 )
 from ludus.core.batch import Batch, Learned
-from ludus.core.config import Unused
-from ludus.core.errors import refuse_outside
+from ludus.core.config import UnusedSetting
+from ludus.core.errors import check_ranges
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
-from ludus.core.types import Sum, Tensors, one_rank
+from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Group, Updater
 from ludus.experience.config import WIDE, ReplayConfig
 from ludus.networks.critic import ACTION
@@ -56,10 +56,12 @@ LOG_STD = (-20.0, 2.0)  # bounds of the policy's log-deviation
 class SACConfig(ReplayConfig):
     """Settings of SAC."""
 
-    NETWORK = WIDE
+    NETWORK_DEFAULTS = WIDE
     UNUSED = (
         *ReplayConfig.UNUSED,
-        Unused("alpha_learning_rate target_entropy", "learn_alpha", not_, "agent.learn_alpha is off, so alpha stays"),
+        UnusedSetting(
+            "alpha_learning_rate target_entropy", "learn_alpha", not_, "agent.learn_alpha is off, so alpha stays"
+        ),
     )
     learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
     actor_learning_rate: float = 0.0  # of the policy alone; 0: learning_rate
@@ -80,9 +82,9 @@ class SACConfig(ReplayConfig):
         """Refuse values that cannot train."""
         super().validate()
         rates = ("actor_learning_rate", "critic_learning_rate", "alpha_learning_rate")
-        refuse_outside(self, positive=("tau", "critics", "alpha"), natural=rates)
+        check_ranges(self, positive=("tau", "critics", "alpha"), nonnegative=rates)
         if self.target_entropy is not None:
-            refuse_outside(self, finite=("target_entropy",))
+            check_ranges(self, finite=("target_entropy",))
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
         """Also a learning rate that every part has one of its own for."""
@@ -215,9 +217,9 @@ class SAC(OffPolicy):
         value = self.run("critic", seen | {ACTION: action}, state, first, target)[0]["value"]
         return value if self.config.critics == 1 else value.squeeze(-1)
 
-    def prepare(self, batch: Batch, over_ranks: Sum = one_rank) -> Batch:
+    def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Draw what the policy samples with, now, next and at states that n-step returns pass; burn in a memory."""
-        batch = self.weigh(burned_in(self, batch, self.seen_action), over_ranks)
+        batch = self.weigh(burned_in(self, batch, self.seen_action), sum_over_ranks)
         time, columns = batch.reward.shape
         now = self.draw(time, columns, self.flat.size)
         batch = with_experience(batch, now=now, next=self.draw(time + self.recurrent, columns, self.flat.size))
@@ -232,7 +234,7 @@ class SAC(OffPolicy):
         if not self.recurrent:  # a memory sees all steps, to be ready for those that count
             seen, first = ends(seen, first, start=False)
         action, log_prob = self.sample(seen, batch.state, first, batch.experience["next"])
-        q = self.q(seen, action, batch.state.within("target"), first, target=True)
+        q = self.q(seen, action, batch.state.select("target"), first, target=True)
         alpha, time = self.log_alpha.exp(), len(batch.reward)
         return sac_value(q, log_prob, alpha)[-time:], -alpha * log_prob[-time:]
 

@@ -26,20 +26,26 @@ from ludus.agents.replay_actor_critic import (
     unused_rate,
 )
 from ludus.core.batch import Batch, Learned
-from ludus.core.config import Unused
-from ludus.core.errors import refuse_outside
+from ludus.core.config import UnusedSetting
+from ludus.core.errors import check_ranges
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, is_mask, mask_name
 from ludus.core.step import AgentStep, EnvStep
-from ludus.core.types import Sum, Tensors, one_rank
+from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Group, Updater
 from ludus.experience.config import ReplayConfig
 from ludus.ops.distributions import categorical_sample, gumbel, mask_logits
 from ludus.ops.policy_gradient import share_sum
-from ludus.ops.q_learning import policy_entropy, sac_critic_loss, sac_discrete_actor_loss, soft_value, taken
+from ludus.ops.q_learning import (
+    gather_action,
+    policy_entropy,
+    sac_critic_loss,
+    sac_discrete_actor_loss,
+    sac_discrete_value,
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,9 @@ class DiscreteSACConfig(ReplayConfig):
 
     UNUSED = (
         *ReplayConfig.UNUSED,
-        Unused("alpha_learning_rate target_entropy", "learn_alpha", not_, "agent.learn_alpha is off, so alpha stays"),
+        UnusedSetting(
+            "alpha_learning_rate target_entropy", "learn_alpha", not_, "agent.learn_alpha is off, so alpha stays"
+        ),
     )
     learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
     actor_learning_rate: float = 0.0  # of the policy alone; 0: learning_rate
@@ -68,7 +76,7 @@ class DiscreteSACConfig(ReplayConfig):
         """Refuse values that cannot train."""
         super().validate()
         rates = ("actor_learning_rate", "critic_learning_rate", "alpha_learning_rate")
-        refuse_outside(self, share=("target_entropy",), positive=("tau", "critics", "alpha"), natural=rates)
+        check_ranges(self, fraction=("target_entropy",), positive=("tau", "critics", "alpha"), nonnegative=rates)
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
         """Also a learning rate that every part has one of its own for."""
@@ -169,9 +177,9 @@ class DiscreteSAC(OffPolicy):
         value = self.run("critic", seen, state, first, target)[0]["value"]
         return value.unsqueeze(-2) if self.config.critics == 1 else value
 
-    def prepare(self, batch: Batch, over_ranks: Sum = one_rank) -> Batch:
+    def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Burn in what remembers."""
-        return self.weigh(burned_in(self, batch, None), over_ranks)
+        return self.weigh(burned_in(self, batch, None), sum_over_ranks)
 
     @torch.no_grad()
     def target_value(self, batch: Batch, seen: Tensors) -> tuple[Tensor, Tensor]:
@@ -184,9 +192,9 @@ class DiscreteSAC(OffPolicy):
             seen, first = ends(seen, first, start=False)
             mask = None if mask is None else mask[1:]
         log_p = self.log_policy(seen, batch.state, first, mask)
-        q = self.q(seen, batch.state.within("target"), first, target=True)
+        q = self.q(seen, batch.state.select("target"), first, target=True)
         alpha, time = self.log_alpha.exp(), len(batch.reward)
-        return soft_value(q, log_p, alpha)[-time:], alpha * policy_entropy(log_p[-time:])
+        return sac_discrete_value(q, log_p, alpha)[-time:], alpha * policy_entropy(log_p[-time:])
 
     @torch.no_grad()
     def bonus_passed(self, batch: Batch) -> Tensor:
@@ -202,7 +210,7 @@ class DiscreteSAC(OffPolicy):
         value, bonus = self.target_value(batch, seen)
         target = soft_targets(self, batch, value, bonus)
         now, first = ends(seen, batch.first, start=True)
-        q = taken(self.q(now, batch.state, first), batch.action[self.name])
+        q = gather_action(self.q(now, batch.state, first), batch.action[self.name])
         loss = share_sum(sac_critic_loss(q, target), batch.share)
         metrics = {"q": share_sum(q.detach().mean(-1), batch.experience[MEAN])}
         return {"critic": loss}, metrics | surprise(q - target.unsqueeze(-1), batch, self.config)

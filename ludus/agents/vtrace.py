@@ -16,9 +16,9 @@ from ludus.agents.actor_critic import (
 )
 from ludus.core.batch import Batch
 from ludus.core.config import AgentConfig
-from ludus.core.errors import refuse_outside
+from ludus.core.errors import check_ranges
 from ludus.core.spec import Specs
-from ludus.core.types import Sum, one_rank
+from ludus.core.types import SumOverRanks, single_rank
 from ludus.core.updater import OptimizerName
 from ludus.ops.vtrace import vtrace
 
@@ -49,11 +49,11 @@ class VTraceConfig(AgentConfig):
 
     def validate(self) -> None:
         """Refuse values that cannot train."""
-        refuse_outside(
+        check_ranges(
             self,
-            share=("gamma", "trace_lambda"),
+            fraction=("gamma", "trace_lambda"),
             positive=("learning_rate", "rollout", "optimizer_eps", "rho_clip", "c_clip"),
-            natural=("max_grad_norm", "weight_decay", "entropy_coef", "value_coef"),
+            nonnegative=("max_grad_norm", "weight_decay", "entropy_coef", "value_coef"),
             finite=("log_std_init",),
         )
 
@@ -71,7 +71,7 @@ class ActorCriticVTrace(ActorCritic):
     Config: type[Any] = VTraceConfig
 
     @torch.no_grad()
-    def prepare(self, batch: Batch, over_ranks: Sum = one_rank) -> Batch:
+    def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Add ``advantage`` and ``return`` to the experience, by the values and policy that the networks have now."""
         outputs, _ = self.outputs(batch.observation, batch.state, batch.first)
         every = outputs["value"].squeeze(-1)  # [T+1, B]
@@ -79,7 +79,7 @@ class ActorCriticVTrace(ActorCritic):
         seen = {name: x[:-1] for name, x in batch.observation.items()}
         log_ratio = self.policy.evaluate(taken, batch.action, seen)["log_prob"] - batch.experience["log_prob"]
         value_t = batch.next_value(every, self._final_values(batch))
-        reward, config = self.scaled_reward(batch, over_ranks), self.config
+        reward, config = self.scaled_reward(batch, sum_over_ranks), self.config
         clips = {"rho_bar": config.rho_clip, "c_bar": config.c_clip, "pg_rho_bar": config.rho_clip}
         found = vtrace(
             log_ratio,

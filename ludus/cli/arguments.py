@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from ludus.cli.help import show_help
-from ludus.core.errors import UserError, nearest
+from ludus.core.errors import UserError, did_you_mean
 from ludus.settings.parse import describe_type, parse_value
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def read_words(argv: list[str], flags: Mapping[str, Flag]) -> tuple[list[str], d
         name, equals, attached = word.partition("=")
         flag = flags.get(name.replace("_", "-"))
         if flag is None:
-            raise UnknownFlag(name, nearest(name, flags) or " `--help` shows all.")
+            raise UnknownFlag(name, did_you_mean(name, flags) or " `--help` shows all.")
         if equals:
             left.appendleft(attached)
         taken = _take(name, flag, left, bool(equals))

@@ -15,7 +15,7 @@ from ludus.cli import BAD_INPUT
 from ludus.cli.arguments import wants_help
 from ludus.cli.help import show_help
 from ludus.cli.train import parse
-from ludus.core.errors import UserError, nearest
+from ludus.core.errors import UserError, did_you_mean
 from ludus.environments.config import EnvConfig
 from ludus.environments.problems import Problem, problem_from_error
 from ludus.logging.terminal import Console
@@ -73,7 +73,7 @@ def find_problems(config: EnvConfig) -> tuple[list[Problem], str]:
     if config.backend == "auto" and _is_in_pool_alone(config.id):
         import gymnasium
 
-        fix = f"Add --env.backend envpool.{nearest(config.id, gymnasium.registry)}"
+        fix = f"Add --env.backend envpool.{did_you_mean(config.id, gymnasium.registry)}"
         return [Problem(f'Gymnasium has no environment "{config.id}", but EnvPool has.', fix)], ""
     found = inspect(config)
     episodes = f"{found.episodes} episode{'s' * (found.episodes != 1)}"

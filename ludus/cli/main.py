@@ -13,7 +13,7 @@ from types import TracebackType
 from ludus import __version__
 from ludus.cli import BAD_INPUT, INTERRUPTED
 from ludus.containers import signals
-from ludus.core.errors import UserError, nearest, too_many_files
+from ludus.core.errors import TOO_MANY_FILES, UserError, did_you_mean
 from ludus.core.text import printable
 
 COMMANDS = {
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
-        print(f"ludus: {too_many_files()}", file=sys.stderr)
+        print(f"ludus: {TOO_MANY_FILES}", file=sys.stderr)
         return BAD_INPUT
 
 
@@ -76,7 +76,9 @@ def _dispatch(words: list[str]) -> int:
         print(f"ludus {__version__}")
         return 0
     if command not in COMMANDS:
-        raise UserError(f'Unknown command "{command}".{nearest(command, COMMANDS)} Commands: {", ".join(COMMANDS)}.')
+        raise UserError(
+            f'Unknown command "{command}".{did_you_mean(command, COMMANDS)} Commands: {", ".join(COMMANDS)}.'
+        )
     code: int = importlib.import_module(f"ludus.cli.{command}").run(words[1:])
     return code
 

@@ -20,7 +20,7 @@ from ludus.core.cache import ExperienceCache
 from ludus.core.config import Plan
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
-from ludus.core.names import resolve
+from ludus.core.imports import resolve
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
 from ludus.experience.space import free_room, rollout_bytes
@@ -96,7 +96,7 @@ def build_learner(resolved: Resolved, observation: Specs, action: Specs, new: bo
     _refuse_large_rollout(settings, observation)
     _refuse_large_networks(settings, observation, action)
     agent = build_agent(settings, observation, action, settings.device)
-    agent.refuse_untrainable()
+    agent.check_trainable()
     return agent
 
 
@@ -172,7 +172,7 @@ def build_evaluator(
 
     def make() -> EnvironmentManager:
         manager = make_manager(settings.env, rows, environment=environment, branch=branch)
-        manager.use(agent.action_transform)
+        manager.set_action_transform(agent.action_transform)
         return manager
 
     return Evaluator(make, settings.evaluation.episodes, settings.seed, settings.evaluation.greedy)

@@ -13,7 +13,7 @@ from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.rows import Rows
 from ludus.core.types import State
-from ludus.parallel.children import StartedProcesses
+from ludus.parallel.orphans import StartedProcesses
 
 if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker
@@ -57,16 +57,16 @@ class Evaluator:
         self.round = 0  # evaluations done: each has seeds of its own
         self._make = make
         self._manager: EnvironmentManager | None = None
-        self._longest = 0.0  # of the managers before
+        self._longest_call = 0.0  # of the managers before
         self._started = StartedProcesses()  # what its environments start, to be ended with them
-        self.on_report: Callable[[str], object] | None = None  # as the manager's
+        self.on_warning: Callable[[str], object] | None = None  # as the manager's
 
     @property
     def manager(self) -> EnvironmentManager:
         """The environments of evaluation."""
         if self._manager is None:
             self._manager = self._make()
-            self._manager.on_report = self.on_report or self._manager.on_report
+            self._manager.on_warning = self.on_warning or self._manager.on_warning
         return self._manager
 
     def run(self, agent: Agent, device: torch.device, stop: Callable[[], object] = lambda: None) -> Evaluation | None:
@@ -79,7 +79,7 @@ class Evaluator:
         finally:
             for module, mode in modes:
                 module.training = mode
-            if self._manager is not None and not self._manager.forgets:
+            if self._manager is not None and not self._manager.full_reset:
                 self.close()
 
     def _play(self, agent: Agent, device: torch.device, stop: Callable[[], object]) -> Evaluation | None:
@@ -110,19 +110,19 @@ class Evaluator:
             "length at which an episode may be cut."
         )
 
-    def busy(self) -> tuple[int, ...] | None:
+    def current_call(self) -> tuple[int, ...] | None:
         """As the manager's."""
         manager = self._manager  # another thread asks, and it may be closed meanwhile
-        return None if manager is None else manager.busy()
+        return None if manager is None else manager.current_call()
 
     @property
-    def longest(self) -> float:
+    def longest_call(self) -> float:
         """Seconds of the longest step or reset so far."""
-        return self._longest if self._manager is None else max(self._longest, self._manager.longest)
+        return self._longest_call if self._manager is None else max(self._longest_call, self._manager.longest_call)
 
     def close(self) -> None:
         """Close the environments and end the processes that they started; may be called twice."""
-        manager, self._longest, self._manager = self._manager, self.longest, None
+        manager, self._longest_call, self._manager = self._manager, self.longest_call, None
         try:
             if manager is not None:
                 manager.close()

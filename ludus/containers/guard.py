@@ -60,13 +60,13 @@ class Guard:
             if batch.index is None:
                 check_resets(batch, self._name)
             for name, value in self._bounds.find(batch.observation).items():
-                self._manager.on_report(f"{self._name}: {out_of_bounds(name, value)}")
+                self._manager.on_warning(f"{self._name}: {out_of_bounds(name, value)}")
         try:
             learned = self.agent.learn(batch, self.updater)
         except NonFiniteError as error:
             self._fail(batch, error.metrics, error)
         losses = [x for name, x in learned.metrics.items() if must_be_finite(name)]
-        norms = self.updater.take_norms()
+        norms = self.updater.pop_gradient_norms()
         if not all_finite([*flags, *norms, *losses]):
             self._check(batch)
             if not all_finite([*norms, *losses]):

@@ -24,9 +24,9 @@ def tell_of_hangs(worker: LocalWorker) -> Iterator[None]:
     over = threading.Event()
 
     def watch() -> None:
-        seen, since = worker.busy(), time.monotonic()
+        seen, since = worker.current_call(), time.monotonic()
         while not over.wait(SECONDS / 6):
-            now = worker.busy()
+            now = worker.current_call()
             if now is None or now != seen:
                 seen, since = now, time.monotonic()
             elif time.monotonic() - since >= SECONDS:

@@ -29,7 +29,7 @@ from ludus.experience.replay import ExperienceReplay
 from ludus.logging.clock import Clock
 from ludus.logging.episodes import RecentEpisodes
 from ludus.managers.history import LARGEST, LONGEST
-from ludus.parallel.children import StartedProcesses
+from ludus.parallel.orphans import StartedProcesses
 from ludus.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class LocalWorker(Container):
 
     def _after_update(self, before: int, metrics: Tensors) -> None:
         episodes = self.manager.episodes()
-        if episodes and (warning := self.agent.notice(episodes)) and self.reporter is not None:
+        if episodes and (warning := self.agent.episode_warning(episodes)) and self.reporter is not None:
             self.reporter.warn(warning)
         self.episodes.add(episodes)
         settings = self.settings
@@ -200,20 +200,20 @@ class LocalWorker(Container):
     def progress(self) -> dict[str, float]:
         """The numbers of the loop itself."""
         own = {"learning_rate": self.updater.learning_rate, "updates": float(self.updates)}
-        return {**self.scheduled, **own, **self.cache.report(), **self.episodes.means()}
+        return {**self.scheduled, **own, **self.cache.metrics(), **self.episodes.means()}
 
     def evaluate(self) -> Evaluation | None:
         """Play fresh episodes, keep the best policy, and stop where the target is reached; None if told to stop."""
         with self.started:
             return evaluate_worker(self)
 
-    def busy(self) -> tuple[int, ...] | None:
+    def current_call(self) -> tuple[int, ...] | None:
         """What environments in this process are doing now: changes as they go on; None where none is being called."""
-        return self.manager.busy() or self.evaluator.busy()
+        return self.manager.current_call() or self.evaluator.current_call()
 
     def longest_call(self) -> float:
         """Seconds of the longest step or reset of environments in this process so far."""
-        return max(self.manager.longest, self.evaluator.longest)
+        return max(self.manager.longest_call, self.evaluator.longest_call)
 
     def state_dict(self) -> State:
         """All that a resume needs, by part; in the midst of an update, without the rollout that it breaks off."""
@@ -288,7 +288,7 @@ class LocalWorker(Container):
             self.env_seed = (self.env_seed + 1 + self.local_step_count) % (2**31 - 1)
             return "restarted at an episode boundary: the run broke off in the midst of an update"
         self.manager.load_state_dict(state["manager"])
-        step = self.seat.env_step = self.manager.last().to(self.device)
+        step = self.seat.env_step = self.manager.last_step().to(self.device)
         self.cache.amend(step)
         self.seat.hidden_state = HiddenState(state["hidden_state"]).map(lambda x: x.to(self.device))
         self.began = True

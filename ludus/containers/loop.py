@@ -119,7 +119,7 @@ def collect(loop: Collector) -> int:
     for i, seat in enumerate(seats):
         mine = [parts[group][i] for group in groups]
         seat.env_step = mine[0].step if mine[0].whole else last[seat.role].to(seat.device)
-        seat.hidden_state = HiddenState.join([part.state for part in mine])
+        seat.hidden_state = HiddenState.concatenate([part.state for part in mine])
     clock.lap("other")
     return int(count)
 

@@ -61,7 +61,7 @@ class StopOnSignals:
     def save(self) -> None:
         """Save once what an environment that hangs would lose."""
         self._caught.set()
-        self._worker.in_call = self._worker.in_call or self._worker.busy() is not None
+        self._worker.in_call = self._worker.in_call or self._worker.current_call() is not None
         with self._saving:
             if not self._saved:
                 self._saved = True
@@ -70,13 +70,13 @@ class StopOnSignals:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         worker = self._worker
         if self._hangs is not None and not self._caught.is_set():
-            if worker.busy() != self._hangs:  # it returned meanwhile
+            if worker.current_call() != self._hangs:  # it returned meanwhile
                 self._hangs = None
                 return
             self.hung = worker.in_call = True
             raise KeyboardInterrupt("the environment did not return")
         if worker.stopping.startswith("SIG"):
-            worker.in_call = worker.busy() is not None
+            worker.in_call = worker.current_call() is not None
             raise KeyboardInterrupt
         worker.stopping = f"{signal.Signals(number).name} asked for it"
         compiled = ", which is still being compiled" if worker.compiling else ""
@@ -88,9 +88,9 @@ class StopOnSignals:
     def _watch(self, number: int) -> None:
         """Interrupt an environment that does not return."""
         while True:
-            seen = self._worker.busy()
+            seen = self._worker.current_call()
             while not self._over.wait(self._patience()):
-                now = self._worker.busy()
+                now = self._worker.current_call()
                 if now is not None and now == seen:
                     break
                 seen = now

@@ -165,7 +165,7 @@ class LocalUpdater(Updater):
             self.train(False)
             torch.set_flush_denormal(self._flushed)
 
-    def take_norms(self) -> list[Tensor]:
+    def pop_gradient_norms(self) -> list[Tensor]:
         """The norms of gradients on a GPU since the last call, to be looked at in one wait."""
         norms, self._norms = self._norms, []
         return norms

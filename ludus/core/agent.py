@@ -85,11 +85,11 @@ class Agent(nn.Module, ABC):
         """The parameters of the policy's distribution by action name, ``[B, …]`` each."""
         raise UserError(f"{type(self).__name__} has no distribution of actions: its class defines no such method.")
 
-    def track_value(self) -> None:
+    def track_critic_state(self) -> None:
         """From now on advance the critic's memory, if it has one, while acting too: ``value`` depends on it."""
         return
 
-    def refuse_untrainable(self) -> None:
+    def check_trainable(self) -> None:
         """Refuse, before training, settings that do not fit the networks; a trained policy may be loaded with them."""
         return
 
@@ -136,7 +136,7 @@ class Agent(nn.Module, ABC):
         """
         return Learned(updater.step(self.compute_loss, batch, "all"))
 
-    def notice(self, episodes: list[Episode]) -> str:
+    def episode_warning(self, episodes: list[Episode]) -> str:
         """Look at episodes that ended; return a warning for the user if there is cause for one, else nothing."""
         return ""
 

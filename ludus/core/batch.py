@@ -78,7 +78,7 @@ class Batch:
         ``environment`` it is ``[T, b]``: whole columns with the hidden state at their start, for recurrent ones.
         """
         time, columns = self.reward.shape
-        head = self.without_successor()
+        head = self.without_last_observation()
         source = head._map(lambda x: x.reshape(1, time * columns, *x.shape[2:])) if by == "transition" else head
         if n == 1:  # one part has no order that matters
             yield source
@@ -92,7 +92,7 @@ class Batch:
             start = end
             yield replace(picked, state=self.state.rows(part)) if by == "environment" else picked
 
-    def without_successor(self) -> Batch:
+    def without_last_observation(self) -> Batch:
         """The same transitions without the last observation, which a loss on (s, a) does not need."""
         time = self.reward.shape[0]
         return replace(
@@ -104,7 +104,7 @@ class Batch:
             row_state={},
         )
 
-    def since(self, time: int) -> Batch:
+    def skip_steps(self, time: int) -> Batch:
         """The same without its first steps; the hidden state that it starts from is no longer known."""
         later = self._map(lambda x: x[time:])
         return replace(later, last_state=self.last_state, index=self.index)

@@ -57,7 +57,7 @@ class CacheWriter(ABC):
 class CacheReader(ABC):
     """Read before learning."""
 
-    on_report: Callable[[str], object] = staticmethod(warnings.warn)  # told what a user should know
+    on_warning: Callable[[str], object] = staticmethod(warnings.warn)  # told what a user should know
 
     @abstractmethod
     def ready(self) -> bool:
@@ -79,7 +79,7 @@ class CacheReader(ABC):
         """Set what follows the share of the run that is done (0 to 1)."""
         return
 
-    def report(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Numbers for the log."""
         return {}
 

@@ -20,7 +20,7 @@ class Plan(NamedTuple):
     optimizer_steps: float = 0.0  # per environment step
 
 
-class Unused(NamedTuple):
+class UnusedSetting(NamedTuple):
     """Settings that nothing reads while another one has such a value."""
 
     names: str
@@ -33,13 +33,13 @@ class Unused(NamedTuple):
 class AgentConfig:
     """Settings of an agent: derive a frozen dataclass from it, with a default and a comment for each field."""
 
-    NETWORK: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # settings of networks with other defaults here
-    UNUSED: ClassVar[tuple[Unused, ...]] = ()
+    NETWORK_DEFAULTS: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # defaults of network.* for this agent
+    UNUSED: ClassVar[tuple[UnusedSetting, ...]] = ()
 
     def validate(self) -> None:
         """Refuse values that cannot train."""
 
-    def refuse_short_run(self, nb_step: int, rows: int) -> None:
+    def check_run_length(self, nb_step: int, rows: int) -> None:
         """Refuse a new run of ``nb_step`` steps in which nothing would be learned."""
 
     def plan(self, rows: int) -> Plan:

@@ -17,7 +17,7 @@ from ludus.core.types import State, Tensors
 GoalReward = Callable[..., tuple[NDArray[Any], NDArray[Any] | None]]  # of goals reached and wanted: rewards, endings
 
 
-ALONE = "agent"  # the role where there is only one
+DEFAULT_ROLE = "agent"  # the role where there is only one
 
 
 class TensorEnvironment(Protocol):
@@ -92,31 +92,31 @@ class EnvironmentManager(RoleManager):
     batch: int
     observation: Specs
     action: Specs
-    on_report: Callable[[str], object] = staticmethod(warnings.warn)  # told what to warn of
+    on_warning: Callable[[str], object] = staticmethod(warnings.warn)  # told what to warn of
     backend: str = ""  # what steps the environments, as a run shows it
-    forgets: bool = False  # whether a reset makes environments forget all, as native ones do
-    calls: int = 0  # steps and resets so far, each of a whole group
-    longest: float = 0.0  # seconds of the longest of them
+    full_reset: bool = False  # whether a reset makes environments forget all, as native ones do
+    nb_calls: int = 0  # steps and resets so far, each of a whole group
+    longest_call: float = 0.0  # seconds of the longest of them
     restored: str = ""  # after load_state_dict: "exactly", or why rows began new episodes
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        return {ALONE: Role(self.observation, self.action)}
+        return {DEFAULT_ROLE: Role(self.observation, self.action)}
 
     def reset_roles(self, seed: int) -> dict[str, EnvStep]:
-        return {ALONE: self.reset(seed)}
+        return {DEFAULT_ROLE: self.reset(seed)}
 
     def send_roles(self, actions: dict[str, Tensors], group: int = 0) -> None:
-        self.send(actions[ALONE], group)
+        self.send(actions[DEFAULT_ROLE], group)
 
     def recv_roles(self, group: int = 0) -> dict[str, EnvStep]:
-        return {ALONE: self.recv(group)}
+        return {DEFAULT_ROLE: self.recv(group)}
 
     def last_roles(self) -> dict[str, EnvStep]:
-        return {ALONE: self.last()}
+        return {DEFAULT_ROLE: self.last_step()}
 
     @abstractmethod
-    def use(self, action_transform: Mapping[str, str]) -> None:
+    def set_action_transform(self, action_transform: Mapping[str, str]) -> None:
         """Say how policy-space actions become the environment's: ``clip``, ``tanh``, ``unit`` or ``none`` by name."""
 
     @abstractmethod
@@ -137,7 +137,7 @@ class EnvironmentManager(RoleManager):
         return self.recv()
 
     @abstractmethod
-    def last(self) -> EnvStep:
+    def last_step(self) -> EnvStep:
         """The last step of all rows."""
 
     @abstractmethod
@@ -148,7 +148,7 @@ class EnvironmentManager(RoleManager):
         """What tells rewards and endings of goals that were not set, for hindsight; None where nothing does."""
         return None
 
-    def busy(self) -> tuple[int, ...] | None:
+    def current_call(self) -> tuple[int, ...] | None:
         """What the environments in this process are doing now: changes as they go on; None where none is being called.
 
         May be asked by another thread. Environments in processes of their own have deadlines instead.

@@ -11,6 +11,10 @@ from typing import Any
 from ludus.core.text import printable
 
 NEAR = 0.65  # likeness of two names (0 to 1) from which one may be a slip for the other
+TOO_MANY_FILES = (
+    "This process cannot open more files: raise the limit with `ulimit -n 4096`, or lower env.num, env.workers or "
+    "evaluation.episodes."
+)
 
 
 class UserError(Exception):
@@ -30,7 +34,7 @@ class Stop(Exception):
     """Raise this in ``on_update`` to end the run after this update, all saved; its message becomes the reason."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``' Did you mean "x"?'`` for the known name nearest to ``name``, else an empty string."""
     names = list(known)
     if len(name.strip("-:. ")) < 2:  # anything would be near
@@ -77,23 +81,15 @@ def _shortens(short: list[str], long: list[str], whole: bool) -> bool:
     return begins or (initials and _shortens(short[1:], long[size:], whole))
 
 
-def too_many_files() -> str:
-    """The sentence for a process that may open no more files."""
-    return (
-        "This process may open no more files: raise the limit with `ulimit -n 4096`, or lower env.num, env.workers or "
-        "evaluation.episodes."
-    )
-
-
-def refuse_outside(config: Any, **limits: tuple[str, ...]) -> None:
+def check_ranges(config: Any, **limits: tuple[str, ...]) -> None:
     """Refuse settings of an agent outside of what they can be, by kind of limit: ``share``, ``positive``, ``natural``.
 
     ``share`` is 0 to 1, ``natural`` 0 or more; all must be finite, and a kind may name fields that a config lacks.
     """
     kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "share": (lambda x: 0 <= x <= 1, "lie between 0 and 1"),
+        "fraction": (lambda x: 0 <= x <= 1, "lie between 0 and 1"),
         "positive": (lambda x: x > 0, "be greater than 0"),
-        "natural": (lambda x: x >= 0, "not be negative"),
+        "nonnegative": (lambda x: x >= 0, "not be negative"),
         "finite": (lambda x: True, ""),
     }
     for kind, names in limits.items():

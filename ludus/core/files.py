@@ -40,7 +40,7 @@ def make_folder(path: Path) -> None:
 
 
 @contextmanager
-def opened_folder(path: str | Path, folder: int | None = None, follows: bool = False) -> Iterator[int]:
+def open_folder(path: str | Path, folder: int | None = None, follows: bool = False) -> Iterator[int]:
     """A descriptor of a folder that is no link, unless it ``follows`` one; ``path`` may be relative to another."""
     if not follows and stat.S_ISLNK(os.stat(path, dir_fd=folder, follow_symlinks=False).st_mode):
         raise OSError(errno.ELOOP, LINK, os.fspath(path))
@@ -61,7 +61,7 @@ def exists(name: str, folder: int) -> bool:
     return True
 
 
-def open_plain(path: str | Path, mode: str = "rb", folder: int | None = None) -> FileIO:
+def open_regular_file(path: str | Path, mode: str = "rb", folder: int | None = None) -> FileIO:
     """Open a regular file without a buffer; with the descriptor of its ``folder``, the last part of ``path`` is used.
 
     Without one, a link is refused as well, but the folder that it lies in may be behind one.
@@ -85,9 +85,9 @@ def open_plain(path: str | Path, mode: str = "rb", folder: int | None = None) ->
 def open_append(path: Path) -> FileIO:
     """Open a file of a run's own folder to append to, making it where there is none."""
     try:
-        return open_plain(path, "ab+")
+        return open_regular_file(path, "ab+")
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise write_error(path, error) from error
 
 
 def append(file: FileIO, data: bytes) -> None:
@@ -98,7 +98,7 @@ def append(file: FileIO, data: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             file.truncate(end)
-        raise unwritable(file.name, error) from error
+        raise write_error(file.name, error) from error
 
 
 def write_all(file: FileIO, data: bytes | memoryview) -> None:
@@ -108,13 +108,13 @@ def write_all(file: FileIO, data: bytes | memoryview) -> None:
         rest = rest[file.write(rest) :]
 
 
-def replace(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes) -> None:
     """Write a small file in one piece: whenever killed, the old or the new one is there."""
     temporary = temporary_name()
     try:
-        with opened_folder(path.parent) as folder:
+        with open_folder(path.parent) as folder:
             try:
-                with open_plain(temporary, "xb", folder) as file:
+                with open_regular_file(temporary, "xb", folder) as file:
                     write_all(file, data)
                     os.fsync(file.fileno())
                 os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -123,7 +123,7 @@ def replace(path: Path, data: bytes) -> None:
                 delete(temporary, folder)
                 raise
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise write_error(path, error) from error
 
 
 def sync(*paths: str | Path, folder: int | None = None) -> None:
@@ -152,20 +152,20 @@ def delete(path: str | Path, folder: int | None = None) -> None:
             os.unlink(path, dir_fd=folder)
 
 
-def why(error: OSError) -> str:
+def os_error_reason(error: OSError) -> str:
     """Why a file could not be opened, read or written."""
     return LINK if error.errno == errno.ELOOP else str(error.strerror)
 
 
-def is_link(path: object) -> UserError:
+def link_error(path: object) -> UserError:
     """The sentence for a link where a run has a file or folder of its own."""
     return UserError(f'"{path}" is a link, and none is followed inside of a run: replace it by what it points to.')
 
 
-def unwritable(path: object, error: OSError) -> UserError:
+def write_error(path: object, error: OSError) -> UserError:
     """The sentence for a full disk, a missing right and the like."""
     if error.errno in (errno.ELOOP, errno.EMLINK):
-        return is_link(error.filename if error.strerror == LINK else path)
+        return link_error(error.filename if error.strerror == LINK else path)
     if error.errno == errno.ENOENT:
         return UserError(f'"{path}" cannot be written: its folder was removed or moved.')
-    return UserError(f'"{path}" cannot be written ({why(error)}): free some space or give another place.')
+    return UserError(f'"{path}" cannot be written ({os_error_reason(error)}): free some space or give another place.')

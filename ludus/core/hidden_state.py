@@ -28,17 +28,17 @@ class HiddenState(dict[str, Tensor]):
         return self.map(lambda x: x[index])
 
     @staticmethod
-    def join(parts: list[HiddenState]) -> HiddenState:
+    def concatenate(parts: list[HiddenState]) -> HiddenState:
         """The rows of all parts, one after another."""
         if len(parts) == 1:
             return parts[0]
         return HiddenState({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
-    def within(self, place: str) -> HiddenState:
+    def select(self, place: str) -> HiddenState:
         """The part that belongs to ``place``, its prefix removed."""
         start = place + "/"
         return HiddenState({name[len(start) :]: x for name, x in self.items() if name.startswith(start)})
 
-    def at(self, place: str) -> HiddenState:
+    def with_prefix(self, place: str) -> HiddenState:
         """The same tensors under the prefix ``place``."""
         return HiddenState({f"{place}/{name}": x for name, x in self.items()})

@@ -8,7 +8,7 @@ import torch
 
 from ludus.core.agent import Agent
 from ludus.core.cache import CacheWriter
-from ludus.core.environment import ALONE
+from ludus.core.environment import DEFAULT_ROLE
 from ludus.core.hidden_state import HiddenState
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
@@ -26,4 +26,4 @@ class Seat:
     device: torch.device  # where the agent is
     env_step: EnvStep | None = None  # the last step of all rows, written to the cache already; None before the first
     hidden_state: HiddenState = field(default_factory=HiddenState)  # before the agent acts on that step
-    role: str = ALONE
+    role: str = DEFAULT_ROLE

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
-Sum = Callable[[Tensor], Tensor]  # over ranks, as ``Updater.sum``
+SumOverRanks = Callable[[Tensor], Tensor]  # over ranks, as ``Updater.sum``
 State = dict[str, Any]  # nested dicts of tensors and plain values (numbers, strings, lists, None), as in a checkpoint
 
 
@@ -21,6 +21,6 @@ class Stateful(Protocol):
     def load_state_dict(self, state: State) -> Any: ...
 
 
-def one_rank(x: Tensor) -> Tensor:
+def single_rank(x: Tensor) -> Tensor:
     """The sum over ranks where there is one: ``x`` itself."""
     return x

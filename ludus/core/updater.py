@@ -69,7 +69,7 @@ class Updater(ABC):
     def parameters(self, group: str) -> Tensor:
         """The parameters of ``group`` as one flat vector, which shares memory with them."""
 
-    def take_norms(self) -> list[Tensor]:
+    def pop_gradient_norms(self) -> list[Tensor]:
         """Return the norms of gradients since the last call that no ``step`` has looked at, such as those on a GPU."""
         return []
 

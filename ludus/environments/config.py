@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from ludus.core.errors import UserError, nearest
+from ludus.core.errors import UserError, did_you_mean
 
 Backend = Literal["auto", "simple", "vector", "envpool", "subproc", "tensor"]
 Start = Literal["forkserver", "spawn"]
@@ -69,7 +69,7 @@ def validate(config: EnvConfig) -> None:
         if value not in choices:
             raise UserError(
                 f'env.{key} is "{value}", which does not exist; choose one of {", ".join(choices)}.'
-                f"{nearest(value, choices)}"
+                f"{did_you_mean(value, choices)}"
             )
     parse_options(config.options)
     parse_wrappers(config.wrappers)

@@ -11,8 +11,8 @@ from typing import Any
 import gymnasium
 from gymnasium.wrappers import FrameStackObservation, TimeLimit
 
-from ludus.core.errors import UserError, nearest
-from ludus.core.names import resolve
+from ludus.core.errors import UserError, did_you_mean
+from ludus.core.imports import resolve
 from ludus.environments.config import EnvConfig, parse_options, parse_wrappers
 from ludus.environments.errors import environment_error
 
@@ -85,7 +85,7 @@ def find_spec(id: str) -> gymnasium.envs.registration.EnvSpec:
     if versions:  # no version given: the newest
         return known[max(versions, key=lambda key: int(key.rpartition("-v")[2]))]
     raise UserError(
-        f'There is no environment "{id}".{nearest(name, known) or nearest(name.rpartition("-v")[0], known)} '
+        f'There is no environment "{id}".{did_you_mean(name, known) or did_you_mean(name.rpartition("-v")[0], known)} '
         "`ludus list environments` shows all; give your own as package.module:Class."
     )
 
@@ -128,7 +128,7 @@ def _construct(
     unknown = [key for key in options if not accepts_argument(maker, key)]
     if unknown:
         raise UserError(
-            f'Environment "{name}" has no option "{unknown[0]}".{nearest(unknown[0], _parameters(maker))} '
+            f'Environment "{name}" has no option "{unknown[0]}".{did_you_mean(unknown[0], _parameters(maker))} '
             f"It takes {', '.join(_parameters(maker)) or 'none'}."
         )
     try:
@@ -161,7 +161,7 @@ def _wrap(env: Environment, path: str, arguments: dict[str, Any]) -> Environment
     unknown = [key for key in arguments if not accepts_argument(wrapper, key)]
     if unknown:
         raise UserError(
-            f'Wrapper "{path}" has no argument "{unknown[0]}".{nearest(unknown[0], _parameters(wrapper))} '
+            f'Wrapper "{path}" has no argument "{unknown[0]}".{did_you_mean(unknown[0], _parameters(wrapper))} '
             f"It takes {', '.join(_parameters(wrapper)[1:]) or 'none'}."
         )
     try:

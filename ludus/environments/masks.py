@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from ludus.core.errors import UserError, nearest
+from ludus.core.errors import UserError, did_you_mean
 from ludus.core.spec import Spec, Specs, is_mask, mask_name
 from ludus.environments.spaces import Array, Arrays, Layout
 
@@ -46,7 +46,7 @@ class ActionMasks:
             if not key.startswith("_") and not any(name == key or name.startswith(f"{key}/") for name in actions):
                 raise UserError(
                     f'{self._environment}: the action mask has a part "{key}", but there is no such action.'
-                    f"{nearest(str(key), actions)}"
+                    f"{did_you_mean(str(key), actions)}"
                 )
 
     def read(self, tree: Any, batch: tuple[int, ...] = ()) -> Arrays:

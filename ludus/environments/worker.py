@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from ludus.environments.config import EnvConfig
 from ludus.environments.gym import make_environment
 from ludus.environments.rows import EnvRows, StepArrays
-from ludus.parallel.memory import Block, Fields
-from ludus.parallel.message import put_letter, take_letter
+from ludus.parallel.message import read_message, write_message
+from ludus.parallel.shared_memory import Block, Fields
 
 STEP, MESSAGE, QUIT = 0, 1, 2  # what a worker can be told to do
 CACHE_LINE = 8  # int64 per cache line: what one process writes shares no line with what another writes
@@ -63,7 +63,7 @@ def run_worker(settings: dict[str, Any], fds: dict[str, int]) -> None:
             if told == STEP:
                 part.step()
             elif told == MESSAGE:
-                put_letter(part.letter, part.obey(take_letter(part.letter)))
+                write_message(part.letter, part.obey(read_message(part.letter)))
             else:
                 _close(parts)
                 return

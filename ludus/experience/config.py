@@ -7,8 +7,8 @@ from operator import not_
 from types import MappingProxyType
 from typing import ClassVar
 
-from ludus.core.config import AgentConfig, Plan, Unused
-from ludus.core.errors import UserError, refuse_outside
+from ludus.core.config import AgentConfig, Plan, UnusedSetting
+from ludus.core.errors import UserError, check_ranges
 
 # settings of networks that have other defaults for some agents, which name them in NETWORK
 WIDE = MappingProxyType({"hidden": (256, 256), "activation": "relu"})
@@ -19,10 +19,12 @@ REMEMBERING = MappingProxyType({"body": "lstm"})
 class ReplayConfig(AgentConfig):
     """Settings that all agents with a replay share."""
 
-    UNUSED: ClassVar[tuple[Unused, ...]] = (
-        Unused("priority_exponent importance_exponent", "prioritized", not_, "agent.prioritized is off"),
-        Unused("importance_exponent", "priority_exponent", not_, "agent.priority_exponent is 0, so there is no bias"),
-        Unused("burn_in overlap", "sequence", not_, "agent.sequence is 0, and single transitions are drawn"),
+    UNUSED: ClassVar[tuple[UnusedSetting, ...]] = (
+        UnusedSetting("priority_exponent importance_exponent", "prioritized", not_, "agent.prioritized is off"),
+        UnusedSetting(
+            "importance_exponent", "priority_exponent", not_, "agent.priority_exponent is 0, so there is no bias"
+        ),
+        UnusedSetting("burn_in overlap", "sequence", not_, "agent.sequence is 0, and single transitions are drawn"),
     )
     replay: int = 100_000  # capacity in transitions, over all environments; more: older experience, more memory
     batch_size: int = 256  # transitions (or sequences) per update
@@ -41,11 +43,11 @@ class ReplayConfig(AgentConfig):
 
     def validate(self) -> None:
         """Refuse values that cannot train."""
-        refuse_outside(
+        check_ranges(
             self,
-            share=("gamma", "tau", "priority_exponent", "importance_exponent", "hindsight"),
+            fraction=("gamma", "tau", "priority_exponent", "importance_exponent", "hindsight"),
             positive=("replay", "batch_size", "updates_per_step", "n_step", "learning_rate", "optimizer_eps"),
-            natural=("warmup", "sequence", "burn_in", "overlap", "max_grad_norm", "weight_decay"),
+            nonnegative=("warmup", "sequence", "burn_in", "overlap", "max_grad_norm", "weight_decay"),
         )
         if self.batch_size * max(1, self.sequence) > self.replay:
             what = f"{self.batch_size} sequences of {self.sequence} steps" if self.sequence else f"{self.batch_size}"
@@ -72,7 +74,7 @@ class ReplayConfig(AgentConfig):
         """Updates from a replay, which is in memory unless it has a folder."""
         return Plan(replay=0 if self.replay_folder else self.replay, optimizer_steps=self.updates_per_step)
 
-    def refuse_short_run(self, nb_step: int, rows: int) -> None:
+    def check_run_length(self, nb_step: int, rows: int) -> None:
         """Refuse a run that ends before its replay can be learned from."""
         if self.warmup >= nb_step:
             raise UserError(

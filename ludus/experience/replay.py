@@ -122,7 +122,7 @@ class ExperienceReplay(ExperienceCache):
         for name, frames in self._frames.items():
             if frames.broken and not frames.whole:
                 self._keep_whole(name)
-                self.on_report(
+                self.on_warning(
                     f'Observation "{name}": a stack of {frames.stack} frames was not the one before it shifted by one, '
                     "as under a wrapper around the frame stack that skips frames. The replay keeps whole stacks and "
                     f"will take {self.bytes / 1e6:,.1f} MB when it is full; with the frame stack as the outermost "
@@ -177,7 +177,7 @@ class ExperienceReplay(ExperienceCache):
         start = self.config.importance_exponent
         self.importance_exponent = start + (1 - start) * progress
 
-    def report(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Numbers for the log; updates per real step after the warm-up, those included that it waited for a batch."""
         values = {"replay/size": float(self.size)}
         if (past := self._real - self.config.warmup) > 0:

@@ -134,8 +134,8 @@ class RolloutCache(ExperienceCache):
             real=self.blocks["real"],
             weight=torch.ones_like(reward),
             experience=self._named("experience"),
-            state=HiddenState.join([lane.state for lane in self.lanes.values()]),
-            last_state=HiddenState.join([lane.last_state for lane in self.lanes.values()]),
+            state=HiddenState.concatenate([lane.state for lane in self.lanes.values()]),
+            last_state=HiddenState.concatenate([lane.last_state for lane in self.lanes.values()]),
             final=self._named("final"),
             version=self.versions,
             row_state=self._named("row_state"),
@@ -148,7 +148,7 @@ class RolloutCache(ExperienceCache):
         self.consumed = True
         tensors = dict(self.blocks)
         for kind in ("state", "last_state"):
-            for name, x in HiddenState.join([getattr(lane, kind) for lane in self.lanes.values()]).items():
+            for name, x in HiddenState.concatenate([getattr(lane, kind) for lane in self.lanes.values()]).items():
                 place = f"{kind}/{name}"
                 tensors[place] = self.memory[place].copy_(x) if place in self.memory else x
         return Unroll(tensors, self.rows, self.version)

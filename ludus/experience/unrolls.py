@@ -34,7 +34,7 @@ class UnrollConfig(AgentConfig):
     warmup: int = 1_000  # steps before the first update from kept rollouts
     save_replay: bool = True  # in checkpoints, for an exact resume; no: smaller ones, and a resume warms up anew
 
-    def refuse_short_run(self, nb_step: int, rows: int) -> None:
+    def check_run_length(self, nb_step: int, rows: int) -> None:
         """Refuse a warm-up that is longer than the run."""
         if self.replay_ratio and self.warmup >= nb_step:
             raise UserError(
@@ -143,7 +143,7 @@ class UnrollCache(ExperienceCache):
         """Write the last observation of every row again; kept rollouts ended with the true one, and keep it."""
         self._open.amend(step)
 
-    def report(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Transitions that are kept, and updates from them per update from a fresh rollout, since warm-up."""
         size = float(self.kept * self.config.rollout * self.batch)
         return {"replay/size": size, "replay/ratio": self._replayed / max(self._fresh, 1)}

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ludus.core.errors import UserError, nearest, refuse_outside
+from ludus.core.errors import UserError, check_ranges, did_you_mean
 from ludus.core.hidden_state import HiddenState
 from ludus.exploration.schedule import Schedule
 
@@ -82,7 +82,7 @@ class ClippedNormalNoise(NormalNoise):
 
     def __init__(self, sigma: float | Tensor = 0.1, end: float | None = None, clip: float = 2.5) -> None:
         super().__init__(sigma, end)
-        refuse_outside(SimpleNamespace(noise_clip=clip), positive=("noise_clip",))
+        check_ranges(SimpleNamespace(noise_clip=clip), positive=("noise_clip",))
         self.clip = clip
 
     def _numbers(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -113,7 +113,7 @@ class OrnsteinUhlenbeckNoise(NormalNoise):
     ) -> None:
         super().__init__(sigma, end)
         given = SimpleNamespace(noise_theta=theta, noise_dt=dt, noise_mean=mean)
-        refuse_outside(given, positive=("noise_theta", "noise_dt"), finite=("noise_mean",))
+        check_ranges(given, positive=("noise_theta", "noise_dt"), finite=("noise_mean",))
         if theta * dt > 1:
             raise UserError(
                 f"agent.noise_theta is {theta} and agent.noise_dt is {dt}; their product must be 1 at most, or the "
@@ -153,7 +153,7 @@ def make_action_noise(
 ) -> ActionNoise:
     """Make noise of a kind; what the kind does not have (``clip``, or ``theta``, ``mean`` and ``dt``) is ignored."""
     if kind not in KINDS:
-        raise UserError(f'agent.noise is "{kind}"; use one of {", ".join(KINDS)}.{nearest(kind, KINDS)}')
+        raise UserError(f'agent.noise is "{kind}"; use one of {", ".join(KINDS)}.{did_you_mean(kind, KINDS)}')
     if kind == "clipped_normal":
         return ClippedNormalNoise(sigma, sigma_end, clip)
     if kind == "ornstein_uhlenbeck":
@@ -163,4 +163,4 @@ def make_action_noise(
 
 def _refuse(**given: float) -> None:
     """Refuse deviations that are none."""
-    refuse_outside(SimpleNamespace(**given), natural=tuple(given))
+    check_ranges(SimpleNamespace(**given), nonnegative=tuple(given))

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ludus.core.errors import UserError, nearest, refuse_outside
+from ludus.core.errors import UserError, check_ranges, did_you_mean
 from ludus.core.types import Tensors
 from ludus.exploration.schedule import Kind, Schedule
 
@@ -40,13 +40,15 @@ class Epsilon:
         if schedule not in get_args(Kind):
             kinds = ", ".join(get_args(Kind))
             raise UserError(
-                f'agent.epsilon_schedule is "{schedule}"; use one of {kinds}.{nearest(schedule, get_args(Kind))}'
+                f'agent.epsilon_schedule is "{schedule}"; use one of {kinds}.{did_you_mean(schedule, get_args(Kind))}'
             )
         given = SimpleNamespace(epsilon_start=start, epsilon_end=end, epsilon_share=share, epsilon_ladder=ladder)
         both = ("epsilon_start", "epsilon_end")
-        refuse_outside(given, share=(*both, "epsilon_share"), positive=("epsilon_share",), natural=("epsilon_ladder",))
+        check_ranges(
+            given, fraction=(*both, "epsilon_share"), positive=("epsilon_share",), nonnegative=("epsilon_ladder",)
+        )
         if schedule == "exponential":
-            refuse_outside(given, positive=both)
+            check_ranges(given, positive=both)
         self.schedule, self.ladder = Schedule(schedule, start, end, share), ladder
         self.level = self.schedule.at(0.0)
 

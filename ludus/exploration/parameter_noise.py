@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from ludus.core.errors import UserError, refuse_outside
+from ludus.core.errors import UserError, check_ranges
 
 
 class ParameterNoise(nn.Module):
@@ -29,7 +29,7 @@ class ParameterNoise(nn.Module):
         given = SimpleNamespace(
             parameter_noise_sigma=sigma_init, parameter_noise_target=target, parameter_noise_rate=rate
         )
-        refuse_outside(given, positive=tuple(vars(given)))
+        check_ranges(given, positive=tuple(vars(given)))
         if rate <= 1:
             raise UserError(f"agent.parameter_noise_rate is {rate}; it must be greater than 1, or σ cannot adapt.")
         self.target, self.rate = target, rate

@@ -103,7 +103,7 @@ def no_update(worker: LocalWorker, step: int = 0) -> list[str]:
     config, steps = worker.settings.agent, worker.local_step_count - step
     if not isinstance(config, ReplayConfig) or not steps:
         return []
-    size = int(worker.cache.report()["replay/size"])
+    size = int(worker.cache.metrics()["replay/size"])
     items, longer = ("sequences", "agent.sequence") if config.sequence else ("transitions", "agent.n_step")
     if steps <= config.warmup:
         why = f"{steps:,} steps do not end the warm-up; take more, or lower agent.warmup, {config.warmup:,}"

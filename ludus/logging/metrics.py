@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ludus.core.errors import UserError
-from ludus.core.files import append, open_append, open_plain, unwritable, why
+from ludus.core.files import append, open_append, open_regular_file, os_error_reason, write_error
 from ludus.core.types import State
 from ludus.logging.tensorboard import EventFile
 
@@ -48,7 +48,7 @@ class Metrics:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise unwritable(self._file.name, error) from error
+            raise write_error(self._file.name, error) from error
 
     def state_dict(self) -> State:
         """Where the file ends, so that a resume can cut it there; all up to there is on disk before a save names it."""
@@ -91,12 +91,14 @@ class Metrics:
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """All whole lines of a ``metrics.jsonl``; a last line that was cut short is left out."""
     try:
-        with open_plain(path) as file:
+        with open_regular_file(path) as file:
             if os.fstat(file.fileno()).st_size > _LIMIT:
                 raise UserError(f'The metrics "{path}" are larger than any run writes: move them away.')
             *lines, _ = file.readall().split(b"\n")
     except OSError as error:
-        raise UserError(f'The metrics "{path}" cannot be read ({why(error)}): is this a run folder?') from error
+        raise UserError(
+            f'The metrics "{path}" cannot be read ({os_error_reason(error)}): is this a run folder?'
+        ) from error
     return [_parse(line, path, number) for number, line in enumerate(lines, 1)]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 
-from ludus.core.files import append, make_folder, open_plain, opened_folder, unwritable
+from ludus.core.files import append, make_folder, open_folder, open_regular_file, write_error
 
 WALL_TIME, STEP, VERSION, SUMMARY, SESSION = b"\x09", b"\x10", b"\x1a", b"\x2a", b"\x3a"  # the fields of an Event
 VALUE, TAG, SIMPLE_VALUE = b"\x0a", b"\x0a", b"\x15"  # of a Summary: its values; of a Value: name and number
@@ -52,10 +52,10 @@ class EventFile:
         name = f"events.out.tfevents.{now:.6f}.{socket.gethostname()}.{os.getpid()}"  # TensorBoard reads them in order
         try:
             make_folder(self._folder)
-            with opened_folder(self._folder) as folder:
-                file = open_plain(self._folder / name, "ab+", folder)
+            with open_folder(self._folder) as folder:
+                file = open_regular_file(self._folder / name, "ab+", folder)
         except OSError as error:
-            raise unwritable(self._folder, error) from error
+            raise write_error(self._folder, error) from error
         self._append(file, WALL_TIME + struct.pack("<d", now) + _field(VERSION, b"brain.Event:2"))
         return file
 

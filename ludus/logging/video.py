@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ludus.core.errors import UserError
-from ludus.core.files import delete, is_link, make_folder, open_plain, opened_folder, temporary_name
+from ludus.core.files import delete, link_error, make_folder, open_folder, open_regular_file, temporary_name
 
 Frame = NDArray[np.uint8]  # [H, W, 3]
 
@@ -37,8 +37,8 @@ def write_video(frames: Iterable[Frame], path: Path, fps: float, follows: bool =
     try:
         make_folder(path.parent)
         with (
-            opened_folder(path.parent, follows=follows) as folder,
-            open_plain(name, "xb", folder) as file,  # made first: a folder that takes no files is told at once
+            open_folder(path.parent, follows=follows) as folder,
+            open_regular_file(name, "xb", folder) as file,  # made first: a folder that takes no files is told at once
             TemporaryDirectory(prefix="ludus-") as private,
         ):
             try:
@@ -55,7 +55,7 @@ def write_video(frames: Iterable[Frame], path: Path, fps: float, follows: bool =
                 raise
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise is_link(path.parent) from error
+            raise link_error(path.parent) from error
         raise UserError(
             f'The video "{path}" cannot be written ({error.strerror}): give another place with --out FILE.'
         ) from error

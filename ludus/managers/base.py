@@ -93,7 +93,7 @@ class BatchManager(EnvironmentManager):
         Returns the rows that began their next episode instead, in memory and account alike, each with the reason.
         """
 
-    def use(self, action_transform: Mapping[str, str]) -> None:
+    def set_action_transform(self, action_transform: Mapping[str, str]) -> None:
         self._treat = ActionPreprocessor(self.action, action_transform)
 
     def reset(self, seed: int) -> EnvStep:
@@ -103,13 +103,13 @@ class BatchManager(EnvironmentManager):
         for account in self._accounts:
             account.begin()
         self._memory.mark_first()
-        self.calls += 1
+        self.nb_calls += 1
         self._calling, began = True, time.monotonic()
         try:
             self._begin()
         finally:
             self._calling = False
-        self.longest = max(self.longest, time.monotonic() - began)
+        self.longest_call = max(self.longest_call, time.monotonic() - began)
         np.logical_not(self._memory.first, self._real)
         return self._last
 
@@ -120,20 +120,20 @@ class BatchManager(EnvironmentManager):
             history.record(pending)
 
     def recv(self, group: int = 0) -> EnvStep:
-        self.calls += 1
+        self.nb_calls += 1
         self._calling, began = True, time.monotonic()
         try:
             self._advance(group)
         finally:
             self._calling = False
-        self.longest = max(self.longest, time.monotonic() - began)
+        self.longest_call = max(self.longest_call, time.monotonic() - began)
         np.logical_not(*self._flags[group])
         return self._steps[group]
 
-    def busy(self) -> tuple[int, ...] | None:
-        return (self.calls,) if self._calling else None
+    def current_call(self) -> tuple[int, ...] | None:
+        return (self.nb_calls,) if self._calling else None
 
-    def last(self) -> EnvStep:
+    def last_step(self) -> EnvStep:
         return self._last
 
     def read(self, observation: Any, info: Mapping[str, Any]) -> tuple[Arrays, bool]:
@@ -202,7 +202,7 @@ class BatchManager(EnvironmentManager):
             self._told |= new
             for bit, warning in WARNINGS.items():
                 if new & bit:
-                    self.on_report(f"{self.name}: {warning}.")
+                    self.on_warning(f"{self.name}: {warning}.")
         finished, self._finished = self._finished, []
         return finished
 

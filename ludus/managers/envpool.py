@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from ludus.core.errors import UserError, nearest
+from ludus.core.errors import UserError, did_you_mean
 from ludus.core.types import State, Tensors
 from ludus.environments.infos import numeric_info_row
 from ludus.environments.masks import ObservationReader
@@ -32,7 +32,7 @@ class EnvPoolManager(BatchManager):
     pools say in their infos that the game is over; elsewhere it stays as EnvPool says.
     """
 
-    forgets = True
+    full_reset = True
     backend = "envpool"
 
     def __init__(
@@ -126,7 +126,7 @@ class EnvPoolManager(BatchManager):
     def _make_spec(self) -> Any:
         known = self._envpool.list_all_envs()
         if self._id not in known:
-            raise UserError(f'EnvPool has no environment "{self._id}".{nearest(self._id, known)}')
+            raise UserError(f'EnvPool has no environment "{self._id}".{did_you_mean(self._id, known)}')
         try:
             return self._envpool.make_spec(self._id, **self._options)
         except (TypeError, ValueError, AssertionError) as error:

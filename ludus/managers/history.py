@@ -26,7 +26,7 @@ class History:
     def __init__(self, specs: Specs, rows: int, longest: int = LONGEST) -> None:
         self._specs, self._rows = specs, rows
         step = sum(rows * spec.size * np.dtype(spec.dtype).itemsize for spec in specs.values())
-        self._longest = min(longest, LARGEST // step)
+        self._longest_call = min(longest, LARGEST // step)
         self._start = np.zeros(rows, np.int64)  # -1: given up
         self._count = 0
         self._allocate(SMALLEST)
@@ -47,7 +47,7 @@ class History:
     def actions(self, row: int) -> Arrays | None:
         """The actions of a row's episode, ``[n, …]`` by name; None if it is too long."""
         start = int(self._start[row])
-        if start < 0 or self._count - start > self._longest:
+        if start < 0 or self._count - start > self._longest_call:
             return None
         return {name: block[start : self._count, row] for name, block in self._blocks}
 
@@ -70,7 +70,7 @@ class History:
 
     def _make_room(self) -> None:
         """Drop what no row needs any more, and see to it that at least half of the block is free."""
-        self._start[(self._start >= 0) & (self._count - self._start > self._longest)] = -1
+        self._start[(self._start >= 0) & (self._count - self._start > self._longest_call)] = -1
         running = self._start >= 0
         front = int(self._start[running].min(initial=self._count))
         kept, old = self._count - front, self._blocks

@@ -10,8 +10,8 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from ludus.core.errors import UserError, too_many_files
-from ludus.core.names import found_by_others, import_path, importable, resolve
+from ludus.core.errors import TOO_MANY_FILES, UserError
+from ludus.core.imports import import_path, is_importable, is_importable_elsewhere, resolve
 from ludus.core.rows import Rows
 from ludus.environments.config import EnvConfig, parse_options, parse_wrappers, validate
 from ludus.environments.errors import environment_error
@@ -72,7 +72,7 @@ def _make(
             return SubProcEnvManager(chosen, num, _path(config, environment), branch)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise UserError(too_many_files()) from error
+                raise UserError(TOO_MANY_FILES) from error
             raise
     if backend == "envpool":
         from ludus.managers.envpool import EnvPoolManager
@@ -127,7 +127,7 @@ def _path(config: EnvConfig, environment: Callable[..., Any] | None) -> str:
     if environment is None:
         return config.id
     path = import_path(environment)
-    if not (found_by_others(path) and importable(path, environment)):
+    if not (is_importable_elsewhere(path) and is_importable(path, environment)):
         name = getattr(environment, "__qualname__", repr(environment))
         raise UserError(
             f"env.backend is subproc, but {name} cannot be imported by another process; define it at the top of a "
@@ -138,7 +138,7 @@ def _path(config: EnvConfig, environment: Callable[..., Any] | None) -> str:
 
 def _refuse_nameless_wrappers(config: EnvConfig) -> None:
     for path, _ in parse_wrappers(config.wrappers):
-        if not found_by_others(path):
+        if not is_importable_elsewhere(path):
             raise UserError(
                 f"env.backend is subproc, but the wrapper {path} cannot be imported by another process; define it at "
                 "the top of a module, or set env.backend to simple."

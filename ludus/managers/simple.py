@@ -37,8 +37,8 @@ class SimpleEnvManager(BatchManager):
         """The picture of one environment, as its render mode gives it."""
         return self._rows.render(row)
 
-    def busy(self) -> tuple[int, ...] | None:
-        return (self.calls, int(self._rows.status[0])) if self._calling else None
+    def current_call(self) -> tuple[int, ...] | None:
+        return (self.nb_calls, int(self._rows.status[0])) if self._calling else None
 
     def close(self) -> None:
         self._rows.close()

@@ -35,7 +35,7 @@ class SubProcEnvManager(BatchManager):
     ``environment`` is the id or path that it is made from, where that is not ``config.id``.
 
     With ``config.alternate`` there are two groups of rows, so that one steps while the other's actions are computed. A
-    worker whose environment raises, exits, crashes or hangs is reported to ``on_report`` and replaced; the episodes
+    worker whose environment raises, exits, crashes or hangs is reported to ``on_warning`` and replaced; the episodes
     that ran in it are lost: their rows begin the next ones, ``first`` with no ending before it.
     """
 
@@ -61,7 +61,7 @@ class SubProcEnvManager(BatchManager):
         parts = divide(cuts, min(config.workers or cores(), num))
         self._pool = WorkerPool(config, name, parts, num, (rows.observation, rows.action), branch)
         super().__init__(name, num, rows.reader, rows.layout, branch, self._pool.memory, groups, replays=True)
-        self.on_report: Callable[[str], None] = _warn
+        self.on_warning: Callable[[str], None] = _warn
         self.backend = f"subproc, {self._pool.workers} process{'es' * (self._pool.workers > 1)}"
         self.restarts = 0
         self._reported: Counter[tuple[str, ...]] = Counter()  # how often each stack was reported
@@ -104,7 +104,7 @@ class SubProcEnvManager(BatchManager):
         self._land()
         return super().reset(seed)
 
-    def busy(self) -> tuple[int, ...] | None:
+    def current_call(self) -> tuple[int, ...] | None:
         return None  # ``config.timeout`` decides
 
     def _seed_place(self) -> dict[str, int]:
@@ -242,9 +242,9 @@ class SubProcEnvManager(BatchManager):
         stack = tuple(line for line in error.details.splitlines() if line.lstrip().startswith('File "'))
         self._reported[stack] += bool(stack)
         if self._reported[stack] > 1:
-            self.on_report(f"{self.name}: {sentence}. The traceback is the same, {self._reported[stack]} times now.")
+            self.on_warning(f"{self.name}: {sentence}. The traceback is the same, {self._reported[stack]} times now.")
         else:
-            self.on_report(f"{self.name}: {sentence}.{error.details}")
+            self.on_warning(f"{self.name}: {sentence}.{error.details}")
         most = self._config.max_restarts
         if self.restarts > most:
             raise UserError(

@@ -45,8 +45,8 @@ class TensorEnvManager(BatchManager):
         self._total, self._length = torch.zeros(0), torch.zeros(0, dtype=torch.int64)  # [B] of running episodes
         self._log: list[tuple[Tensor, Tensor, Tensor]] = []  # of each step: ended, return and length [B]
 
-    def use(self, action_transform: Mapping[str, str]) -> None:
-        super().use(action_transform)  # which refuses what cannot be
+    def set_action_transform(self, action_transform: Mapping[str, str]) -> None:
+        super().set_action_transform(action_transform)  # which refuses what cannot be
         self._functions = {
             name: tensor_transform(self.action[name], how) for name, how in action_transform.items() if how != "none"
         }
@@ -132,7 +132,7 @@ class TensorEnvManager(BatchManager):
         self._total, self._length = total.masked_fill(ended, 0), length.masked_fill(ended, 0)
         if final is None and not self._told_final:
             self._told_final = True
-            self.on_report(
+            self.on_warning(
                 f"{self.name} gives no final observations, so the value of a truncated episode's last step stands in "
                 "for that of the state after it."
             )

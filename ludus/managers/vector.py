@@ -21,7 +21,7 @@ class VectorEnvManager(BatchManager):
     Such environments have one generator for all rows, so an episode has no seed of its own.
     """
 
-    forgets = True
+    full_reset = True
     backend = "vector"
 
     def __init__(self, env: VectorEnv[Any, Any, Any], name: str, mask: str = "action_mask", branch: int = 0) -> None:

@@ -22,10 +22,10 @@ from ludus.environments.config import EnvConfig
 from ludus.environments.rows import WARNING_BITS, StepArrays
 from ludus.environments.spaces import Arrays
 from ludus.environments.worker import ACTION_PREFIX, CACHE_LINE, MESSAGE, QUIT, READY, STEP, STEP_PREFIX, fields
-from ludus.parallel.memory import Block
-from ludus.parallel.message import put_letter, take_letter
+from ludus.parallel.message import read_message, write_message
 from ludus.parallel.process import GRACE, Launcher, Process, WorkerError, end_all
 from ludus.parallel.resources import cores
+from ludus.parallel.shared_memory import Block
 
 Failed = list[tuple[int, WorkerError]]  # workers and what became of them
 NONE: Failed = []
@@ -153,12 +153,12 @@ class WorkerPool:
 
     def write(self, part: Part, letter: Any) -> None:
         """Order a part to do what a letter says."""
-        put_letter(self._letters[part.number], letter)
+        write_message(self._letters[part.number], letter)
         self.order(part.number, MESSAGE)
 
     def answer(self, part: Part) -> Any:
         """What the worker wrote back."""
-        return take_letter(self._letters[part.number])
+        return read_message(self._letters[part.number])
 
     def busy(self, part: Part) -> bool:
         """Whether the last order is still being carried out."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ludus.core.errors import UserError
-from ludus.core.names import resolve
+from ludus.core.imports import resolve
 from ludus.core.network import Network, NetworkSpec
 from ludus.networks import NETWORKS
 from ludus.networks.config import NetworkConfig

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ludus.core.hidden_state import HiddenState
-from ludus.core.names import resolve
+from ludus.core.imports import resolve
 from ludus.core.network import Network, NetworkSpec
 from ludus.core.types import Tensors
 from ludus.networks import SUBMODULES

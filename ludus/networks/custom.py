@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ludus.core.errors import UserError, nearest
+from ludus.core.errors import UserError, did_you_mean
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, Shape, Shapes
 from ludus.core.types import Tensors
@@ -114,7 +114,7 @@ def match_arguments(module: nn.Module, observations: list[str]) -> dict[str, str
         if argument not in known:
             raise UserError(
                 f'The forward of network {type(module).__name__} has an argument "{argument}", but no observation has '
-                f"that name.{nearest(argument, known)} Arguments that it may have: {', '.join(known)}."
+                f"that name.{did_you_mean(argument, known)} Arguments that it may have: {', '.join(known)}."
             )
     return {p.name: known[p.name] for p in named if p.name in known}
 

@@ -32,7 +32,7 @@ class Ensemble(Network):
     def initial_state(self, batch: int) -> HiddenState:
         state = HiddenState()
         for number, member in self._members:
-            state.update(member.initial_state(batch).at(number))
+            state.update(member.initial_state(batch).with_prefix(number))
         return state
 
     def forward(
@@ -41,9 +41,9 @@ class Ensemble(Network):
         """As any network; with ``members`` only the first so many."""
         after, found = HiddenState(), []
         for number, member in self._members[:members]:
-            outputs, new = member(observation, state.within(number), first)
+            outputs, new = member(observation, state.select(number), first)
             found.append(outputs)
-            after.update(new.at(number))
+            after.update(new.with_prefix(number))
         return {name: torch.stack([outputs[name] for outputs in found], 2) for name in found[0]}, after
 
 

@@ -124,7 +124,9 @@ class Bernoulli(Head):
         self.size = spec.size
 
     def decode(self, output: Tensor, mask: Tensor | None) -> Parameters:
-        return (output if mask is None else ops.mask_bits(output, mask.reshape(*mask.shape[:-1], self.size, 2)),)
+        return (
+            output if mask is None else ops.mask_bernoulli_logits(output, mask.reshape(*mask.shape[:-1], self.size, 2)),
+        )
 
     def noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.rand(*leading, self.size, generator=generator, device=generator.device)

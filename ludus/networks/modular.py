@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
-from ludus.core.names import resolve
+from ludus.core.imports import resolve
 from ludus.core.network import Network, Shape, Shapes, SubModule
 from ludus.core.types import Tensors
 from ludus.networks import SUBMODULES
@@ -104,7 +104,7 @@ class ModularNetwork(Network):
     def initial_state(self, batch: int) -> HiddenState:
         state = HiddenState()
         for place, piece in self._submodules().items():
-            state.update(piece.initial_state(batch).at(place))
+            state.update(piece.initial_state(batch).with_prefix(place))
         return state
 
     def forward(self, observation: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensors, HiddenState]:
@@ -154,7 +154,7 @@ class ModularNetwork(Network):
 
     def _parameters_of_mlp(self) -> list[Tensor] | None:
         """Weight and bias of each layer; None where a layer is called in another way than ``fused.mlp`` runs it."""
-        if not fused.eager():
+        if not fused.is_eager():
             return None
         (piece,) = self._mlp
         layers: list[nn.Module] = [*piece._modules["layers"]._modules.values(), *self.projections._modules.values()]  # type: ignore[union-attr]
@@ -189,8 +189,8 @@ def _run(at: _Place, x: Tensor, state: HiddenState, first: Tensor, after: Hidden
     if not at.recurrent:
         y: Tensor = at.piece(x, NO_STATE, first)[0]
         return y
-    y, new = at.piece(x.view(*first.shape, *x.shape[1:]), state.within(at.name), first)
-    after.update(new.at(at.name))
+    y, new = at.piece(x.view(*first.shape, *x.shape[1:]), state.select(at.name), first)
+    after.update(new.with_prefix(at.name))
     return y.flatten(0, 1)
 
 

@@ -17,8 +17,8 @@ from ludus.networks.heads import Categorical, Gaussian
 from ludus.networks.modular import ModularNetwork, module_key
 from ludus.networks.policy import Policy
 from ludus.networks.untouched import untouched
+from ludus.preprocess.normalization import ObsNormalizer
 from ludus.preprocess.observation import ObsPreprocessor
-from ludus.preprocess.running import ObsNormalizer
 
 Array = NDArray[np.float32]
 ZERO = np.float32(0)  # an int would be converted each time

@@ -21,7 +21,7 @@ from ludus.networks.noisy import NoisyLinear
 from ludus.networks.streams import Stream
 from ludus.ops import distributional as ops
 from ludus.ops.q_learning import dueling as combine
-from ludus.ops.q_learning import huber, taken, td_target
+from ludus.ops.q_learning import gather_action, huber, td_target
 
 Kind = Literal["expected", "categorical", "quantile", "implicit"]
 COSINES = 64  # in the embedding of a quantile's level (IQN)
@@ -55,7 +55,7 @@ class ValueHead(nn.Module, ABC):
             return each
         return combine(outputs["value"].unsqueeze(-2) if self._atoms else outputs["value"], each)
 
-    def notice(self, episodes: list[Episode], gamma: float) -> str:
+    def episode_warning(self, episodes: list[Episode], gamma: float) -> str:
         """A warning if the returns of episodes are such as cannot be told."""
         return ""
 
@@ -65,7 +65,7 @@ class ValueHead(nn.Module, ABC):
 
     def evaluate(self, outputs: Tensors, action: Tensor, taus: Tensor | None = None) -> Tensor:
         """What is predicted for ``action``: its value ``[...]``, its logits or its quantiles ``[..., n]``."""
-        return taken(self.spread(outputs).mT, action)
+        return gather_action(self.spread(outputs).mT, action)
 
     @abstractmethod
     def target(
@@ -89,7 +89,7 @@ class Expected(ValueHead):
         return self.spread(outputs)
 
     def evaluate(self, outputs: Tensors, action: Tensor, taus: Tensor | None = None) -> Tensor:
-        return taken(self.q(outputs), action)
+        return gather_action(self.q(outputs), action)
 
     @torch.no_grad()
     def target(
@@ -115,7 +115,7 @@ class Categorical(ValueHead):
         self.v_min, self.v_max, self._told = v_min, v_max, False
         self.register_buffer("support", ops.c51_support(v_min, v_max, atoms), persistent=False)
 
-    def notice(self, episodes: list[Episode], gamma: float) -> str:
+    def episode_warning(self, episodes: list[Episode], gamma: float) -> str:
         """Say so, once and with figures, if a return lies outside of the atoms, as near as its mean reward tells."""
         for _, total, length, *_ in [] if self._told else episodes:
             steps = length if gamma == 1 else (1 - gamma**length) / (1 - gamma)
@@ -202,7 +202,7 @@ class Implicit(ValueHead):
         return self.quantiles(outputs, self.taus if taus is None else taus).mean(-2)
 
     def evaluate(self, outputs: Tensors, action: Tensor, taus: Tensor | None = None) -> Tensor:
-        return taken(self.quantiles(outputs, self._given(taus)), action)
+        return gather_action(self.quantiles(outputs, self._given(taus)), action)
 
     @torch.no_grad()
     def target(

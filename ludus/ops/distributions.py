@@ -108,7 +108,7 @@ def multi_categorical_kl(logits_p: Tensor, logits_q: Tensor, sizes: tuple[int, .
 # Bernoulli: K independent bits; logits [..., K], action [..., K] of any dtype with 0 and 1.
 
 
-def mask_bits(logits: Tensor, mask: Tensor) -> Tensor:
+def mask_bernoulli_logits(logits: Tensor, mask: Tensor) -> Tensor:
     """Fix the bits that ``mask`` ``[..., K, 2]`` allows one value only; they have no entropy and no gradient.
 
     Its last dimension says whether a bit may be 0, and whether it may be 1.

@@ -24,7 +24,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Slope]] = {  # in place
 }
 
 
-def eager() -> bool:
+def is_eager() -> bool:
     """Whether operations run as they are called: nothing traces, transforms, watches or casts them."""
     return not (
         torch._C._functorch.peek_interpreter_stack() is not None
@@ -141,7 +141,7 @@ def _apply(function: type[torch.autograd.Function], *given: Any) -> Any:
 
 def categorical_terms(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
     """Return log p(action) and the entropy −Σ p log p of a choice by ``logits`` ``[…, K]``."""
-    if eager():
+    if is_eager():
         log_prob, entropy = _apply(_CategoricalTerms, logits, action)
         return log_prob, entropy
     return _plain_terms(logits, action)

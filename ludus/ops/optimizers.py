@@ -108,7 +108,7 @@ def clip_norm_(gradient: Tensor, max_norm: float, looks: bool = False) -> Tensor
     return norm
 
 
-def adapt(learning_rate: float, kl: float, target: float) -> float:
+def kl_adaptive_lr(learning_rate: float, kl: float, target: float) -> float:
     """Lower the step size where the policy moved too far, raise it where it hardly moved."""
     if kl > 2 * target:
         return max(learning_rate / KL_STEP, KL_FLOOR)

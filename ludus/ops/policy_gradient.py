@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ludus.core.types import Sum, one_rank
+from ludus.core.types import SumOverRanks, single_rank
 
 
 def policy_gradient_loss(log_prob: Tensor, advantage: Tensor) -> Tensor:
@@ -59,33 +59,35 @@ def clip_fraction(log_ratio: Tensor, clip: float | Tensor) -> Tensor:
     return (log_ratio.expm1().abs() > clip).to(log_ratio.dtype)
 
 
-def shares(real: Tensor, weight: Tensor | None = None, over_ranks: Sum = one_rank) -> Tensor:
+def shares(real: Tensor, weight: Tensor | None = None, sum_over_ranks: SumOverRanks = single_rank) -> Tensor:
     """Return real · weight / max(Σ real, 1), with which a mean over real rows is ``share_sum``.
 
     ``weight``: importance weights; those below 1 make the mean smaller. Padding must hold a finite number.
     """
-    return (real if weight is None else real * weight) / over_ranks(real.sum()).clamp(min=1)
+    return (real if weight is None else real * weight) / sum_over_ranks(real.sum()).clamp(min=1)
 
 
-def normalize(x: Tensor, share: Tensor, eps: float = 1e-8, over_ranks: Sum = one_rank) -> Tensor:
+def normalize(x: Tensor, share: Tensor, eps: float = 1e-8, sum_over_ranks: SumOverRanks = single_rank) -> Tensor:
     """Shift and scale ``x`` to mean 0 and variance 1 over the rows that have a share; the others hold what they may.
 
     (x − μ) / √(σ² + ε²) with the variance of a population: a single row, or rows that are all equal, give 0, with
     a finite gradient.
     """
-    centred = x - over_ranks((x * share).sum())
-    variance = over_ranks((centred.square() * share).sum())
+    centred = x - sum_over_ranks((x * share).sum())
+    variance = sum_over_ranks((centred.square() * share).sum())
     return centred * (variance + eps * eps).rsqrt()
 
 
 @torch.no_grad()
-def explained_variance(value: Tensor, target: Tensor, real: Tensor, over_ranks: Sum = one_rank) -> Tensor:
+def explained_variance(
+    value: Tensor, target: Tensor, real: Tensor, sum_over_ranks: SumOverRanks = single_rank
+) -> Tensor:
     """Return 1 − Var(target − value) / Var(target) over real rows, and 0 where the target has no variance.
 
     1: the values are perfect; 0: as good as a constant; below 0: worse. Padding may hold anything.
     """
-    share = shares(real, over_ranks=over_ranks).flatten()
+    share = shares(real, sum_over_ranks=sum_over_ranks).flatten()
     x = torch.where(real > 0, torch.stack([target, target - value]), 0).flatten(1)
-    centred = x - over_ranks(x @ share).unsqueeze(-1)
-    variance, unexplained = over_ranks(centred.square() @ share).unbind()
+    centred = x - sum_over_ranks(x @ share).unsqueeze(-1)
+    variance, unexplained = sum_over_ranks(centred.square() @ share).unbind()
     return torch.where(variance > 0, 1 - unexplained / variance, 0)

@@ -18,7 +18,7 @@ from ludus.ops.returns import n_step_returns
 # Choices.
 
 
-def taken(q: Tensor, action: Tensor) -> Tensor:
+def gather_action(q: Tensor, action: Tensor) -> Tensor:
     """Return Q(s_t, a_t): ``[...]`` of q ``[..., A]``, or ``[..., E]`` of q ``[..., E, A]``, for action ``[...]``."""
     if q.dim() == action.dim() + 1:
         return q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
@@ -37,13 +37,13 @@ def max_q_value(q_t: Tensor, mask: Tensor | None = None) -> Tensor:
     Where nothing is allowed, as at an episode's end, it is one of the values; a discount of 0 hides it.
     """
     q_t = q_t.detach()
-    return q_t.amax(-1) if mask is None else taken(q_t, greedy(q_t, mask))
+    return q_t.amax(-1) if mask is None else gather_action(q_t, greedy(q_t, mask))
 
 
 @torch.no_grad()
 def double_q_value(q_target_t: Tensor, q_online_t: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return Q_target(s_{t+1}, argmax_a Q_online(s_{t+1}, a)) (Double DQN, van Hasselt et al. 2016, eq. 4)."""
-    return taken(q_target_t, greedy(q_online_t, mask))
+    return gather_action(q_target_t, greedy(q_online_t, mask))
 
 
 def dueling(value: Tensor, advantage: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def munchausen_reward(
 
     π = softmax(Q / τ) with the target network's Q; ``clip`` is l₀ < 0 (the paper: τ = 0.03, α = 0.9, l₀ = −1).
     """
-    log_policy = taken(soft_log_policy(q_tm1, temperature, mask), action)
+    log_policy = gather_action(soft_log_policy(q_tm1, temperature, mask), action)
     return (temperature * log_policy).clamp(clip, 0).mul_(alpha)
 
 
@@ -165,11 +165,11 @@ def mixed_priority(td: Tensor, weight: Tensor, eta: float = 0.9) -> Tensor:
 
 
 @torch.no_grad()
-def hysteretic(td: Tensor, *, increase: float = 1.0, decrease: float) -> Tensor:
+def hysteretic_weight(td: Tensor, *, increase: float = 1.0, decrease: float) -> Tensor:
     """Return the rate of each TD error (target − prediction): ``decrease`` where it is negative, else ``increase``.
 
     An agent whose fellows explore should not unlearn a good action because of their mistakes (Matignon et al. 2007:
-    α for δ ≥ 0, β < α else). It weighs a squared error: ``hysteretic(td, decrease=0.1) * td.square()``.
+    α for δ ≥ 0, β < α else). It weighs a squared error: ``hysteretic_weight(td, decrease=0.1) * td.square()``.
     """
     return torch.full_like(td, increase).masked_fill_(td < 0, decrease)
 
@@ -177,7 +177,7 @@ def hysteretic(td: Tensor, *, increase: float = 1.0, decrease: float) -> Tensor:
 # Actors and critics.
 
 
-def clipped_double(q: Tensor) -> Tensor:
+def min_over_critics(q: Tensor) -> Tensor:
     """Return the least of the critics ``[..., E]`` (TD3, Fujimoto et al. 2018, eq. 10)."""
     return q.min(-1).values
 
@@ -212,7 +212,7 @@ def ddpg_actor_loss(q: Tensor) -> Tensor:
 @torch.no_grad()
 def sac_value(q_t: Tensor, log_prob: Tensor, alpha: float | Tensor) -> Tensor:
     """Return min_e Q_e(s_{t+1}, a) − α log π(a|s_{t+1}) for q ``[..., E]`` (SAC, Haarnoja et al. 2018b, eq. 3)."""
-    return clipped_double(q_t) - alpha * log_prob
+    return min_over_critics(q_t) - alpha * log_prob
 
 
 def sac_critic_loss(q: Tensor, target: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ def sac_critic_loss(q: Tensor, target: Tensor) -> Tensor:
 
 def sac_actor_loss(q: Tensor, log_prob: Tensor, alpha: float | Tensor) -> Tensor:
     """Return α log π(a|s) − min_e Q_e(s, a) for q ``[..., E]``, a = f(s, ε) (SAC, Haarnoja et al. 2018b, eq. 9)."""
-    return _constant(alpha) * log_prob - clipped_double(q)
+    return _constant(alpha) * log_prob - min_over_critics(q)
 
 
 def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
@@ -234,7 +234,7 @@ def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float)
 
 
 @torch.no_grad()
-def soft_value(q_t: Tensor, log_p: Tensor, alpha: float | Tensor) -> Tensor:
+def sac_discrete_value(q_t: Tensor, log_p: Tensor, alpha: float | Tensor) -> Tensor:
     """Return Σ_a π(a|s)(min_e Q_e(s, a) − α log π(a|s)), exactly (discrete SAC, Christodoulou 2019, eq. 10).
 
     ``q_t`` is ``[..., E, A]`` or ``[..., A]``, ``log_p`` ``[..., A]``. Where π is 0, Q may be anything, log π finite
@@ -246,7 +246,7 @@ def soft_value(q_t: Tensor, log_p: Tensor, alpha: float | Tensor) -> Tensor:
 def sac_discrete_actor_loss(q: Tensor, log_p: Tensor, alpha: float | Tensor) -> Tensor:
     """Return Σ_a π(a|s)(α log π(a|s) − min_e Q_e(s, a)) (discrete SAC, Christodoulou 2019, eq. 12).
 
-    Shapes are those of ``soft_value``. Q is a constant: it does not depend on the policy.
+    Shapes are those of ``sac_discrete_value``. Q is a constant: it does not depend on the policy.
     """
     p = log_p.exp()
     least = q.detach() if q.dim() == log_p.dim() else q.detach().amin(-2)

@@ -17,8 +17,8 @@ import traceback
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from ludus.core import names
-from ludus.parallel.children import BOOT, MARK, end_orphans
+from ludus.core import imports
+from ludus.parallel.orphans import BOOT, MARK, end_orphans
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -43,7 +43,7 @@ def run(numbers: list[int], server: int) -> NoReturn:
         os.environ[MARK] = str(os.getpid())
         sys.path[:] = request["path"]
         os.chdir(request["cwd"])
-        names.look_in(request["folders"])
+        imports.set_search_folders(request["folders"])
         module, _, function = request["target"].partition(":")
         getattr(importlib.import_module(module), function)(request["settings"], fds)
     except BaseException as error:

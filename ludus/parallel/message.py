@@ -26,7 +26,7 @@ def unpack(data: bytes) -> Any:
     return _fill(json.loads(data[START:end]), data, end)
 
 
-def put_letter(fd: int, tree: Any) -> None:
+def write_message(fd: int, tree: Any) -> None:
     """Make a message the whole content of a file in memory."""
     data = memoryview(pack(tree))
     os.ftruncate(fd, 0)
@@ -35,7 +35,7 @@ def put_letter(fd: int, tree: Any) -> None:
         written += os.pwrite(fd, data[written:], written)
 
 
-def take_letter(fd: int) -> Any:
+def read_message(fd: int) -> Any:
     """Read the message in a file in memory."""
     data, size = bytearray(), os.fstat(fd).st_size
     while len(data) < size:

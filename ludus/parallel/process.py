@@ -20,10 +20,10 @@ from functools import partial
 from types import FrameType
 from typing import Any, Literal
 
-from ludus.core import names
+from ludus.core import imports
 from ludus.core.errors import UserError
 from ludus.core.text import printable
-from ludus.parallel.children import BOOT, OWN
+from ludus.parallel.orphans import BOOT, OWN
 
 Start = Literal["forkserver", "spawn"]
 TAIL = 4096  # bytes of a child's stderr that a report shows
@@ -185,7 +185,7 @@ class Launcher:
             "names": list(given),
             "path": sys.path,
             "cwd": os.getcwd(),
-            "folders": names.folders(),
+            "folders": imports.search_folders(),
         }
         os.write(request, json.dumps(said).encode())
         kept = {"life": life, "outcome": given["outcome"], "errors": given["errors"]}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ludus.core.errors import UserError, nearest
+from ludus.core.errors import UserError, did_you_mean
 from ludus.core.spec import Spec, Specs
 
 Array = NDArray[Any]
@@ -28,7 +28,7 @@ class ActionPreprocessor:
         if unknown:
             raise UserError(
                 f'There is no action "{unknown[0]}" to transform; the environment has {", ".join(specs)}.'
-                f"{nearest(unknown[0], specs)}"
+                f"{did_you_mean(unknown[0], specs)}"
             )
         chosen = {name: _function(name, spec, action_transform.get(name, "none")) for name, spec in specs.items()}
         self._functions = {name: function for name, function in chosen.items() if function is not None}
@@ -46,7 +46,7 @@ def _function(name: str, spec: Spec, transform: str) -> Callable[[Array], Array]
         known = ", ".join(TRANSFORMS)
         raise UserError(
             f'Action "{name}": unknown action_transform "{transform}"; choose one of {known}.'
-            f"{nearest(transform, TRANSFORMS)}"
+            f"{did_you_mean(transform, TRANSFORMS)}"
         )
     if transform == "none":
         return None

@@ -23,14 +23,14 @@ from ludus.core.files import (
     TEMPORARY,
     delete,
     exists,
-    open_plain,
-    opened_folder,
-    replace,
+    open_folder,
+    open_regular_file,
+    os_error_reason,
     sync,
     temporary_name,
-    unwritable,
-    why,
     write_all,
+    write_atomic,
+    write_error,
 )
 from ludus.core.types import State, Tensors
 from ludus.parallel.resources import free_memory
@@ -66,11 +66,11 @@ def save(folder: Path, state: State, meta: Mapping[str, Any]) -> None:
     tree, meta_tree = encode(state, tensors), encode(dict(meta), {})
     temporary = temporary_name()
     try:
-        with opened_folder(folder.parent) as parent:
+        with open_folder(folder.parent) as parent:
             _clean(parent)
             os.mkdir(temporary, dir_fd=parent)
             try:
-                with opened_folder(temporary, parent) as here:
+                with open_folder(temporary, parent) as here:
                     entries = {
                         TENSORS: _write(TENSORS, here, serialize(tensors)),
                         STATE: _write(STATE, here, [json.dumps(tree, allow_nan=False).encode()]),
@@ -81,7 +81,7 @@ def save(folder: Path, state: State, meta: Mapping[str, Any]) -> None:
             finally:
                 delete(temporary, parent)
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise write_error(folder, error) from error
 
 
 class Checkpoint:
@@ -188,7 +188,7 @@ class CheckpointKeeper:
         _make_folder(folder.parent)
         save(folder, state, {"step": step, **(meta or {})})
         if not os.path.lexists(self._run.saved_once):
-            replace(self._run.saved_once, b"")
+            write_atomic(self._run.saved_once, b"")
         folders = step_folders(self._run.checkpoints)
         here = folders.index(folder)
         for other in folders[: max(here + 1 - self._keep, 0)] + folders[here + 1 :]:
@@ -214,7 +214,7 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir()
         sync(folder.parent)
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise write_error(folder, error) from error
 
 
 def _retry(folder: Path, read: Callable[[Path], T]) -> T:
@@ -254,12 +254,12 @@ def _opened(folder: Path) -> Iterator[int]:
         raise UserError(f'There is no checkpoint "{folder}": give a folder that holds a {MANIFEST}.')
     with ExitStack() as stack:
         try:
-            parent = stack.enter_context(opened_folder(found.parent))
-            here = stack.enter_context(opened_folder(found.name, parent))
+            parent = stack.enter_context(open_folder(found.parent))
+            here = stack.enter_context(open_folder(found.name, parent))
         except OSError as error:
             what = "is a link: give the folder that it points to"
             if error.errno != errno.ELOOP:
-                what = f"cannot be read ({why(error)})"
+                what = f"cannot be read ({os_error_reason(error)})"
             raise UserError(f'The checkpoint "{folder}" {what}.') from error
         yield here
 
@@ -299,9 +299,9 @@ def _check_entries(folder: Path, entries: dict[str, Any]) -> None:
 
 def _open(path: Path, here: int) -> FileIO:
     try:
-        return open_plain(path.name, folder=here)
+        return open_regular_file(path.name, folder=here)
     except OSError as error:
-        raise _damaged(path, f"cannot be read ({why(error)})") from error
+        raise _damaged(path, f"cannot be read ({os_error_reason(error)})") from error
 
 
 def _memory() -> int:
@@ -322,7 +322,7 @@ def _check(file: FileIO, path: Path, entry: Entry, limit: int) -> None:
     try:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise _damaged(path, f"cannot be read ({why(error)})") from error
+        raise _damaged(path, f"cannot be read ({os_error_reason(error)})") from error
     if digest != entry["sha256"]:
         raise _damaged(path, "was edited after it was written")
 
@@ -335,7 +335,7 @@ def _read(file: FileIO, path: Path, limit: int) -> bytes:
         file.seek(0)
         return file.readall()
     except OSError as error:
-        raise _damaged(path, f"cannot be read ({why(error)})") from error
+        raise _damaged(path, f"cannot be read ({os_error_reason(error)})") from error
 
 
 def _damaged(path: Path, what: str) -> UserError:
@@ -392,7 +392,7 @@ def _rename(parent: int, name: str, to: str) -> None:
 def _remove(folder: Path) -> None:
     """Rename a checkpoint to a temporary name, then delete it, so that no reader sees half of it."""
     doomed = temporary_name()
-    with opened_folder(folder.parent) as parent:
+    with open_folder(folder.parent) as parent:
         for name in (ASIDE + folder.name, folder.name):
             if exists(name, parent):
                 _rename(parent, name, doomed)
@@ -409,7 +409,7 @@ def _clean(parent: int) -> None:
 def _write(name: str, folder: int, chunks: Iterable[bytes | memoryview]) -> Entry:
     """Write a new file and return its size and hash as they were in memory."""
     digest, size = hashlib.sha256(), 0
-    with open_plain(name, "xb", folder) as file:
+    with open_regular_file(name, "xb", folder) as file:
         for chunk in chunks:
             digest.update(chunk)
             size += len(chunk)

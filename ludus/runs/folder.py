@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from ludus.core.errors import UserError, nearest
-from ludus.core.files import is_link, open_append, open_plain, opened_folder, sync
+from ludus.core.errors import UserError, did_you_mean
+from ludus.core.files import link_error, open_append, open_folder, open_regular_file, sync
 
 LATEST = "latest"
 ASIDE = ".old-"  # a checkpoint that is being replaced waits under this prefix until the new one is in its place
@@ -142,9 +142,9 @@ class RunDirectory:
 
 
 def _nearest_run(path: Path, runs: list[Path]) -> str:
-    """As ``nearest``, among the runs and folders of runs whose own name is like that of ``path``."""
+    """As ``did_you_mean``, among the runs and folders of runs whose own name is like that of ``path``."""
     known = [*runs, *dict.fromkeys(run.parent for run in runs)]
-    near = [str(run.absolute()) for run in known if nearest(path.name, [run.name])]
+    near = [str(run.absolute()) for run in known if did_you_mean(path.name, [run.name])]
     found = difflib.get_close_matches(str(path.absolute()), near, n=1, cutoff=0)
     return f' Did you mean "{found[0]}"?' if found else ""
 
@@ -154,18 +154,18 @@ def check_checkpoint_name(name: str) -> None:
     if name not in ("best", "latest") and not (_STEP.fullmatch(name) and not name.startswith(ASIDE)):
         raise UserError(
             f'There is no checkpoint called "{name}"; choose best, latest or one such as step_50000.'
-            f"{nearest(name, ('best', 'latest'))}"
+            f"{did_you_mean(name, ('best', 'latest'))}"
         )
 
 
 def step_folders(folder: Path) -> list[Path]:
     """The checkpoints ``step_<n>`` in ``folder``, sorted by n, including one that is being replaced."""
     try:
-        with opened_folder(folder) as here:
+        with open_folder(folder) as here:
             names = os.listdir(here)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise is_link(folder) from error
+            raise link_error(folder) from error
         return []
     found = {(int(match[1]), folder / name.removeprefix(ASIDE)) for name in names if (match := _STEP.fullmatch(name))}
     return [path for _, path in sorted(found)]
@@ -185,7 +185,7 @@ def is_locked(run: Path) -> bool:
     try:
         import fcntl  # not on every system
 
-        with open_plain(run / _LOCK) as file:
+        with open_regular_file(run / _LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

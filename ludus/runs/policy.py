@@ -70,8 +70,8 @@ class Player:
         self.agent.eval()
         if settings.engine == "auto":
             self.agent.use_numpy()
-        self.agent.track_value()
-        self._world.use(self.agent.action_transform)
+        self.agent.track_critic_state()
+        self._world.set_action_transform(self.agent.action_transform)
         self._state, self._rows = HiddenState(), 0
         self._noise_rows = 0
         self._generator = torch.Generator(self.device).manual_seed(settings.seed)
@@ -115,8 +115,7 @@ class Player:
     def initial_state(self, rows: int = 1) -> HiddenState:
         """The hidden state before the first observations of ``rows`` episodes: tensors ``[rows, …]`` by name.
 
-        Empty where the network has no memory. ``state.rows(slice)`` and ``HiddenState.join`` take states apart and put
-        them together.
+        Empty for feed-forward networks. ``state.rows(slice)`` selects rows, ``HiddenState.concatenate`` joins states.
         """
         return self.agent.initial_state(rows)
 
@@ -223,7 +222,7 @@ class Player:
     def environment(self, render_mode: str | None = None) -> EnvironmentManager:
         """One environment that this policy can play, in this process."""
         manager = make_manager(self.settings.env, 1, render_mode, self._make)
-        manager.use(self.agent.action_transform)
+        manager.set_action_transform(self.agent.action_transform)
         return manager
 
     def use_threads(self) -> None:

@@ -49,7 +49,7 @@ class ListedRun:
 
 def write_summary(run: RunDirectory, summary: Summary) -> None:
     """Write the summary in one piece."""
-    files.replace(run.path / FILE, json.dumps(asdict(summary), indent=1).encode())
+    files.write_atomic(run.path / FILE, json.dumps(asdict(summary), indent=1).encode())
 
 
 def list_runs(root: str | Path) -> Iterator[ListedRun]:
@@ -76,7 +76,7 @@ def read_summary(run: Path) -> Summary | None:
 def _parse(run: Path) -> Summary | None:
     """Read ``summary.json``; None where there is none, or it is not what ``write_summary`` writes."""
     try:
-        with files.open_plain(run / FILE) as file:
+        with files.open_regular_file(run / FILE) as file:
             found: Any = json.loads(file.read(_LIMIT))
         best = None if found["best"] is None else float(found["best"])
         return Summary(
@@ -116,7 +116,7 @@ def _from_settings(run: Path) -> Summary | None:
 def _last_step(metrics: Path) -> int:
     """The step of the last whole line of metrics, or 0."""
     with suppress(OSError, ValueError, TypeError, KeyError, IndexError, RecursionError):
-        with files.open_plain(metrics) as file:
+        with files.open_regular_file(metrics) as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _TAIL, 0))
             lines = file.read(_TAIL).split(b"\n")
         return int(json.loads(lines[-2])["step"])

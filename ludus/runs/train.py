@@ -31,13 +31,13 @@ from ludus.containers.signals import StopOnSignals, apart_from_signals
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.updater import LocalUpdater
 from ludus.core.errors import UserError
-from ludus.core.names import import_path, refuse_while_importing
+from ludus.core.imports import check_not_importing, import_path
 from ludus.core.rows import Rows
 from ludus.core.text import printable
 from ludus.environments.errors import user_traceback
 from ludus.logging.logfile import LogFile
 from ludus.managers.make import make_manager
-from ludus.parallel.children import StartedProcesses
+from ludus.parallel.orphans import StartedProcesses
 from ludus.runs.failure import save_failure
 from ludus.runs.open_run import SavedRun, new_run, open_run
 from ludus.runs.policy import Player, agent_of_checkpoint, initialise_from, load, refuse_other
@@ -85,7 +85,7 @@ def train(
     ``trust``: import what the file ``config`` and the run ``init_from`` name, though this user did not write them on
     this machine.
     """
-    refuse_while_importing("ludus.train")
+    check_not_importing("ludus.train")
     make = None if isinstance(environment, str) else environment
     name = environment if isinstance(environment, str) else import_path(environment)
     given = {"nb_step": nb_step, "seed": seed, "network.name": network}
@@ -126,7 +126,7 @@ def resume(
     likewise. ``on_update`` is that of ``train``; a run does not remember it. ``trust``: import
     what the run names, though this user did not make it on this machine.
     """
-    refuse_while_importing("ludus.resume")
+    check_not_importing("ludus.resume")
     given = class_overrides(agent, network, wrappers)
     unused = (*given, *(("env.id",) if environment else ()))
     with ExitStack() as stack:
@@ -186,7 +186,7 @@ def _build(
         outline = outline_agent(settings, manager.observation, manager.action)
         refuse_other(outline, agent_of_checkpoint(saved.checkpoint))
     agent = build_learner(resolved, manager.observation, manager.action, new=saved is None)
-    manager.use(agent.action_transform)
+    manager.set_action_transform(agent.action_transform)
     sharing = decide_sharing(settings, manager.observation, manager.action)
     if settings.init_from and (saved is None or saved.state is None):
         initialise_from(agent, sharing, trust)
@@ -203,7 +203,7 @@ def _build(
         origins["threads"] = VARIABLE
     worker = LocalWorker(settings, agent, manager, updater, evaluator, on_update)
     early: list[str] = []  # what is to be told before there is somebody to tell it
-    manager.on_report = early.append
+    manager.on_warning = early.append
     worker.started = started
     with started:
         restored = ""
@@ -229,7 +229,7 @@ def _build(
     if room := getattr(worker.cache, "bytes", 0):
         where = to_flat(settings).get("agent.replay_folder") or "memory"
         reporter.note(f"The replay will take {room / 1e6:,.1f} MB of {where} when it is full.")
-    manager.on_report = evaluator.on_report = worker.cache.on_report = reporter.warn
+    manager.on_warning = evaluator.on_warning = worker.cache.on_warning = reporter.warn
     for report in early:
         reporter.warn(report)
     if engines.update == "compiled":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.core.errors import UserError
-from ludus.core.files import open_plain, replace, why
+from ludus.core.files import open_regular_file, os_error_reason, write_atomic
 from ludus.settings.signature import NoKeyError, sign, signature_problem
 
 Settings = dict[str, Any]  # "agent.learning_rate" → str, int, float, bool, None, or a tuple of these
@@ -35,7 +35,7 @@ def write_config(path: Path, settings: Mapping[str, Any], origins: Mapping[str, 
             data = sign(data)
         except NoKeyError as error:
             reason = str(error)
-    replace(path, data)
+    write_atomic(path, data)
     return reason
 
 
@@ -98,10 +98,12 @@ def read_origins(path: Path) -> dict[str, str]:
 
 def _read(path: Path, follows: bool = False) -> bytes:
     try:
-        with open(path, "rb", buffering=0) if follows else open_plain(path) as file:
+        with open(path, "rb", buffering=0) if follows else open_regular_file(path) as file:
             data = file.read(_LIMIT + 1)
     except OSError as error:
-        raise UserError(f'The settings file "{path}" cannot be read ({why(error)}): check its name.') from error
+        raise UserError(
+            f'The settings file "{path}" cannot be read ({os_error_reason(error)}): check its name.'
+        ) from error
     if len(data) > _LIMIT:
         raise UserError(f'The settings file "{path}" is larger than any such file: give another.')
     return data

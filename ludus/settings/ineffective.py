@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from ludus.agents import AGENTS
-from ludus.core.errors import UserError, nearest
+from ludus.core.errors import UserError, did_you_mean
 from ludus.core.network import NetworkSpec
 from ludus.core.spec import Specs
 from ludus.networks.config import NetworkConfig
@@ -107,4 +107,4 @@ def agents_with_setting(key: str, agent: str) -> str:
 def unknown_setting(key: str, origin: str, agent: str, types: Mapping[str, Any]) -> UserError:
     """The error for a key that is none of the settings in ``types``, with what was likely meant."""
     who = agents_with_setting(key, agent)
-    return UserError(f'There is no setting "{key}" ({origin}){f": {who}." if who else f".{nearest(key, types)}"}')
+    return UserError(f'There is no setting "{key}" ({origin}){f": {who}." if who else f".{did_you_mean(key, types)}"}')

@@ -9,8 +9,8 @@ import torch
 
 from ludus.agents import AGENTS
 from ludus.core.agent import Agent
-from ludus.core.errors import UserError, nearest
-from ludus.core.names import resolve
+from ludus.core.errors import UserError, did_you_mean
+from ludus.core.imports import resolve
 from ludus.core.network import NetworkSpec
 from ludus.core.spec import Specs, network_inputs
 from ludus.networks.config import NetworkConfig
@@ -37,7 +37,7 @@ def plan_networks(
         together = " (network.shared is yes)" if shared else ""
         raise UserError(
             f"network.{unknown[0]} is set, but the networks of {settings.agent_name} are {', '.join(specs)}{together}."
-            f"{nearest(unknown[0], specs)}"
+            f"{did_you_mean(unknown[0], specs)}"
         )
     seen = list(network_inputs(observation))
     return {name: _plan(name, settings.network_for(name), NetworkSpec(*spec), seen) for name, spec in specs.items()}
@@ -49,7 +49,7 @@ def _plan(name: str, config: NetworkConfig, spec: NetworkSpec, observations: lis
         if not any(NetworkConfig(sees=(pattern,)).visible(observations)):
             raise UserError(
                 f'network.{name}.sees has "{pattern}", which is none of the observations {", ".join(observations)}.'
-                f"{nearest(pattern, observations)}"
+                f"{did_you_mean(pattern, observations)}"
             )
     if not config.sees:
         raise UserError(f"network.{name}.sees is empty, so the network would see nothing; name some observations.")

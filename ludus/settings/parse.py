@@ -6,7 +6,7 @@ import math
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from ludus.core.errors import UserError, nearest
+from ludus.core.errors import UserError, did_you_mean
 
 BOOLEANS = {"true": True, "false": False}
 LARGEST = 2**63  # whole numbers are below this: torch and numpy count in 64 bits
@@ -18,7 +18,7 @@ def parse_value(key: str, value: Any, annotation: Any, origin: str) -> Any:
     try:
         return _convert(value, annotation)
     except FAILURES:
-        hint = nearest(str(value), map(str, _choices(annotation)))
+        hint = did_you_mean(str(value), map(str, _choices(annotation)))
         raise UserError(
             f'{key} is "{format_value(value)}" ({origin}), but must be {describe_type(annotation)}.{hint}'
         ) from None

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_ty
 
 from ludus.agents import AGENTS, CONFIGS
 from ludus.core.config import AgentConfig
-from ludus.core.errors import UserError, nearest
-from ludus.core.names import path_of, resolve
+from ludus.core.errors import UserError, did_you_mean
+from ludus.core.imports import name_for, resolve
 from ludus.environments.config import EnvConfig
 from ludus.environments.config import validate as validate_environment
 from ludus.networks import NETWORKS, SUBMODULES
@@ -157,7 +157,7 @@ def resolve_settings(
     if preset != NO_PRESET:
         layers.insert(0, (f"preset {preset}", load_preset(preset)))
     resolved = _adapt_defaults(_build(layers))
-    resolved.settings.agent.refuse_short_run(resolved.settings.nb_step, resolved.settings.env.num)
+    resolved.settings.agent.check_run_length(resolved.settings.nb_step, resolved.settings.env.num)
     return resolved
 
 
@@ -186,9 +186,9 @@ def to_import_path(key: str, value: Any) -> Any:
     """Replace a class or function that was given for a setting by its import path."""
     if key == "env.wrappers":
         items = value if isinstance(value, list | tuple) else (value,)
-        return tuple(path_of(item, {}) if callable(item) else item for item in items)
+        return tuple(name_for(item, {}) if callable(item) else item for item in items)
     if isinstance(value, type):
-        return path_of(value, TABLES.get(key, {}))
+        return name_for(value, TABLES.get(key, {}))
     if key in TABLES and not isinstance(value, str):
         raise UserError(
             f"{key} is an object of the class {type(value).__name__}; give a class, a name of `ludus list`, or "
@@ -264,7 +264,7 @@ def agent_config(name: str) -> type[Any]:
 
 def network_defaults(config: type[AgentConfig]) -> Flat:
     """The settings of the network that have other defaults for an agent: those that its Config names in NETWORK."""
-    return {f"network.{name}": value for name, value in config.NETWORK.items()}
+    return {f"network.{name}": value for name, value in config.NETWORK_DEFAULTS.items()}
 
 
 def presets() -> dict[str, tuple[str, Flat]]:
@@ -297,7 +297,7 @@ def load_preset(name: str) -> Flat:
     known = presets()
     if name not in known:
         raise UserError(
-            f'Unknown preset "{name}".{nearest(name, known)} `ludus list presets` shows all; none turns presets off.'
+            f'Unknown preset "{name}".{did_you_mean(name, known)} See `ludus list presets`; none turns presets off.'
         )
     return {"agent.name": name.rpartition("/")[2]} | known[name][1]
 

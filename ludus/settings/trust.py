@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ludus.core.errors import UserError
-from ludus.core.names import folder_of, has_module, is_at_hand, look_in, top_of
+from ludus.core.imports import has_module, is_found_without_cwd, set_search_folders, source_folder, top_package
 from ludus.environments.config import parse_options
 from ludus.settings.config_file import read_signed_config
 
@@ -57,7 +57,9 @@ def _read(
     named = dict(find_imports(flat))
     if trust or not reason:
         tops = _tops({key: names for key, names in named.items() if not key.startswith(unused)})
-        look_in(dict.fromkeys(tops, "") if trust else {top: _folder(top, folders, what) for top in sorted(tops)})
+        set_search_folders(
+            dict.fromkeys(tops, "") if trust else {top: _folder(top, folders, what) for top in sorted(tops)}
+        )
         return TrustedSettings(flat, True, bool(named))
     folder = flat.get("agent.replay_folder") if writes else None
     wanted = {key: names for key, names in named.items() if not key.startswith(unused)}
@@ -73,17 +75,17 @@ def _read(
 
 def add_import_folders(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run with the folders that modules of the user's own are imported from, if any are."""
-    folders = sorted({folder_of(top) for top in _tops(dict(find_imports(flat)))} - {""})
+    folders = sorted({source_folder(top) for top in _tops(dict(find_imports(flat)))} - {""})
     return ({IMPORTED_FROM: tuple(folders)} if folders else {}) | dict(flat)
 
 
 def import_from_current_folder(typed: Mapping[str, Any]) -> None:
     """Import what the user typed from the current folder, whatever a run that was read before says."""
-    look_in(dict.fromkeys(_tops(dict(find_imports(typed))), ""))
+    set_search_folders(dict.fromkeys(_tops(dict(find_imports(typed))), ""))
 
 
 def _tops(named: Mapping[str, list[str]]) -> set[str]:
-    return {top_of(name) for names in named.values() for name in names}
+    return {top_package(name) for names in named.values() for name in names}
 
 
 def _folder(top: str, folders: Any, what: str) -> str | None:
@@ -91,7 +93,7 @@ def _folder(top: str, folders: Any, what: str) -> str | None:
     recorded = [folder for folder in folders if isinstance(folder, str)] if isinstance(folders, tuple) else []
     if found := next((folder for folder in recorded if has_module(folder, top)), ""):
         return found
-    if is_at_hand(top):
+    if is_found_without_cwd(top):
         return None
     place = f"was imported from {' or '.join(recorded)} at training" if recorded else "is not installed"
     raise UserError(

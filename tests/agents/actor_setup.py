@@ -38,7 +38,7 @@ def make_worker(environment: str, agent: str, **changes: Any) -> LocalWorker:
     settings = resolve_settings(environment, agent, "none", None, SMALL | dotted).settings
     manager = build_manager(settings)
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
-    manager.use(made.action_transform)
+    manager.set_action_transform(made.action_transform)
     return LocalWorker(settings, made, manager, LocalUpdater(made), build_evaluator(settings, made))
 
 

@@ -23,5 +23,5 @@ def make_worker(environment: str, agent: str = "ppo", **changes: Any) -> LocalWo
     settings = resolve_settings(environment, agent, "none", None, SMALL | quiet | rollout | dotted).settings
     manager = build_manager(settings)
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
-    manager.use(made.action_transform)
+    manager.set_action_transform(made.action_transform)
     return LocalWorker(settings, made, manager, LocalUpdater(made), build_evaluator(settings, made))

@@ -90,7 +90,7 @@ def test_ratios_are_one_before_the_first_step_and_training_goes_on(kind: str, ne
 
 
 def assert_replayed(agent: Any, batch: Batch) -> None:
-    rows = batch.without_successor()
+    rows = batch.without_last_observation()
     with torch.no_grad():
         terms, value = agent.evaluate(rows)
     ratio = (terms["log_prob"] - batch.experience["log_prob"]).exp()

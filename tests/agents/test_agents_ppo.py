@@ -12,15 +12,15 @@ from ludus.containers.loop import begin, collect, improve
 from ludus.core.batch import Batch
 from ludus.core.errors import UserError
 from ludus.core.types import Tensors
-from ludus.ops.optimizers import KL_CAP, KL_FLOOR, adapt
+from ludus.ops.optimizers import KL_CAP, KL_FLOOR, kl_adaptive_lr
 
 
 def test_the_step_size_follows_the_kl() -> None:
-    assert adapt(1e-3, 0.03, 0.01) == pytest.approx(1e-3 / 1.5)
-    assert adapt(1e-3, 0.004, 0.01) == pytest.approx(1.5e-3)
-    assert adapt(1e-3, 0.01, 0.01) == 1e-3
-    assert adapt(KL_FLOOR, 1.0, 0.01) == KL_FLOOR
-    assert adapt(KL_CAP, 0.001, 0.01) == KL_CAP
+    assert kl_adaptive_lr(1e-3, 0.03, 0.01) == pytest.approx(1e-3 / 1.5)
+    assert kl_adaptive_lr(1e-3, 0.004, 0.01) == pytest.approx(1.5e-3)
+    assert kl_adaptive_lr(1e-3, 0.01, 0.01) == 1e-3
+    assert kl_adaptive_lr(KL_FLOOR, 1.0, 0.01) == KL_FLOOR
+    assert kl_adaptive_lr(KL_CAP, 0.001, 0.01) == KL_CAP
 
 
 def test_kl_schedule_moves_the_learning_rate_in_training() -> None:
@@ -124,7 +124,7 @@ def test_rows_that_never_were_do_not_teach() -> None:
     begin(worker, 0)
     collect(worker)
     batch = worker.cache.read()
-    prepared = worker.agent.prepare(batch).without_successor()  # type: ignore[operator]
+    prepared = worker.agent.prepare(batch).without_last_observation()  # type: ignore[operator]
     assert (~prepared.real).any()
     gradients = []
     for spoil in (0.0, 1e3):

@@ -19,7 +19,7 @@ def test_layers_are_kept():
 NO_TORCH = [
     "ludus",
     "ludus.core.errors",
-    "ludus.core.names",
+    "ludus.core.imports",
     "ludus.core.spec",
     "ludus.environments.gym",
     "ludus.preprocess.actions",

@@ -45,7 +45,7 @@ def make_worker(environment: str, agent: str = "ppo", on_update: OnUpdate | None
     settings = resolve_settings(environment, agent, "none", None, small(agent) | dotted(changes)).settings
     manager = build_manager(settings)
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
-    manager.use(made.action_transform)
+    manager.set_action_transform(made.action_transform)
     updater, evaluator = LocalUpdater(made), build_evaluator(settings, made)
     return LocalWorker(settings, made, manager, updater, evaluator, on_update)
 

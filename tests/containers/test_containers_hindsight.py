@@ -70,7 +70,7 @@ def make_worker(environment: str = BITS, agent: str = "dqn", **changes: Any) -> 
     settings = resolve_settings(environment, agent, "none", None, SMALL | changes).settings
     manager = build_manager(settings)
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
-    manager.use(made.action_transform)
+    manager.set_action_transform(made.action_transform)
     updater, evaluator = LocalUpdater(made), build_evaluator(settings, made)
     return LocalWorker(settings, made, manager, updater, evaluator)
 

@@ -78,13 +78,13 @@ def test_an_environment_that_goes_on_slowly_is_not_interrupted(monkeypatch: pyte
     stop = StopOnSignals(worker, pytest.fail)
     looks = iter(range(5))
 
-    def busy() -> tuple[int, ...]:
+    def current_call() -> tuple[int, ...]:
         look = next(looks, 5)
         if look == 5:
             stop._over.set()
         return (look,)
 
-    monkeypatch.setattr(worker, "busy", busy)
+    monkeypatch.setattr(worker, "current_call", current_call)
     stop._watch(signal.SIGINT)
     assert stop._hangs is None
     worker.close()
@@ -97,9 +97,9 @@ def test_a_reset_that_is_always_slow_is_waited_for() -> None:
     worker.evaluator.manager.reset(0)
     assert 0 < worker.longest_call() < signals.PATIENCE / signals.SLOW
     assert stop._patience() == signals.PATIENCE
-    worker.manager.longest = 20.0
+    worker.manager.longest_call = 20.0
     assert stop._patience() == 60
-    worker.manager.longest, worker.evaluator.manager.longest = 0.0, 30.0
+    worker.manager.longest_call, worker.evaluator.manager.longest_call = 0.0, 30.0
     worker.evaluator.close()
     assert stop._patience() == 90
     worker.close()

@@ -19,7 +19,7 @@ from ludus.core.rows import Rows
 from ludus.core.seat import Seat
 from ludus.core.types import Tensors
 from ludus.logging.clock import Clock
-from ludus.parallel.memory import Block
+from ludus.parallel.shared_memory import Block
 
 SMALL: dict[str, Any] = {"agent__rollout": 8, "agent__warmup": 64, "agent__replay": 512, "agent__replay_ratio": 1.0}
 
@@ -84,8 +84,8 @@ def test_a_worker_and_a_learner_in_lockstep_are_the_local_worker(network: str, s
         improve(learner)
         worker.take_weights(learner.agent, update + 1)
     assert steps == 0
-    assert learner.cache.report() == local.cache.report()
-    assert learner.cache.report()["replay/ratio"] > 0
+    assert learner.cache.metrics() == local.cache.metrics()
+    assert learner.cache.metrics()["replay/ratio"] > 0
     expected = local.agent.state_dict()
     for name, x in learner.agent.state_dict().items():
         assert torch.equal(x, expected[name]), name

@@ -463,7 +463,7 @@ def test_a_gradient_and_its_application_are_a_step() -> None:
     before = ours.parameters("critic").clone()
     ours.apply(gradient * torch.nan, "critic")
     assert torch.equal(ours.parameters("critic"), before)
-    assert not math.isfinite(ours.take_norms()[-1])
+    assert not math.isfinite(ours.pop_gradient_norms()[-1])
 
 
 def test_groups_have_clipping_of_their_own_and_a_wrong_name_gets_a_sentence() -> None:

@@ -47,7 +47,7 @@ def test_plans_of_known_settings() -> None:
 def test_settings_that_do_not_say_anything_plan_nothing() -> None:
     config = AgentConfig()
     config.validate()
-    config.refuse_short_run(1, 1)
+    config.check_run_length(1, 1)
     assert config.plan(8) == Plan()
     assert list(config.unused(OBSERVATION, CHOICE, 8)) == []
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ludus.core.errors import nearest
+from ludus.core.errors import did_you_mean
 
 FLAGS = ["--agent", "--agent.clip", "--agent.learning-rate", "--agent.learning-rate-schedule", "--agent.gae-lambda"]
 FLAGS += ["--agent.normalize-observation", "--agent.entropy-coef", "--env.num", "--network.hidden", "--nb-step"]
@@ -22,19 +22,19 @@ FLAGS += ["--agent.normalize-observation", "--agent.entropy-coef", "--env.num", 
     ],
 )
 def test_short_forms_and_misspellings_lead_to_the_name(typed: str, meant: str) -> None:
-    assert nearest(typed, FLAGS) == f' Did you mean "{meant}"?'
+    assert did_you_mean(typed, FLAGS) == f' Did you mean "{meant}"?'
 
 
 def test_of_several_versions_the_newest_is_meant() -> None:
-    assert nearest("cartpole", ["Acrobot-v1", "CartPole-v0", "CartPole-v1"]) == ' Did you mean "CartPole-v1"?'
+    assert did_you_mean("cartpole", ["Acrobot-v1", "CartPole-v0", "CartPole-v1"]) == ' Did you mean "CartPole-v1"?'
 
 
 @pytest.mark.parametrize("typed", ["--video", "--plot", "--agent.foo", "--evaluation.zzz", "--render"])
 def test_a_flag_that_is_like_no_other_gets_no_guess(typed: str) -> None:
     flags = [*FLAGS, "--episodes", "--preset", "--evaluation.every", "--checkpoint", "--trust", "--seed", "--out"]
-    assert nearest(typed, flags) == ""
+    assert did_you_mean(typed, flags) == ""
 
 
 @pytest.mark.parametrize("typed", ["", "-", "x", "--", "zzzzzz", "..", "--agent.zq"[8:]])
 def test_nothing_near_is_nothing(typed: str) -> None:
-    assert nearest(typed, ["alpha", "beta"]) == ""
+    assert did_you_mean(typed, ["alpha", "beta"]) == ""

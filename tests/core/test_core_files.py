@@ -3,7 +3,7 @@ import os
 import pytest
 
 from ludus.core.errors import UserError
-from ludus.core.files import append, delete, open_append, open_plain, replace, sync, write_all
+from ludus.core.files import append, delete, open_append, open_regular_file, sync, write_all, write_atomic
 
 
 def test_bytes_that_the_system_takes_in_pieces_all_arrive():
@@ -24,11 +24,11 @@ def test_only_plain_files_are_opened(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "file")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    with open_plain(tmp_path / "file") as file:
+    with open_regular_file(tmp_path / "file") as file:
         assert file.read() == b"x"
     for name in ("link", "folder", "pipe", "none"):
         with pytest.raises(OSError):  # noqa: PT011
-            open_plain(tmp_path / name)
+            open_regular_file(tmp_path / name)
     for name in ("link", "folder", "pipe"):
         with pytest.raises(UserError, match=f"{name}.* (cannot be written|is a link)"):
             open_append(tmp_path / name)
@@ -39,17 +39,17 @@ def test_only_plain_files_are_opened(tmp_path):
 
 
 def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
-    replace(tmp_path / "file", b"old")
+    write_atomic(tmp_path / "file", b"old")
     with monkeypatch.context() as patch:
         patch.setattr("ludus.core.files.write_all", lambda file, data: file.write(b"h") and 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            replace(tmp_path / "file", b"new")
+            write_atomic(tmp_path / "file", b"new")
     assert (tmp_path / "file").read_text() == "old"
-    replace(tmp_path / "file", b"new")
+    write_atomic(tmp_path / "file", b"new")
     assert (tmp_path / "file").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     with pytest.raises(UserError, match="cannot be written"):
-        replace(tmp_path / "none" / "file", b"")
+        write_atomic(tmp_path / "none" / "file", b"")
 
 
 def test_an_error_of_one_sync_among_many_is_told(tmp_path):

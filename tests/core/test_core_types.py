@@ -7,8 +7,9 @@ import torch
 
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
-from ludus.core.names import resolve
+from ludus.core.imports import resolve
 from ludus.core.noise import Noise
+from ludus.core.rows import Rows
 from ludus.core.spec import Spec, mask_name, network_inputs
 
 
@@ -22,9 +23,9 @@ def test_hidden_state_resets_only_first_rows() -> None:
 
 def test_hidden_states_of_two_places_never_collide() -> None:
     one, two = HiddenState({"h": torch.zeros(1)}), HiddenState({"h": torch.ones(1)})
-    both = HiddenState(one.at("actor/body") | two.at("critic/body"))
-    assert both.within("actor")["body/h"] == 0
-    assert both.within("critic").within("body")["h"] == 1
+    both = HiddenState(one.with_prefix("actor/body") | two.with_prefix("critic/body"))
+    assert both.select("actor")["body/h"] == 0
+    assert both.select("critic").select("body")["h"] == 1
 
 
 def test_detach_cuts_the_graph() -> None:
@@ -38,10 +39,10 @@ def draw(steps: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("used", [0, 1, 5, 8, 11])
 def test_noise_goes_on_where_its_state_was_taken(used: int) -> None:
-    noise = Noise(draw, torch.Generator().manual_seed(1), chunk=8)
+    noise = Noise(draw, torch.Generator().manual_seed(1), Rows.all(2), chunk=8)
     for _ in range(used):
         noise.next()
-    copy = Noise(draw, torch.Generator().manual_seed(2), chunk=8)
+    copy = Noise(draw, torch.Generator().manual_seed(2), Rows.all(2), chunk=8)
     copy.load_state_dict(noise.state_dict())
     for _ in range(20):
         assert torch.equal(noise.next()["action"], copy.next()["action"])

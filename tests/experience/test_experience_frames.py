@@ -65,7 +65,7 @@ def test_what_is_drawn_under_wrappers_is_what_was_written(
     try:
         settings = ReplayConfig(**({"replay": 60 * ROWS, "warmup": 0, "batch_size": 64} | kind))
         replay = ExperienceReplay(settings, ROWS, 0.9, manager.observation, torch.device("cpu"))
-        replay.on_report = told.append
+        replay.on_warning = told.append
         assert manager.observation["observation"].stack == 4
         written: list[torch.Tensor] = []
         step = manager.reset(0)

@@ -67,7 +67,7 @@ def test_a_replay_reads_the_same_with_it_and_without(
                 one.feedback(index, surprise)
                 other.feedback(index, surprise)
             late.clear()
-        assert one.report() == other.report()
+        assert one.metrics() == other.metrics()
 
 
 @compiled

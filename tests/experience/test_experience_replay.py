@@ -146,7 +146,7 @@ def test_a_window_has_the_states_that_an_n_step_return_passes(n: int, lanes: lis
 def test_torn_stacks_are_told_once_with_the_memory_that_they_take() -> None:
     world, told = World([2], 0, longest=50, specs=STACKED), []
     replay = world.replay(replay=2 * 800)
-    replay.on_report = told.append
+    replay.on_warning = told.append
     play(world, 100, replay)
     before = replay.bytes
     assert not told
@@ -210,7 +210,7 @@ def test_a_draw_is_proportional_to_its_priority_and_weighted_against_it() -> Non
         np.testing.assert_allclose(batch.weight[0].numpy(), weight / weight.max(), rtol=1e-6)
     drawn = 600 * 32
     assert (abs(counts - drawn * p) < 5 * np.sqrt(drawn * p)).all()
-    assert replay.report()["replay/importance_exponent"] == pytest.approx(0.7)
+    assert replay.metrics()["replay/importance_exponent"] == pytest.approx(0.7)
 
 
 def test_new_items_get_the_largest_priority_and_what_is_overwritten_none() -> None:
@@ -232,7 +232,7 @@ def test_new_items_get_the_largest_priority_and_what_is_overwritten_none() -> No
     gone = ~np.isin(old.numpy(), replay._tracks[0].numbers)
     assert gone.any()
     replay.feedback(old[torch.from_numpy(gone)], torch.full((int(gone.sum()),), 1e9))  # of what is there no more
-    assert replay.report()["replay/largest_priority"] == np.float32(7 + 1e-6)
+    assert replay.metrics()["replay/largest_priority"] == np.float32(7 + 1e-6)
     drawn = np.concatenate([replay.read().index.numpy() for _ in range(20)])  # type: ignore[union-attr]
     assert set(drawn.tolist()) <= set(replay._tracks[0].numbers.tolist())
 
@@ -252,7 +252,7 @@ def test_a_priority_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValueError, match="finite"):
         replay.feedback(index, torch.full((32,), torch.nan))
     replay.read()  # nothing was written of them
-    assert replay.report()["replay/largest_priority"] == 1.0
+    assert replay.metrics()["replay/largest_priority"] == 1.0
 
 
 @pytest.mark.parametrize("shape", [(1,), (31,), (33,), (32, 1), (1, 32), ()])
@@ -325,8 +325,8 @@ def test_credit_is_earned_by_real_steps_after_the_warm_up(per_step: float) -> No
             replay.read()
             reads += 1
         assert reads == int((max(0, steps - 60)) * per_step + 1e-6)
-    assert replay.report()["replay/updates_per_step"] == pytest.approx(per_step, abs=1 / (steps - 60))
-    assert replay.report()["replay/size"] == replay.size
+    assert replay.metrics()["replay/updates_per_step"] == pytest.approx(per_step, abs=1 / (steps - 60))
+    assert replay.metrics()["replay/size"] == replay.size
 
 
 def test_steps_that_waited_for_a_batch_count_among_those_without_an_update() -> None:
@@ -338,7 +338,7 @@ def test_steps_that_waited_for_a_batch_count_among_those_without_an_update() -> 
         while replay.ready():
             replay.read()
             reads += 1
-        reached = replay.report().get("replay/updates_per_step")
+        reached = replay.metrics().get("replay/updates_per_step")
         assert reached == (reads / (time - 60) if time > 60 else None)
     assert 0 < reads < 100
 

@@ -70,7 +70,7 @@ def test_a_resumed_replay_reads_the_same(kind: str, lanes: list[int], steps: int
             for replay in (whole, resumed):
                 replay.feedback(batch.index, surprise(batch))  # type: ignore[arg-type]
         play(world, 15, whole, resumed)
-        assert whole.report() == resumed.report()
+        assert whole.metrics() == resumed.metrics()
 
 
 def test_only_the_filled_part_is_saved() -> None:

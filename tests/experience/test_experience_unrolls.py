@@ -149,7 +149,7 @@ def test_replays_follow_a_poisson_law(ratio: float) -> None:
     n = len(counts)
     assert abs(float(drawn.mean()) - ratio) < 4.5 * (ratio / n) ** 0.5
     assert abs(float(drawn.var()) - ratio) < 4.5 * ((ratio + 2 * ratio**2) / n) ** 0.5
-    assert cache.report()["replay/ratio"] == pytest.approx(float(drawn.mean()))
+    assert cache.metrics()["replay/ratio"] == pytest.approx(float(drawn.mean()))
 
 
 def test_nothing_is_replayed_before_the_end_of_warm_up() -> None:
@@ -162,7 +162,7 @@ def test_nothing_is_replayed_before_the_end_of_warm_up() -> None:
         reads.append(len(writer.reads()))
     assert reads[:2] == [1, 1]
     assert reads[2] > 1
-    assert cache.report()["replay/size"] == 3 * T * B
+    assert cache.metrics()["replay/size"] == 3 * T * B
 
 
 def test_without_replay_nothing_is_kept() -> None:
@@ -171,7 +171,7 @@ def test_without_replay_nothing_is_kept() -> None:
     for _ in range(3):
         writer.fill()
         assert len(writer.reads()) == 1
-    assert cache.report()["replay/size"] == 0
+    assert cache.metrics()["replay/size"] == 0
     assert cache.state_dict()["ring"] == {}
 
 
@@ -210,7 +210,7 @@ def test_a_resume_goes_on_to_the_bit(rollouts: int, groups: list[slice] | None) 
         assert len(found) == len(same)
         for one, two in zip(found, same, strict=True):
             assert_same(one, two)
-    assert other.report() == cache.report()
+    assert other.metrics() == cache.metrics()
 
 
 def test_a_resume_in_the_midst_of_replays_owes_the_rest() -> None:
@@ -241,7 +241,7 @@ def test_a_replay_that_is_not_saved_warms_up_anew() -> None:
     writer.fill()
     (fresh,) = writer.reads()
     assert_column(fresh, 1, 3 * T, 1)
-    assert other.report()["replay/size"] == T * B
+    assert other.metrics()["replay/size"] == T * B
 
 
 def test_an_episode_that_was_lost_in_a_resume_changes_the_open_rollout_alone() -> None:

@@ -222,7 +222,7 @@ from pathlib import Path
 from ludus.core.errors import UserError
 from ludus.runs.checkpoint import CheckpointKeeper, load, load_newest
 from ludus.settings.config_file import read_config, write_config
-from ludus.core.files import replace
+from ludus.core.files import write_atomic
 from ludus.logging.logfile import LogFile
 from ludus.logging.metrics import Metrics, read_metrics
 from ludus.runs.folder import RunDirectory
@@ -252,7 +252,7 @@ if limit:
 else:
     steps = iter(range(2, 100))
     assert refused(lambda: keeper.save(*(lambda step: (step, state(step, 10_000)))(next(steps)))) > 10
-    refused(lambda: replace(run.path / str(next(steps)), bytes(4096)))
+    refused(lambda: write_atomic(run.path / str(next(steps)), bytes(4096)))
 for _ in range(3):
     refused(keeper.save, LATER, state(LATER, 100_000))
     refused(keeper.save_best, LATER, state(LATER, 100_000), 3.0)

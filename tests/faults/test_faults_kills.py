@@ -18,7 +18,7 @@ import ludus
 from benchmarks.soak_kills import Case, fingerprint, finish, suffer
 from benchmarks.soak_watch import MARK, alive, left_behind, named_memory, open_sockets
 from ludus.core.errors import UserError
-from ludus.parallel.children import stats
+from ludus.parallel.orphans import stats
 from ludus.runs.checkpoint import load_newest
 from ludus.runs.folder import RunDirectory
 

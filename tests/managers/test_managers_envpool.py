@@ -69,7 +69,7 @@ def test_pong_gives_stacked_bytes():
 
 def test_continuous_actions_and_wide_floats():
     manager = pool("Pendulum-v1", num=2)
-    manager.use({"action": "clip"})
+    manager.set_action_transform({"action": "clip"})
     manager.reset(0)
     step = manager.step({"action": torch.tensor([[9.0], [-9.0]])})
     assert (step.reward < 0).all()
@@ -113,7 +113,7 @@ def test_rows_that_are_cut_together_and_alone_begin_new_episodes():
 def test_both_endings_occur_at_the_limit_and_never_together(id, limit):
     manager = pool(id, num=6, max_episode_steps=limit)
     continuous = manager.action["action"].kind == "continuous"
-    manager.use({"action": "clip"} if continuous else {})
+    manager.set_action_transform({"action": "clip"} if continuous else {})
     generator = torch.Generator().manual_seed(0)
     manager.reset(0)
     length, endings = torch.zeros(6), set()

@@ -135,7 +135,7 @@ def test_mixed_actions_are_treated_by_name():
     assert {n: s.kind for n, s in manager.action.items()} == {
         "amount": "continuous", "choice": "categorical", "dials": "categorical", "switches": "binary",
     }  # fmt: skip
-    manager.use({"amount": "clip", "choice": "none"})
+    manager.set_action_transform({"amount": "clip", "choice": "none"})
     step = manager.reset(0)
     for _ in range(5):
         shown = step.observation["observation"]
@@ -152,7 +152,7 @@ def test_mixed_actions_are_treated_by_name():
 
 def test_continuous_actions_are_rescaled_to_the_box():
     manager = SimpleEnvManager(TargetEnv, 2, "target")
-    manager.use({"action": "clip"})
+    manager.set_action_transform({"action": "clip"})
     step = manager.reset(0)
     target = step.observation["observation"].flip(1)
     np.testing.assert_allclose(manager.step({"action": target / 2}).reward, 0, atol=1e-6)

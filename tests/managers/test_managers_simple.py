@@ -111,7 +111,7 @@ def test_wide_floats_are_cast_with_one_warning(space, later, read):
     env = Env(space, later)
     manager = SimpleEnvManager(lambda: env, 1, "MyEnv")
     said = []
-    manager.on_report = said.append
+    manager.on_warning = said.append
     manager.reset(0)
     for _ in range(4):  # every second step is a reset, which gives float32
         step = manager.step(ACTION)
@@ -126,7 +126,7 @@ def test_wide_floats_are_cast_with_one_warning(space, later, read):
 def test_a_reward_without_dimensions_is_taken_with_one_warning(reward):
     manager = SimpleEnvManager(lambda: Env(BOX, np.zeros(2, np.float32), reward=reward), 2, "MyEnv")
     said = []
-    manager.on_report = said.append
+    manager.on_warning = said.append
     manager.reset(0)
     for _ in range(3):
         step = manager.step({"action": torch.tensor([1, 1])})
@@ -139,7 +139,7 @@ def test_a_reward_without_dimensions_is_taken_with_one_warning(reward):
 def test_an_evaluation_does_not_warn_again():
     manager = SimpleEnvManager(lambda: Env(BOX, np.zeros(2)), 1, "MyEnv", branch=1)
     said = []
-    manager.on_report = said.append
+    manager.on_warning = said.append
     manager.reset(0)
     manager.step(ACTION)
     manager.episodes()

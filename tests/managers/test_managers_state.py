@@ -92,7 +92,7 @@ KINDS = {
 
 def made(kind, batch):
     manager = KINDS[kind](batch)
-    manager.use({name: "clip" for name, spec in manager.action.items() if spec.kind == "continuous"})
+    manager.set_action_transform({name: "clip" for name, spec in manager.action.items() if spec.kind == "continuous"})
     return manager
 
 
@@ -158,7 +158,7 @@ def test_what_follows_is_the_same(kind, k, batch, seed):
         other.step(draw(other, generator))
     other.load_state_dict(state)
     assert other.restored == "exactly"
-    assert_same_step(manager.last(), other.last())
+    assert_same_step(manager.last_step(), other.last_step())
     step_alike(manager, other, 50, generator)
     third = made(kind, batch)  # a resume of a resume
     third.load_state_dict(through_files(other.state_dict()))
@@ -226,7 +226,7 @@ def test_an_environment_that_is_not_deterministic_begins_its_next_episode():
     assert other.restored.startswith(
         "restarted at an episode boundary: environment 1 of World: it is not deterministic"
     )
-    step, before = other.last(), manager.last()
+    step, before = other.last_step(), manager.last_step()
     assert step.first.tolist() == [False, True, False]
     assert step.reward.tolist() == [1, 0, 1]
     assert not (step.terminated | step.truncated).any()
@@ -252,8 +252,8 @@ def test_an_ending_at_another_step_shows(monkeypatch, limit):
     other = SimpleEnvManager(lambda: Impatient(0), 1, "World")
     other.load_state_dict(manager.state_dict())
     assert "not deterministic" in other.restored
-    assert other.last().first.all()
-    assert not other.last().terminated.any()
+    assert other.last_step().first.all()
+    assert not other.last_step().terminated.any()
 
 
 def test_what_has_ended_needs_no_replay():
@@ -264,10 +264,10 @@ def test_what_has_ended_needs_no_replay():
 
     manager, other, zero = saved_and_loaded(lambda: lambda: Short(0), 5)
     assert other.restored == "exactly"
-    assert_same_step(manager.last(), other.last())
-    assert other.last().terminated.all()
+    assert_same_step(manager.last_step(), other.last_step())
+    assert other.last_step().terminated.all()
     assert_same_step(manager.step(zero), other.step(zero))
-    assert other.last().first.all()
+    assert other.last_step().first.all()
 
 
 def test_one_nan_is_like_another_and_keeps_its_bits(monkeypatch):
@@ -284,7 +284,7 @@ def test_one_nan_is_like_another_and_keeps_its_bits(monkeypatch):
     other = SimpleEnvManager(lambda: Missing(0), 1, "World")
     other.load_state_dict(manager.state_dict())
     assert other.restored == "exactly"
-    assert_same_step(manager.last(), other.last())
+    assert_same_step(manager.last_step(), other.last_step())
 
 
 def test_an_environment_that_fails_in_the_replay_is_told():
@@ -298,14 +298,14 @@ def test_an_environment_that_fails_in_the_replay_is_told():
     other = SimpleEnvManager(lambda: Breaks(100), 2, "World")
     other.load_state_dict(manager.state_dict())
     assert "all environments of World: it cannot be brought back (World: step raised RuntimeError" in other.restored
-    assert other.last().first.all()
+    assert other.last_step().first.all()
 
 
 def test_too_long_an_episode_begins_the_next_one(monkeypatch):
     monkeypatch.setattr(history, "LARGEST", 150 * 3 * 8)  # bytes for 150 steps of 3 rows
     _, other, _ = saved_and_loaded(lambda: lambda: Dice(1000), 151)
     assert "all environments of World: its episode is too long" in other.restored
-    assert other.last().first.all()
+    assert other.last_step().first.all()
     _, other, _ = saved_and_loaded(lambda: lambda: Dice(1000), 150)
     assert other.restored == "exactly"
 
@@ -322,7 +322,7 @@ def test_a_vector_environment_without_a_snapshot_goes_on_after_the_saved_episode
     other = make()
     other.load_state_dict(through_files(manager.state_dict()))
     assert other.restored.startswith("restarted at an episode boundary: all environments of counting: ")
-    step = other.last()
+    step = other.last_step()
     assert step.first.all()
     assert step.reward.tolist() == [0, 0, 0]
     assert not (step.terminated | step.truncated).any()
@@ -344,7 +344,7 @@ def test_a_pool_restarts_and_says_so():
     other = make(2)
     other.load_state_dict(through_files(manager.state_dict()))
     assert "EnvPool" in other.restored
-    assert other.last().first.all()
+    assert other.last_step().first.all()
     assert other.step({"action": torch.zeros(2, dtype=torch.int64)}).reward.tolist() == [1, 1]
     manager.close()
     other.close()
@@ -360,7 +360,7 @@ def test_another_batch_or_another_environment_is_refused():
 
 def test_a_reset_after_a_load_starts_anew():
     manager = started("CartPole", 2, 7)
-    first = manager.last().observation["observation"].clone()
+    first = manager.last_step().observation["observation"].clone()
     for _ in range(30):
         manager.step(draw(manager, np.random.default_rng(0)))
     other = KINDS["CartPole"](2)

@@ -97,7 +97,7 @@ def advance(manager, actions):
     for group, rows in enumerate(manager.groups):
         step = manager.recv(group)
         assert len(step.reward) == rows.stop - rows.start
-    return manager.last()
+    return manager.last_step()
 
 
 def same(a, b):
@@ -134,7 +134,7 @@ def test_the_same_steps_as_in_one_process(case):
     ours = SubProcEnvManager(case, case.num)
     action_transform = {name: "clip" for name, spec in simple.action.items() if spec.kind == "continuous"}
     for manager in (simple, ours):
-        manager.use(action_transform)
+        manager.set_action_transform(action_transform)
     generator = torch.Generator().manual_seed(3)
     assert ours.observation == simple.observation
     assert len(ours.groups) == 1 + case.alternate
@@ -200,7 +200,7 @@ def failing(tmp_path, how, times=1, call="step", **more):
     ours = SubProcEnvManager(config(f"{WORLDS}:Faulty", *options, num=4, **(quick | more)), 4)
     fill(left, times)
     reports = []
-    ours.on_report = reports.append
+    ours.on_warning = reports.append
     return ours, reports
 
 
@@ -268,7 +268,7 @@ def test_failures_with_two_groups(tmp_path, workers):
     first = ours.recv(0)  # the other group does not fly
     assert first.first.tolist() == [True, True]
     assert len(reports) == 1
-    old = ours.last().observation["observation"][2:, 0].tolist()
+    old = ours.last_step().observation["observation"][2:, 0].tolist()
     ours.send(half, 1)
     second = ours.recv(1)
     alone = workers == 1
@@ -301,7 +301,7 @@ def test_a_worker_killed_while_idle_and_one_in_reset(tmp_path):
     assert len(reports) == 2
     assert "step raised" not in reports[0]
     assert "reset raised ValueError" in reports[0]
-    seeds = ours.last().observation["observation"][:, 0].tolist()
+    seeds = ours.last_step().observation["observation"][:, 0].tolist()
     numbers = [next(n for n in range(4) if ours.seed_of(row, n) == seed) for row, seed in enumerate(seeds)]
     assert sum(numbers) in (4, 2 + 2)  # two rows at each failure
     advance(ours, ACTION)
@@ -393,7 +393,7 @@ def test_a_state_brings_everything_back(id, workers, alternate, back):
     other = SubProcEnvManager(case, 5) if back == "subproc" else make_manager(EnvConfig(id, 5, "simple"))
     other.load_state_dict(state)
     assert other.restored == "exactly"
-    same(other.last(), ours.last())
+    same(other.last_step(), ours.last_step())
     for action in actions:
         same(advance(other, action), advance(ours, action))
     assert text(other.episodes()) == text(ours.episodes())
@@ -410,8 +410,8 @@ def test_rows_that_cannot_come_back_begin_the_next_episode():
     state = ours.state_dict()
     ours.load_state_dict(state)
     assert "restarted at an episode boundary" in ours.restored
-    assert ours.last().first.tolist() == [True] * 3
-    assert ours.last().observation["observation"][:, 0].tolist() == [ours.seed_of(row, 1) for row in range(3)]
+    assert ours.last_step().first.tolist() == [True] * 3
+    assert ours.last_step().observation["observation"][:, 0].tolist() == [ours.seed_of(row, 1) for row in range(3)]
     assert advance(ours, {"action": torch.zeros(3, dtype=torch.int64)}).first.tolist() == [False] * 3
     ours.close()
 
@@ -419,20 +419,20 @@ def test_rows_that_cannot_come_back_begin_the_next_episode():
 def test_a_worker_that_dies_in_a_save_or_in_a_load():
     ours = SubProcEnvManager(config("CartPole-v1", num=4), 4)
     reports = []
-    ours.on_report = reports.append
+    ours.on_warning = reports.append
     ours.reset(4)
     action = {"action": torch.tensor([0, 1, 0, 1])}
     advance(ours, action)
     kill(ours, 0)
     state = ours.state_dict()
     assert len(reports) == ours.restarts == state["restarts"] == 1
-    saved = ours.last().observation["observation"].clone()
+    saved = ours.last_step().observation["observation"].clone()
     assert advance(ours, action).first.tolist() == [True, True, False, False]
     kill(ours, 1)
     ours.load_state_dict(state)
     assert ours.restored.startswith("restarted at an episode boundary: environments 2, 3 of CartPole-v1: its worker")
-    assert ours.last().first.tolist() == [False, False, True, True]
-    assert torch.equal(ours.last().observation["observation"][:2], saved[:2])
+    assert ours.last_step().first.tolist() == [False, False, True, True]
+    assert torch.equal(ours.last_step().observation["observation"][:2], saved[:2])
     assert advance(ours, action).first.tolist() == [False] * 4
     ours.close()
 
@@ -442,7 +442,7 @@ def goes_on_as(state, simple, case, actions):
     other = SubProcEnvManager(case, case.num)
     other.load_state_dict(state)
     assert other.restored == "exactly"
-    same(other.last(), simple.last())
+    same(other.last_step(), simple.last_step())
     same(advance(other, actions), simple.step(actions))
     other.close()
 
@@ -455,7 +455,7 @@ def test_a_second_save_after_a_loss_holds_the_lost_episodes_too():
     """The worker that took over has environments that have not begun yet: none of them is what was saved."""
     case = config(KEPT, num=4)
     ours, simple = SubProcEnvManager(case, 4), make_manager(EnvConfig(KEPT, 4, "simple"))
-    ours.on_report = [].append
+    ours.on_warning = [].append
     for manager in (ours, simple):
         manager.reset(4)
         for _ in range(3):
@@ -477,7 +477,7 @@ def test_a_second_save_after_a_loss_holds_the_lost_episodes_too():
 def test_a_save_while_an_idle_group_has_lost_its_worker():
     case = config(KEPT, num=4, workers=1, alternate=True)
     ours, simple = SubProcEnvManager(case, 4), make_manager(EnvConfig(KEPT, 4, "simple"))
-    ours.on_report = [].append
+    ours.on_warning = [].append
     for manager in (ours, simple):
         manager.reset(4)
         for _ in range(3):
@@ -490,7 +490,7 @@ def test_a_save_while_an_idle_group_has_lost_its_worker():
     other = SubProcEnvManager(case, 4)
     other.load_state_dict(state)
     assert other.restored == "exactly"
-    same(other.last(), ours.last())
+    same(other.last_step(), ours.last_step())
     expected = simple.step(SWING)
     for manager in (other, ours):
         manager.send({"action": SWING["action"][:2]}, 0)
@@ -508,7 +508,7 @@ def test_a_save_while_an_idle_group_has_lost_its_worker():
 def test_one_failure_too_many_in_a_save_leaves_a_state_to_save(alternate):
     case = config(KEPT, num=4, max_restarts=0, alternate=alternate, workers=1 if alternate else 2)
     ours, simple = SubProcEnvManager(case, 4), make_manager(EnvConfig(KEPT, 4, "simple"))
-    ours.on_report = [].append
+    ours.on_warning = [].append
     for manager in (ours, simple):
         manager.reset(4)
         advance(manager, SWING)
@@ -584,7 +584,7 @@ def test_a_state_is_not_taken_in_flight():
     with pytest.raises(RuntimeError, match="not yet received"):
         ours.state_dict()
     ours.reset(0)  # what flew is dropped
-    assert ours.last().first.all()
+    assert ours.last_step().first.all()
     ours.close()
 
 
@@ -726,7 +726,7 @@ def test_workers_take_turns_with_gpus(monkeypatch, visible, count, seen):
 def test_what_workers_cast_is_warned_of_once():
     manager = make_manager(EnvConfig(id=f"{WORLDS}:Wide", num=4, backend="subproc", workers=2))
     said = []
-    manager.on_report = said.append
+    manager.on_warning = said.append
     manager.reset(0)
     for _ in range(3):
         step = manager.step({"action": torch.zeros(4, dtype=torch.int64)})

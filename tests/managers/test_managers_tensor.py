@@ -62,7 +62,7 @@ def test_episodes_of_many_steps_are_read_at_once() -> None:
 
 def test_a_missing_final_observation_is_told_once() -> None:
     manager, told = make(gives_final=False), []
-    manager.on_report = told.append
+    manager.on_warning = told.append
     manager.reset(0)
     assert [manager.step(act(3)).final for _ in range(5)] == [None] * 5
     assert len(told) == 1
@@ -76,7 +76,7 @@ def test_what_follows_a_saved_state_is_the_same() -> None:
         one.step(act(3))
     two.load_state_dict(one.state_dict())
     assert two.restored == "exactly"
-    assert same(one.last(), two.last())
+    assert same(one.last_step(), two.last_step())
     for i in range(7):
         assert same(one.step(act(3, i % 2)), two.step(act(3, i % 2)))
     assert one.episodes() == two.episodes()
@@ -94,9 +94,9 @@ def test_one_without_a_state_begins_new_episodes_and_says_so() -> None:
     one.step(act(3))
     two.load_state_dict(one.state_dict())
     assert two.restored.startswith("restarted at an episode boundary")
-    assert two.last().first.all()
-    assert not two.last().real.any()
-    assert two.last().observation["observation"].shape == first.shape
+    assert two.last_step().first.all()
+    assert not two.last_step().real.any()
+    assert two.last_step().observation["observation"].shape == first.shape
 
 
 @pytest.mark.parametrize("how", ["clip", "tanh", "unit"])

@@ -42,7 +42,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         def checked(self: Any, batch: Batch, updater: Any, learn: Any = kind.learn) -> Learned:
             seen.append(1)
             with torch.no_grad():
-                terms, value = self.evaluate(batch.without_successor())
+                terms, value = self.evaluate(batch.without_last_observation())
             ratio = (terms["log_prob"] - batch.experience["log_prob"]).exp()
             torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
             torch.testing.assert_close(value, batch.experience["value"], rtol=1e-4, atol=1e-5)

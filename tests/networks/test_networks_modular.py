@@ -167,7 +167,7 @@ def test_join_names_the_piece_that_decided_the_size():
 
 
 def test_every_name_in_the_table_is_a_piece_of_the_rank_it_says():
-    from ludus.core.names import resolve
+    from ludus.core.imports import resolve
 
     for name in SUBMODULES:
         piece = resolve(name, SUBMODULES, "piece")

@@ -257,7 +257,7 @@ def test_a_return_outside_of_the_support_is_told_once_with_figures() -> None:
     head = make("categorical")  # from -2 to 4
 
     def tell(total: float, length: int) -> str:
-        return head.notice([Episode(0, total, length, None, {})], 0.9)
+        return head.episode_warning([Episode(0, total, length, None, {})], 0.9)
 
     assert tell(4.0, 1) == tell(-2.0, 1) == tell(4.6, 5) == ""  # 4.6 over 5 steps: 3.8 discounted
     said = tell(100.0, 100)

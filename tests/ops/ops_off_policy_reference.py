@@ -54,7 +54,7 @@ def mixed_priority(td: Array, weight: Array, eta: float) -> Array:
     return result
 
 
-def soft_value(q: Array, log_p: Array, alpha: float) -> float:
+def sac_discrete_value(q: Array, log_p: Array, alpha: float) -> float:
     """Christodoulou 2019, eq. 10, for one state: q is [E, A]."""
     return float(sum(math.exp(x) * (min(q[:, a]) - alpha * x) for a, x in enumerate(log_p)))
 

@@ -168,7 +168,7 @@ def test_bernoulli_at_the_extremes_and_its_samples() -> None:
 def test_masked_bits_are_fixed_without_entropy_or_gradient() -> None:
     logits = torch.tensor([0.3, -2.0, 5.0, 1.0]).requires_grad_()
     mask = torch.tensor([[1, 1], [1, 0], [0, 1], [1, 0]])
-    masked = ops.mask_bits(logits, mask)
+    masked = ops.mask_bernoulli_logits(logits, mask)
     uniform = torch.rand(1000, 4, generator=torch.Generator().manual_seed(0))
     uniform[0], uniform[1] = 0.0, 1 - 2**-24
     drawn = ops.bernoulli_sample(masked, uniform)
@@ -179,7 +179,7 @@ def test_masked_bits_are_fixed_without_entropy_or_gradient() -> None:
     for ours, expected in (
         (ops.bernoulli_log_prob(masked, action), ops.bernoulli_log_prob(free, action[:1])),
         (ops.bernoulli_entropy(masked), ops.bernoulli_entropy(free)),
-        (ops.bernoulli_kl(masked, ops.mask_bits(logits + 1, mask)), ops.bernoulli_kl(free, free + 1)),
+        (ops.bernoulli_kl(masked, ops.mask_bernoulli_logits(logits + 1, mask)), ops.bernoulli_kl(free, free + 1)),
     ):
         close(ours.detach(), expected)
         (gradient,) = torch.autograd.grad(ours, logits, retain_graph=True)

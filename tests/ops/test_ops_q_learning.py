@@ -66,20 +66,20 @@ def test_rlax_q_learning() -> None:
     reward, discount = torch.tensor([1.0, 1.0]), torch.tensor([0.0, 1.0])
     q_tm1, action = torch.tensor([[1.0, 1.0, 0.0], [1.0, 2.0, 0.0]]), torch.tensor([0, 1])
     q_t = torch.tensor([[0.0, 1.0, 0.0], [1.0, 2.0, 0.0]])
-    td = ops.td_target(reward, discount, ops.max_q_value(q_t)) - ops.taken(q_tm1, action)
+    td = ops.td_target(reward, discount, ops.max_q_value(q_t)) - ops.gather_action(q_tm1, action)
     assert td.tolist() == [0, 1]
     value, selector = torch.tensor([[99.0, 1, 98], [91, 2, 66]]), torch.tensor([[2.0, 10, 1], [11, 20, 1]])
-    td = ops.td_target(reward, discount, ops.double_q_value(value, selector)) - ops.taken(q_tm1, action)
+    td = ops.td_target(reward, discount, ops.double_q_value(value, selector)) - ops.gather_action(q_tm1, action)
     assert td.tolist() == [0, 1]
 
 
 def test_taken_of_one_and_of_many_critics() -> None:
     q, action = torch.randn(3, 4, 2, 5), torch.randint(5, (3, 4))
-    both = ops.taken(q, action)
+    both = ops.gather_action(q, action)
     assert both.shape == (3, 4, 2)
     for t, b in np.ndindex(3, 4):
         assert both[t, b].tolist() == q[t, b, :, action[t, b]].tolist()
-    assert torch.equal(ops.taken(q[:, :, 0], action), both[..., 0])
+    assert torch.equal(ops.gather_action(q[:, :, 0], action), both[..., 0])
 
 
 @pytest.mark.parametrize("leading", [(), (1,), (3,), (2, 3)])
@@ -212,7 +212,7 @@ def test_mixed_priority(seed: int, time: int, batch: int, eta: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_hysteretic_rates(dtype: torch.dtype) -> None:
     td = torch.tensor([-2.0, -1e-9, 0.0, 3.0], dtype=dtype, requires_grad=True)
-    rate = ops.hysteretic(td, increase=0.9, decrease=0.1)
+    rate = ops.hysteretic_weight(td, increase=0.9, decrease=0.1)
     assert rate.tolist() == torch.tensor([0.1, 0.1, 0.9, 0.9], dtype=dtype).tolist()
     assert rate.dtype == dtype
     assert not rate.requires_grad
@@ -223,7 +223,7 @@ def test_hysteretic_rates(dtype: torch.dtype) -> None:
 
 def test_clipped_double_and_critic_losses() -> None:
     q = torch.tensor([[1.0, 3.0], [5.0, 4.0]], requires_grad=True)
-    least = ops.clipped_double(q)
+    least = ops.min_over_critics(q)
     assert least.tolist() == [1, 4]
     assert torch.autograd.grad(least.sum(), q)[0].tolist() == [[1, 0], [0, 1]]
     target = torch.tensor([2.0, 4.5])
@@ -264,21 +264,24 @@ def test_soft_value_is_the_expectation(seed: int, batch: int, choices: int, crit
     rng = np.random.default_rng(seed)
     q, logits = rng.normal(size=(batch, critics, choices)), torch.tensor(rng.normal(size=(batch, choices)))
     log_p = logits.log_softmax(-1)
-    expected = [reference.soft_value(q[b], log_p[b].numpy(), alpha) for b in range(batch)]
-    close(ops.soft_value(torch.tensor(q), log_p, alpha), expected)
+    expected = [reference.sac_discrete_value(q[b], log_p[b].numpy(), alpha) for b in range(batch)]
+    close(ops.sac_discrete_value(torch.tensor(q), log_p, alpha), expected)
     close(
         ops.sac_discrete_actor_loss(torch.tensor(q), log_p, torch.tensor(alpha, dtype=torch.float64)),
         -np.array(expected),
     )
-    close(ops.soft_value(torch.tensor(q[:, 0]), log_p, alpha), ops.soft_value(torch.tensor(q[:, :1]), log_p, alpha))
+    close(
+        ops.sac_discrete_value(torch.tensor(q[:, 0]), log_p, alpha),
+        ops.sac_discrete_value(torch.tensor(q[:, :1]), log_p, alpha),
+    )
 
 
 def test_forbidden_choices_have_no_share_in_soft_values() -> None:
     logits = torch.tensor([[0.3, 7.0, -0.2]], requires_grad=True)
     log_p = mask_logits(logits, torch.tensor([[1, 0, 1]])).log_softmax(-1)
     q = torch.tensor([[[1.0, nan, 3.0], [2.0, nan, 1.0]]])
-    value = ops.soft_value(q, log_p, 0.1)
-    expected = ops.soft_value(q[..., [0, 2]], logits[:, [0, 2]].log_softmax(-1), 0.1)
+    value = ops.sac_discrete_value(q, log_p, 0.1)
+    expected = ops.sac_discrete_value(q[..., [0, 2]], logits[:, [0, 2]].log_softmax(-1), 0.1)
     torch.testing.assert_close(value, expected)
     (gradient,) = torch.autograd.grad(ops.sac_discrete_actor_loss(q, log_p, 0.1).sum(), logits)
     assert gradient.isfinite().all()
@@ -303,7 +306,7 @@ def test_no_gradient_reaches_targets_and_temperatures() -> None:
         ops.munchausen_reward(x["a"], torch.zeros(4, dtype=torch.int64), 0.03, 0.9, -1.0),
         ops.munchausen_value(x["a"], 0.03),
         ops.sac_value(x["a"], row, alpha),
-        ops.soft_value(x["a"], x["b"].log_softmax(-1), alpha),
+        ops.sac_discrete_value(x["a"], x["b"].log_softmax(-1), alpha),
         ops.smoothed_action(x["a"], x["b"], 0.2, 0.5),
     ]
     assert not any(target.requires_grad for target in targets)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ludus.ops.distributions import mask_logits
-from ludus.ops.q_learning import taken
+from ludus.ops.q_learning import gather_action
 from ludus.ops.retrace import acer_policy_loss, acer_weights, retrace
 from ludus.ops.returns import lambda_returns, n_step_returns
 
@@ -60,8 +60,10 @@ def test_trfl_retrace() -> None:
     mu = torch.tensor([[nan, nan], [0.85, 0.86], [0.87, 0.88], [0.89, 0.84]])
     reward = torch.tensor([[1.9, 2.9], [3.9, 4.9], [5.9, 6.9]])
     discount = torch.tensor([[0.8, 0.9], [0.7, 0.8], [0.6, 0.5]])
-    log_ratio, value = (taken(pi, action) / mu).log(), (pi * q).sum(-1)
-    result = retrace(log_ratio[:3], reward, discount, torch.ones(3, 2), taken(q, action)[:3], value[1:], lambda_=0.9)
+    log_ratio, value = (gather_action(pi, action) / mu).log(), (pi * q).sum(-1)
+    result = retrace(
+        log_ratio[:3], reward, discount, torch.ones(3, 2), gather_action(q, action)[:3], value[1:], lambda_=0.9
+    )
     last = [5.9 + 0.6 * 6.56, 6.9 + 0.5 * 6.23]
     middle = [
         3.9 + 0.7 * 5.24 + 0.9 * 0.7 * 0.22 / 0.87 * (last[0] - 3),

@@ -11,7 +11,7 @@ import sys
 import time
 
 from ludus.core.errors import UserError
-from ludus.parallel.memory import Block
+from ludus.parallel.shared_memory import Block
 
 
 def tell(settings, fds):

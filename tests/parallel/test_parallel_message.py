@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 
-from ludus.parallel.message import pack, put_letter, take_letter, unpack
+from ludus.parallel.message import pack, read_message, unpack, write_message
 
 TREE = {
     "plain": [1, -2.5, "ü", None, True, {"deep": []}],
@@ -37,6 +37,6 @@ def test_what_is_packed_comes_out():
 def test_a_letter_replaces_the_one_before():
     fd = os.memfd_create("letter")
     for tree in (TREE, {"short": 1}, [np.zeros(1 << 20)]):
-        put_letter(fd, tree)
-        assert same(tree, take_letter(fd))
+        write_message(fd, tree)
+        assert same(tree, read_message(fd))
     os.close(fd)

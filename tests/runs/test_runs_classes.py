@@ -20,7 +20,7 @@ import ludus
 from ludus.agents.dqn import DQN
 from ludus.agents.ppo import PPO, PPOConfig
 from ludus.core.errors import UserError
-from ludus.core.names import path_of, resolve
+from ludus.core.imports import name_for, resolve
 from ludus.networks.net1d.mlp import MLP
 from ludus.settings.config_file import read_config
 from ludus.settings.settings import resolve_settings
@@ -121,7 +121,7 @@ def test_local_classes_train_load_and_resume_in_this_process(tmp_path: Path) -> 
 
 def test_two_local_classes_of_one_name_are_not_confused() -> None:
     (first, _), (second, _) = local_classes(), local_classes()
-    names = [path_of(first, {}), path_of(second, {}), path_of(first, {})]
+    names = [name_for(first, {}), name_for(second, {}), name_for(first, {})]
     assert names[0] == names[2] != names[1]
     assert [resolve(name, {}, "agent") for name in names] == [first, second, first]
 

@@ -57,7 +57,7 @@ def rebuilt(player: Player, run: Path, checkpoint: str) -> Agent:
     world = player.environment()
     agent = build_agent(player.settings, world.observation, world.action, torch.device("cpu"))
     agent.load_state_dict(saved(run, checkpoint)["agent"])
-    agent.track_value()
+    agent.track_critic_state()
     world.close()
     return agent
 

@@ -88,7 +88,7 @@ def test_clients_do_not_disturb_each_other_and_may_be_answered_together(folder: 
         alone.act(x[0])
     for key, tensor in states["a"].items():
         assert torch.equal(tensor, alone._state[key])
-    joined = HiddenState.join([states["a"], states["b"]])
+    joined = HiddenState.concatenate([states["a"], states["b"]])
     together, after = server.act(x[:2], state=joined)
     one, _ = server.act(x[1], state=after.rows(slice(1, 2)))
     assert together.shape == (2,)

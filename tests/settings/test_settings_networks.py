@@ -13,7 +13,7 @@ import ludus
 from ludus.agents import AGENTS
 from ludus.containers.build import build_agent
 from ludus.core.errors import UserError
-from ludus.core.names import resolve
+from ludus.core.imports import resolve
 from ludus.core.spec import Spec, Specs
 from ludus.settings.ineffective import refuse_ineffective
 from ludus.settings.settings import from_flat, resolve_settings, to_flat

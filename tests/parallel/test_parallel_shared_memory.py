@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ludus.parallel.memory import ALIGNED, Block
 from ludus.parallel.process import Launcher
+from ludus.parallel.shared_memory import ALIGNED, Block
 
 FIELDS = {"x": ((3, 5), "float32"), "flag": ((3,), "bool"), "scalar": ((), "int64"), "frame": ((3, 7, 7), "uint8")}
 

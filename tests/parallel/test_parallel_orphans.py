@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ludus.parallel.children import StartedProcesses, below, stats
+from ludus.parallel.orphans import StartedProcesses, below, stats
 from ludus.parallel.process import Launcher
 
 HERE = Path(__file__).parent

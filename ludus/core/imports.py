@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ludus.core.errors import UserError, nearest
+from ludus.core.errors import UserError, did_you_mean
 
 MAIN = "__main__"
 _given: dict[str, Any] = {}  # what was given from Python and no import finds, by the name that settings have for it
@@ -35,7 +35,8 @@ def resolve(name: str, known: Mapping[str, str], kind: str) -> Any:
     if ":" not in path:
         listed = ", ".join(sorted(known))
         raise UserError(
-            f'Unknown {kind} "{name}".{nearest(name, known)} Known: {listed}; or give your own as package.module:Class.'
+            f'Unknown {kind} "{name}".{did_you_mean(name, known)} Choose one of {listed}, or give your own as '
+            "package.module:Class."
         )
     module_name, _, attribute = path.partition(":")
     if "<" in attribute:
@@ -58,13 +59,13 @@ def resolve(name: str, known: Mapping[str, str], kind: str) -> Any:
             raise _nameless(name, kind) from error
         own = [key for key, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__]
         has = f"name what it has: {', '.join(own)}" if own else "define it there, or name another module"
-        hint = nearest(attribute, vars(module))
+        hint = did_you_mean(attribute, vars(module))
         raise UserError(
             f'{kind} "{name}": module {module_name} has no {attribute}{f".{hint}" if hint else f"; {has}."}'
         ) from error
 
 
-def path_of(thing: Callable[..., Any], known: Mapping[str, str]) -> str:
+def name_for(thing: Callable[..., Any], known: Mapping[str, str]) -> str:
     """Return the name of a class or function in settings: its key in ``known``, else ``module:QualName``.
 
     What no import would find again (a lambda, a partial, a class defined in a function) gets a name with ``<`` in it,
@@ -73,7 +74,7 @@ def path_of(thing: Callable[..., Any], known: Mapping[str, str]) -> str:
     path = import_path(thing)
     if short := next((name for name, place in known.items() if place == path), ""):
         return short
-    if importable(path, thing):
+    if is_importable(path, thing):
         return path
     path = path if "<" in path else f"{path}.<local>"
     name, count = path, 1
@@ -84,7 +85,7 @@ def path_of(thing: Callable[..., Any], known: Mapping[str, str]) -> str:
     return name
 
 
-def importable(path: str, thing: Any) -> bool:
+def is_importable(path: str, thing: Any) -> bool:
     """Whether an import by ``path`` gives ``thing``."""
     if "<" in path:
         return False
@@ -103,7 +104,7 @@ def import_path(thing: Callable[..., Any]) -> str:
     return f"{module}:{kind.__qualname__}"
 
 
-def found_by_others(path: str) -> bool:
+def is_importable_elsewhere(path: str) -> bool:
     """Whether another process can import ``path``, as far as its name tells."""
     return "<" not in path and not path.startswith(f"{MAIN}:")
 
@@ -126,7 +127,7 @@ def main_name() -> str:
     return spec.name if spec is not None else Path(getattr(main, "__file__", None) or MAIN).stem
 
 
-def refuse_while_importing(call: str) -> None:
+def check_not_importing(call: str) -> None:
     """Refuse to train in a module that is only imported to find a class in it."""
     if _importing:
         raise UserError(
@@ -135,7 +136,7 @@ def refuse_while_importing(call: str) -> None:
         )
 
 
-def look_in(folders: Mapping[str, str | None]) -> None:
+def set_search_folders(folders: Mapping[str, str | None]) -> None:
     """Look for modules, by the first part of their names, first in these folders from now on.
 
     An empty one stands for the current folder, as without this call; None for no folder but those of ``sys.path``.
@@ -143,12 +144,12 @@ def look_in(folders: Mapping[str, str | None]) -> None:
     _folders.update(folders)
 
 
-def folders() -> dict[str, str | None]:
-    """Return what ``look_in`` was told, for another process."""
+def search_folders() -> dict[str, str | None]:
+    """Return what ``set_search_folders`` was told, for another process."""
     return dict(_folders)
 
 
-def top_of(path: str) -> str:
+def top_package(path: str) -> str:
     """Return the first part of the module's name in ``package.module:Class``."""
     return path.partition(":")[0].partition(".")[0].strip()
 
@@ -158,7 +159,7 @@ def has_module(folder: str, top: str) -> bool:
     return os.path.isabs(folder) and PathFinder.find_spec(top, [folder]) is not None
 
 
-def is_at_hand(top: str) -> bool:
+def is_found_without_cwd(top: str) -> bool:
     """Whether a module is imported already, or found without a look into the current folder for it."""
     if top in sys.modules or top == main_name() or PathFinder.find_spec(top, [path for path in sys.path if path]):
         return True
@@ -166,7 +167,7 @@ def is_at_hand(top: str) -> bool:
     return any(finder.find_spec(top, None) is not None for finder in others)
 
 
-def folder_of(top: str) -> str:
+def source_folder(top: str) -> str:
     """Return the folder that a module of the user's own is imported from; empty for one that is installed."""
     module = sys.modules[MAIN] if top == main_name() else sys.modules.get(top)
     spec = PathFinder.find_spec(top, [_folders.get(top) or os.getcwd(), *sys.path]) if module is None else None
@@ -181,7 +182,7 @@ def _import(module_name: str) -> ModuleType:
         return sys.modules[MAIN]  # importing it would run it again
     _importing.append(module_name)
     try:
-        with _searching(top_of(module_name)):
+        with _searching(top_package(module_name)):
             return importlib.import_module(module_name)
     finally:
         _importing.pop()

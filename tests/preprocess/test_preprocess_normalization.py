@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from ludus.core.spec import Spec
 from ludus.ops.returns import running_returns
+from ludus.preprocess.normalization import ObsNormalizer, RewardScaler, RunningStatistics
 from ludus.preprocess.observation import ObsPreprocessor
-from ludus.preprocess.running import ObsNormalizer, RewardScaler, RunningStatistics
 
 
 def test_means_of_0_and_10_with_variance_1_merge_to_26():

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ludus.core.spec import Spec, Specs
-from ludus.core.types import Sum, Tensors, one_rank
+from ludus.core.types import SumOverRanks, Tensors, single_rank
 
 SMALLEST = 1e-12  # a variance up to this is none: what never varied is not scaled, lest its first change be a blow
 CLIP = 10.0  # normalized observations stay within ±this
@@ -40,14 +40,14 @@ class RunningStatistics(nn.Module):
         return self.m2 / self.count.clamp(min=1)
 
     @torch.no_grad()
-    def update(self, x: Tensor, weight: Tensor, over_ranks: Sum = one_rank) -> None:
+    def update(self, x: Tensor, weight: Tensor, sum_over_ranks: SumOverRanks = single_rank) -> None:
         """Take rows ``x`` ``[…, *shape]``; those of zero ``weight`` ``[…]`` do not count and may hold anything."""
         x = x.reshape(-1, *self.mean.shape).double()
         w = weight.reshape(-1, *[1] * self.mean.dim()).double()
         x = torch.where(w > 0, x, 0.0)
-        total = over_ranks(torch.cat([w.sum().view(1), (w * x).sum(0).view(-1)]))
+        total = sum_over_ranks(torch.cat([w.sum().view(1), (w * x).sum(0).view(-1)]))
         n, mean = total[0], (total[1:] / total[0].clamp(min=1)).view_as(self.mean)
-        self.merge(n, mean, over_ranks((w * (x - mean).square()).sum(0)))
+        self.merge(n, mean, sum_over_ranks((w * (x - mean).square()).sum(0)))
 
     @torch.no_grad()
     def merge(self, count: Tensor, mean: Tensor, m2: Tensor) -> None:
@@ -95,11 +95,11 @@ class ObsNormalizer(nn.Module):
         x = (x - statistics.shift.numpy()) * statistics.scale.numpy()
         return np.clip(x, -CLIP, CLIP, out=x)
 
-    def update(self, observation: Tensors, weight: Tensor, over_ranks: Sum = one_rank) -> None:
+    def update(self, observation: Tensors, weight: Tensor, sum_over_ranks: SumOverRanks = single_rank) -> None:
         """Take preprocessed observations ``[T, B, F]``; rows of zero ``weight`` ``[T, B]`` do not count."""
         for name, key in self._names:
             statistics: Any = self.statistics[key]
-            statistics.update(observation[name], weight, over_ranks)
+            statistics.update(observation[name], weight, sum_over_ranks)
 
 
 class RewardScaler(nn.Module):
@@ -110,9 +110,9 @@ class RewardScaler(nn.Module):
         self.statistics = RunningStatistics(())
 
     @torch.no_grad()
-    def update(self, returns: Tensor, real: Tensor, over_ranks: Sum = one_rank) -> None:
+    def update(self, returns: Tensor, real: Tensor, sum_over_ranks: SumOverRanks = single_rank) -> None:
         """Take the running returns ``[T, B]`` of rows (``running_returns``); padding does not count."""
-        self.statistics.update(returns, real, over_ranks)
+        self.statistics.update(returns, real, sum_over_ranks)
 
     def scale(self, reward: Tensor) -> Tensor:
         """Scale rewards of any shape."""
