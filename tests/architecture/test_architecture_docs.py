@@ -3,9 +3,13 @@
 import re
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+
+import ludus
+from ludus.containers.loop import collect, improve
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -61,6 +65,37 @@ def test_the_reading_order_has_true_line_counts():
     command = [sys.executable, ROOT / "docs" / "line_counts.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}; run `make docs`"
+
+
+def files_that_run(train):
+    """The files of ludus with code that runs inside of ``collect`` and ``improve``."""
+    loop, found, depth = {collect.__code__, improve.__code__}, set(), 0
+
+    def profile(frame, event, argument):
+        nonlocal depth
+        if frame.f_code in loop:
+            depth += {"call": 1, "return": -1}.get(event, 0)
+        if depth and event == "call":
+            found.add(frame.f_code.co_filename)
+
+    sys.setprofile(profile)
+    try:
+        train()
+    finally:
+        sys.setprofile(None)
+    return {Path(name) for name in found if Path(name).is_relative_to(ROOT / "ludus")}
+
+
+@pytest.mark.parametrize(("agent", "environment"), [("ppo", "CartPole-v1"), ("sac", "Pendulum-v1")])
+def test_the_reading_order_leaves_nothing_out(agent, environment, tmp_path):
+    spec = spec_from_file_location("line_counts", ROOT / "docs" / "line_counts.py")
+    line_counts = module_from_spec(spec)
+    spec.loader.exec_module(line_counts)
+    listed = {(ROOT / "docs" / path).resolve() for path in line_counts.files(agent)}
+    short = {"agent.warmup": 64, "agent.batch_size": 16} if agent == "sac" else {"agent.rollout": 16}
+    settings = {"quiet": True, "runs": str(tmp_path), "evaluation.episodes": 1, "compile": "off"} | short
+    found = files_that_run(lambda: ludus.train(environment, agent, nb_step=128, settings=settings))
+    assert sorted(path.relative_to(ROOT) for path in found - listed) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
