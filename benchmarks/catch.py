@@ -20,9 +20,9 @@ ENVIRONMENTS, ROLLOUT, EPOCHS, MINIBATCHES, LEARNING_RATE = 8, 128, 4, 4, 3e-4
 RECENT = 100  # episodes at the end of training over which the return is averaged
 EPISODES = 40  # of the evaluation
 SIDES = {
-    "ludus": "Ludus, a trunk each for policy and value (the default below 64×64)",
+    "ludus": "Ludus, separate CNNs for policy and value (the default below 64×64)",
     "ludus-shared": "Ludus, `--network.shared yes`",
-    "sb3": "Stable-Baselines3, `CnnPolicy`, which shares the trunk",
+    "sb3": "Stable-Baselines3, `CnnPolicy` (a shared CNN)",
 }
 
 
