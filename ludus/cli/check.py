@@ -68,14 +68,14 @@ def find_problems(config: EnvConfig) -> tuple[list[Problem], str]:
     """
     if config.backend == "envpool":
         return _of_pool(config), " (no step was tried)"
-    from ludus.environments.check import inspect
+    from ludus.environments.check import check_environment
 
     if config.backend == "auto" and _is_in_pool_alone(config.id):
         import gymnasium
 
         fix = f"Add --env.backend envpool.{did_you_mean(config.id, gymnasium.registry)}"
         return [Problem(f'Gymnasium has no environment "{config.id}", but EnvPool has.', fix)], ""
-    found = inspect(config)
+    found = check_environment(config)
     episodes = f"{found.episodes} episode{'s' * (found.episodes != 1)}"
     return found.problems, f" ({found.tried} random steps in {episodes} tried)"
 

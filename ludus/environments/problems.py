@@ -1,4 +1,4 @@
-"""What can be wrong with the values that an environment gives: pure functions from a value to problems."""
+"""Find problems in the values that an environment returns."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from gymnasium import spaces
 
 Severity = Literal["error", "warning"]
-FIVE = "Return the five values observation, reward, terminated, truncated, info, as Gymnasium does since version 0.26."
+FIX_NAN = "Look for a division by zero or an overflow."
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with an environment, and its fix in one sentence."""
+    """A problem with an environment, and how to fix it."""
 
     what: str
     fix: str
@@ -27,87 +27,93 @@ class Problem:
 
 
 def problem_from_error(error: Exception) -> Problem:
-    """What cannot be made at all: the sentence of a user's mistake, taken apart into problem and fix."""
-    said = " ".join(str(error).split())
-    what, raised, _ = said.partition("; fix it there")
+    """Split the message of a UserError into problem and fix."""
+    message = " ".join(str(error).split())
+    what, raised, _ = message.partition("; fix it there")
     if raised:
         return Problem(f"{what}.", "Correct it there.")
-    for mark in (". ", "; ", ": pip "):
-        what, found, fix = said.partition(mark)
+    for separator in (". ", "; ", ": pip "):
+        what, found, fix = message.partition(separator)
         if found:
-            return Problem(f"{what}.", f"pip {fix}" if "pip" in mark else fix[:1].upper() + fix[1:])
-    return Problem(said, "Give it other settings.")
+            return Problem(f"{what}.", f"pip {fix}" if "pip" in separator else fix[:1].upper() + fix[1:])
+    return Problem(message, "Change the settings.")
 
 
 def reset_problems(result: Any) -> Iterator[Problem]:
-    """Problems of what ``reset`` returned, its observation apart."""
+    """Check what ``reset`` returned, except for the observation."""
     if not isinstance(result, tuple) or len(result) != 2:
-        yield Problem(
-            f"reset returned {_count(result)}, not the two values observation and info.", "Return observation, info."
-        )
+        what = f"reset returned {describe_result(result)}, not the two values observation and info."
+        yield Problem(what, "Return observation, info.")
     elif not isinstance(result[1], dict):
         yield Problem(f"reset returned an info of type {_type(result[1])}.", "Return a dict as info; it may be empty.")
 
 
 def step_problems(result: Any) -> Iterator[Problem]:
-    """Problems of what ``step`` returned, its observation apart."""
+    """Check what ``step`` returned, except for the observation."""
     if not isinstance(result, tuple) or len(result) != 5:
-        yield Problem(f"step returned {_count(result)}, not five values.", FIVE)
-    if (five := parse_step(result)) is None:
+        fix = "Return the five values observation, reward, terminated, truncated, info (Gymnasium 0.26 and later)."
+        yield Problem(f"step returned {describe_result(result)}, not five values.", fix)
+    values = parse_step(result)
+    if values is None:
         return
-    _, reward, terminated, truncated, info = five
-    number = _number(reward)
+    _, reward, terminated, truncated, info = values
+    number = to_float(reward)
     if number is None:
         yield Problem(f"The reward is of type {_type(reward)}, which is not a number.", "Return the reward as a float.")
     elif not isinstance(reward, Real | np.bool_):
-        what = f"The reward is of type {_type(reward)}, an array without dimensions, and is taken as a number."
+        what = f"The reward is of type {_type(reward)}, an array without dimensions, and is converted to a number."
         yield Problem(what, "Return float(reward).", "warning")
     if number is not None and not np.isfinite(number):
-        yield Problem("The reward is NaN or infinite.", "Find the division by zero or the overflow that made it so.")
+        yield Problem("The reward is NaN or infinite.", FIX_NAN)
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(value, bool | np.bool_):
-            severity: Severity = "warning" if _is_true_or_false(value) else "error"  # which training takes too
+            severity: Severity = "warning" if _converts_to_bool(value) else "error"  # training converts it too
             yield Problem(f"{name} is of type {_type(value)}, not bool.", f"Return bool({name}).", severity)
     if not isinstance(info, dict):
         yield Problem(f"step returned an info of type {_type(info)}.", "Return a dict as info; it may be empty.")
 
 
 def parse_reset(result: Any) -> tuple[Any, Any] | None:
-    """Observation and info of what ``reset`` returned, so that the rest can be looked at; an old one gives no info."""
-    if isinstance(result, tuple | list) and len(result) == 2 and (isinstance(result, tuple) or _is_info(result[1])):
+    """Return observation and info of a reset, also of the old API without info; None if there is no observation."""
+    pair = isinstance(result, tuple | list) and len(result) == 2
+    if pair and (isinstance(result, tuple) or isinstance(result[1], dict)):
         return result[0], result[1]
     return None if result is None or isinstance(result, tuple) else (result, {})
 
 
 def parse_step(result: Any) -> tuple[Any, ...] | None:
-    """The five values of what ``step`` returned; of an old one's four, ``done`` is taken as ``terminated``."""
+    """Return the five values of a step; in the old API with four, ``done`` counts as ``terminated``."""
     if not isinstance(result, tuple | list) or len(result) not in (4, 5):
         return None
     return tuple(result) if len(result) == 5 else (*result[:3], False, result[3])
 
 
 def render_problems(rendered: Any) -> Iterator[Problem]:
-    """Problems of what ``render`` returned in the mode rgb_array."""
+    """Check what ``render`` returned in render_mode rgb_array."""
     array = np.asarray(rendered)
     if array.ndim != 3 or array.shape[-1] != 3 or array.dtype != np.uint8:
         found = _type(rendered) if array.dtype == object else f"{array.dtype} of shape {array.shape}"
-        fix = "Return a picture as uint8 of shape (height, width, 3); only `ludus play` needs it."
+        fix = "Return an image as uint8 of shape (height, width, 3); only `ludus play` needs it."
         yield Problem(f"render returned {found} in render_mode rgb_array.", fix, "warning")
 
 
 def observation_problems(
     space: spaces.Space[Any], value: Any, name: str = "observation", prefix: str = ""
 ) -> Iterator[Problem]:
-    """Problems of an observation against its space, part by part."""
+    """Check an observation against its space, part by part."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        yield from _in_nest(space, value, name, prefix)
+        yield from _nested_problems(space, value, name, prefix)
     elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        yield from _in_choices(space, value, name)
+        array = np.asarray(value)
+        if array.shape != space.shape or not (np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_):
+            yield _mismatch(name, array, f"integers of shape {space.shape}")
+        elif not space.contains(value if array.dtype != np.bool_ else array.astype(np.int8)):
+            yield Problem(f'Observation "{name}" lies outside its space {space}.', "Widen the space or fix the value.")
     elif isinstance(space, spaces.Box):
-        yield from _in_box(space, value, name)
+        yield from _box_problems(space, value, name)
 
 
-def _in_nest(space: spaces.Dict | spaces.Tuple[Any], value: Any, name: str, prefix: str) -> Iterator[Problem]:
+def _nested_problems(space: spaces.Dict | spaces.Tuple[Any], value: Any, name: str, prefix: str) -> Iterator[Problem]:
     wanted = Mapping if isinstance(space, spaces.Dict) else tuple
     if not isinstance(value, wanted):
         yield Problem(
@@ -129,38 +135,25 @@ def _in_nest(space: spaces.Dict | spaces.Tuple[Any], value: Any, name: str, pref
             yield from observation_problems(child, value[key], f"{prefix}{key}", f"{prefix}{key}/")
 
 
-def _in_choices(space: spaces.Space[Any], value: Any, name: str) -> Iterator[Problem]:
-    array = np.asarray(value)
-    if array.shape != space.shape or not (np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_):
-        yield _mismatch(name, array, f"integers of shape {space.shape}")
-    elif not space.contains(value if array.dtype != np.bool_ else array.astype(np.int8)):
-        yield Problem(f'Observation "{name}" lies outside its space {space}.', "Widen the space or fix the value.")
-
-
-def _in_box(space: spaces.Box, value: Any, name: str) -> Iterator[Problem]:
+def _box_problems(space: spaces.Box, value: Any, name: str) -> Iterator[Problem]:
     array = np.asarray(value)
     is_number = np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_
-    typed = not isinstance(value, list | int | float)  # plain Python values have no dtype of their own
-    if array.shape != space.shape or not is_number or (typed and not np.can_cast(array.dtype, space.dtype, "safe")):
+    has_dtype = not isinstance(value, list | int | float)
+    if array.shape != space.shape or not is_number or (has_dtype and not np.can_cast(array.dtype, space.dtype, "safe")):
         if array.shape != space.shape or not is_float_cast(array.dtype, np.dtype(space.dtype)):
             yield _mismatch(name, array, f"{space.dtype} of shape {space.shape}")
             return
-        fix = "Return what the space says (.astype), or change the space."
-        yield Problem(
-            f'Observation "{name}" is {array.dtype}, and is cast to {space.dtype} of its space.', fix, "warning"
-        )
+        what = f'Observation "{name}" is {array.dtype}, and is cast to {space.dtype} of its space.'
+        yield Problem(what, "Convert it (.astype), or change the space.", "warning")
         array = array.astype(space.dtype)
     if not np.isfinite(array).all():
-        yield Problem(
-            f'Observation "{name}" has NaN or infinite values.',
-            "Find the division by zero or the overflow that made it so.",
-        )
+        yield Problem(f'Observation "{name}" has NaN or infinite values.', FIX_NAN)
     elif (array < space.low).any() or (array > space.high).any():
         yield out_of_bounds(name, array[(array < space.low) | (array > space.high)].flat[0])
 
 
 def out_of_bounds(name: str, value: float) -> Problem:
-    """An observation with a value outside the bounds of its Box; training takes it as it is, and warns too."""
+    """Return the warning for a value outside the bounds of its Box, which training uses unchanged."""
     return Problem(
         f'Observation "{name}" lies outside the bounds of its Box (for example {value:g}).',
         "Widen low and high of the space, or clip the values.",
@@ -169,7 +162,7 @@ def out_of_bounds(name: str, value: float) -> Problem:
 
 
 def action_space_problems(space: spaces.Space[Any], name: str = "action", prefix: str = "") -> Iterator[Problem]:
-    """Problems of an action space that is otherwise supported."""
+    """Check the bounds of an action space."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         children = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for key, child in children:
@@ -191,29 +184,33 @@ def action_space_problems(space: spaces.Space[Any], name: str = "action", prefix
 
 
 def is_float_cast(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Whether a cast loses precision alone: from one float type to a narrower one."""
+    """Return whether both types are floats, so that a cast loses no more than precision."""
     return np.issubdtype(found, np.floating) and np.issubdtype(wanted, np.floating)
 
 
-def _number(reward: Any) -> float | None:
-    """A reward as a number, an array without dimensions too; None if it is none."""
+def to_float(reward: Any) -> float | None:
+    """Convert a reward (a number or an array without dimensions) to a float; None if it is neither."""
     if getattr(reward, "shape", ()) != ():
         return None
     try:
-        return reward.__float__()  # type: ignore[no-any-return] # float() would read a text
+        return reward.__float__()  # type: ignore[no-any-return] # float() would parse a string, numpy reads None as NaN
     except (AttributeError, TypeError, ValueError):
         return None
 
 
+def describe_result(result: Any) -> str:
+    """Describe what ``reset`` or ``step`` returned, as in "4 values" or "a ndarray"."""
+    return f"{len(result)} values" if isinstance(result, tuple) else f"a {_type(result)}"
+
+
 def _mismatch(name: str, array: Any, wanted: str) -> Problem:
-    found = f"{array.dtype} of shape {array.shape}"
     return Problem(
-        f'Observation "{name}" is {found}, but its space says {wanted}.',
-        "Return what the space says (.astype or .reshape), or change the space.",
+        f'Observation "{name}" is {array.dtype} of shape {array.shape}, but its space is {wanted}.',
+        "Convert it (.astype or .reshape), or change the space.",
     )
 
 
-def _is_true_or_false(value: Any) -> bool:
+def _converts_to_bool(value: Any) -> bool:
     try:
         bool(value)
     except (TypeError, ValueError):  # an array of several
@@ -223,11 +220,3 @@ def _is_true_or_false(value: Any) -> bool:
 
 def _type(value: Any) -> str:
     return type(value).__name__
-
-
-def _is_info(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _count(result: Any) -> str:
-    return f"{len(result)} values" if isinstance(result, tuple) else f"one {_type(result)}"

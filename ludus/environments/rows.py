@@ -1,4 +1,4 @@
-"""A range of rows of a batch: their environments, stepped one after the other into arrays. Needs numpy alone."""
+"""Step the environments of some rows of a batch one after the other, into arrays. Needs no torch."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ludus.environments.errors import environment_error
 from ludus.environments.gym import Environment, frame_stack
 from ludus.environments.infos import numeric_info
 from ludus.environments.masks import ObservationReader
-from ludus.environments.problems import is_float_cast, observation_problems
+from ludus.environments.problems import FIX_NAN, Problem, describe_result, is_float_cast, observation_problems, to_float
 from ludus.environments.snapshot import restore_snapshot, take_snapshot
 from ludus.environments.spaces import Arrays, Layout
 
-DIFFERS = "it is not deterministic: its episode, replayed, ends in another observation than the saved one"
+DIFFERS = "it is not deterministic: replaying its episode ends in another observation than the saved one"
 TOO_LONG = "its episode is too long to be replayed"
 ROW, REPLAYED, WARNING_BITS = range(3)  # indices of ``EnvRows.status``
-CAST, ARRAY_REWARD = 1, 2  # the remarks, as bits
+CAST, ARRAY_REWARD = 1, 2  # bits of warnings
 WARNINGS = {
-    CAST: "observations come in a wider float type than their space says, such as float64 in a Box of float32, and are "
-    "cast; return them with .astype, or change the space",
-    ARRAY_REWARD: "the reward is an array without dimensions, and is taken as a number; return float(reward)",
+    CAST: "observations come in a wider float type than that of their space, such as float64 for a Box of float32, and "
+    "are cast; return them with .astype, or change the space",
+    ARRAY_REWARD: "the reward is an array without dimensions and is converted; return float(reward)",
 }
 
 
 def episode_seed(seed: int, branch: int, *place: int) -> int:
-    """The seed at a place (row and episode) under a run's seed and branch; 31 bits, which every engine takes."""
+    """Derive the seed of an episode from the run's seed, the branch, and the place (row, episode); it has 31 bits."""
     return int(np.random.SeedSequence(seed, spawn_key=(branch, *place)).generate_state(1)[0] >> 1)
 
 
@@ -46,25 +46,25 @@ class StepArrays:
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     first: NDArray[np.bool_]
-    seed: NDArray[np.int64]  # what the running episode was reset with; -1 where there is none of its own
+    seed: NDArray[np.int64]  # seed of the running episode; -1 where episodes have no seed
 
     @staticmethod
     def fields(specs: Specs, batch: int) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and dtype of every array, by a flat name: what shared memory must hold for ``over``."""
+        """Return shape and dtype of every array by a flat name, as ``from_arrays`` expects them."""
         found = {f"observation/{name}": ((batch, *s.shape), s.dtype) for name, s in specs.items()}
         flags = dict.fromkeys(("terminated", "truncated", "first"), ((batch,), "bool"))
         return {**found, "reward": ((batch,), "float32"), **flags, "seed": ((batch,), "int64")}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> StepArrays:
-        """The step in given arrays, named as in ``fields``."""
-        start = "observation/"
-        observation = {name.removeprefix(start): x for name, x in arrays.items() if name.startswith(start)}
-        return cls(observation, **{name: x for name, x in arrays.items() if not name.startswith(start)})
+        """Use existing arrays, named as in ``fields``."""
+        prefix = "observation/"
+        observation = {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
+        return cls(observation, **{name: x for name, x in arrays.items() if not name.startswith(prefix)})
 
     @classmethod
     def allocate(cls, specs: Specs, batch: int) -> StepArrays:
-        """The step in new memory."""
+        """Allocate new arrays."""
         made = cls.from_arrays(
             {name: np.zeros(shape, dtype) for name, (shape, dtype) in cls.fields(specs, batch).items()}
         )
@@ -72,13 +72,13 @@ class StepArrays:
         return made
 
     def rows(self, rows: slice) -> StepArrays:
-        """Views of some rows."""
+        """Return views of some rows."""
         observation = {name: x[rows] for name, x in self.observation.items()}
         ends = self.terminated[rows], self.truncated[rows], self.first[rows]
         return StepArrays(observation, self.reward[rows], *ends, self.seed[rows])
 
     def mark_first(self, rows: slice | int = slice(None)) -> None:
-        """Make rows the first of an episode."""
+        """Mark rows as the first step of an episode."""
         self.reward[rows] = 0
         self.terminated[rows] = self.truncated[rows] = False
         self.first[rows] = True
@@ -108,16 +108,19 @@ class EnvRows:
         status: NDArray[np.int64] | None = None,
     ) -> None:
         self.name, self.rows, self.seed, self.branch = name, range(start, start + count), 0, branch
-        self.first_row = 0  # the number of the batch's first row in the whole run
+        self.first_row = 0  # global number of row 0, which seeds follow
         self.status: NDArray[np.int64] = np.zeros(3, np.int64) if status is None else status
         self._start, self._slice = start, slice(start, start + count)
-        self._envs = [self._make_row(make, row) for row in self.rows]
-        self._calls = [env.step for env in self._envs]
+        self._envs: list[Environment] = []
+        for row in self.rows:
+            self.status[ROW] = row
+            self._envs.append(make())
+        self._step_methods = [env.step for env in self._envs]
         self.layout = Layout(self._envs[0].action_space, "action", name)
-        self._plain_action = not isinstance(self.layout.space, spaces.Dict | spaces.Tuple)
-        self._example = self._reset(start, 0)
+        self._action_is_plain = not isinstance(self.layout.space, spaces.Dict | spaces.Tuple)
+        self._first_reset = self._reset(start, 0)
         space = self._envs[0].observation_space
-        self.reader = ObservationReader(space, self.layout.specs, mask, self._example[1], name)
+        self.reader = ObservationReader(space, self.layout.specs, mask, self._first_reset[1], name)
         self.reader.mark_frame_stack(frame_stack(self._envs[0]))
         self.observation, self.action = self.reader.specs, self.layout.specs
         self._episodes = [0] * count
@@ -131,41 +134,41 @@ class EnvRows:
         }
 
     def attach(self, memory: StepArrays) -> None:
-        """Write into these arrays of the whole batch from now on; refuse what a first reset shows to be wrong."""
-        self._memory, self._own = memory, memory.rows(self._slice)
+        """Write into these arrays of the whole batch; refuse a first observation that does not fit its space."""
+        self._memory, self._own_memory = memory, memory.rows(self._slice)
         (name, leaf), *more = self.reader.layout.leaves.items()
         plain = not (more or leaf.path or self.reader.masks or leaf.start is not None)
-        # a lone Box that is just what its space says goes straight to its row; no array has the shape None
+        # the observation of a single Box is copied to its row directly; None never equals an array's shape
         self._shape, self._dtype = leaf.spec.shape if plain else None, leaf.dtype
         self._views = [memory.observation[name][row : row + 1].reshape(leaf.spec.shape) for row in self.rows]
-        self._look_at_first()
+        self._check_first_reset()
 
     def reset(self, seed: int, episodes: Sequence[int]) -> None:
-        """Reset all rows to the episodes of these numbers (one per row of its own) under the run's seed."""
+        """Begin the episodes with these numbers, one per row, under the run's seed."""
         self.seed = seed
         for row, episode in zip(self.rows, episodes, strict=True):
-            self._begin_row(row, episode)
+            self._reset_row(row, episode)
         self._check_rows()
 
     def step(self, actions: Arrays) -> dict[int, dict[str, float]]:
-        """Step by actions ``[B, …]`` of the whole batch, as the environment takes them; an ended row is reset.
+        """Step with actions ``[B, …]`` of the whole batch; a row that ended in the step before is reset instead.
 
-        Returns the numeric infos of the rows whose episode ended in this step, by row.
+        Return the numeric infos of the rows that end in this step, by row.
         """
-        own = self._own
-        for flags in (own.first, own.terminated, own.truncated):
-            flags.fill(False)  # a third of the time of [:] = False
-        infos = self._run(enumerate(self._unflatten(actions, self._slice)))
+        memory = self._own_memory
+        for flags in (memory.first, memory.terminated, memory.truncated):
+            flags.fill(False)  # takes a third of the time of [:] = False
+        infos = self._step_rows(enumerate(self._unflatten(actions, self._slice)))
         self._check_rows()
         return infos
 
     @property
     def env(self) -> Environment:
-        """The first of its environments."""
+        """The environment of the first row."""
         return self._envs[0]
 
     def snapshot(self, row: int) -> dict[str, Any] | None:
-        """All of a row's environment, where it can give that."""
+        """Return the state of a row's environment; None if it cannot be saved."""
         self.status[ROW] = row
         try:
             return take_snapshot(self._envs[row - self._start])
@@ -175,27 +178,27 @@ class EnvRows:
     def restore_row(
         self, row: int, episode: int, ended: bool, snapshot: Mapping[str, Any] | None, actions: Arrays | None
     ) -> str:
-        """Bring a row back to the step that the arrays hold: by its snapshot, else by seed and ``actions`` ``[n, …]``.
+        """Restore a row to the step in the arrays: from its snapshot, else by replaying ``actions`` ``[n, …]``.
 
-        ``seed`` and ``branch`` must be set. Returns nothing if it is there; else why not, and the row is at the first
-        step of its next episode, with no ending before it.
+        ``seed`` and ``branch`` must be set. Return "" on success; otherwise the row begins its next episode, and the
+        reason is returned.
         """
         i = row - self._start
         self.status[ROW], self._episodes[i], self._ended[i] = row, episode, ended
-        if ended and snapshot is None:  # its next step is a reset
+        if ended and snapshot is None:  # the next step resets it
             return ""
-        why = self._recall(row, snapshot, actions)
-        if why:
-            self._begin_row(row, episode + 1)
+        reason = self._restore_episode(row, snapshot, actions)
+        if reason:
+            self._reset_row(row, episode + 1)
             self._check_rows()
-        return why
+        return reason
 
     def seed_of(self, row: int, episode: int) -> int:
-        """The seed of an episode."""
+        """Return the seed of an episode."""
         return episode_seed(self.seed, self.branch, self.first_row + row, episode)
 
     def render(self, row: int) -> Any:
-        """The picture of one environment, as its render mode gives it."""
+        """Render one environment."""
         try:
             return self._envs[row - self._start].render()
         except Exception as error:
@@ -203,23 +206,19 @@ class EnvRows:
 
     def close(self) -> None:
         """Close the environments; may be called twice."""
-        envs, self._envs, self._calls = self._envs, [], []
-        with ExitStack() as stack:  # one that fails does not keep the others from closing
+        envs, self._envs, self._step_methods = self._envs, [], []
+        with ExitStack() as stack:  # closes all, even if one fails
             for env in envs:
                 stack.callback(env.close)
 
-    def _make_row(self, make: Callable[[], Environment], row: int) -> Environment:
-        self.status[ROW] = row
-        return make()
-
     def _unflatten(self, actions: Arrays, rows: slice) -> Iterable[Any]:
-        """The actions of some rows, each as its environment takes it; it may keep it, so it is a copy."""
+        """Return copies of the actions of some rows, each as its environment expects it."""
         own = {name: x[rows].copy() for name, x in actions.items()}
-        if self._plain_action:
+        if self._action_is_plain:
             return self.layout.unflatten(own)  # type: ignore[no-any-return]
         return (self.layout.unflatten_row(own, i) for i in range(len(next(iter(own.values())))))
 
-    def _begin_row(self, row: int, episode: int) -> None:
+    def _reset_row(self, row: int, episode: int) -> None:
         i, seed = row - self._start, self.seed_of(row, episode)
         self.status[ROW], self._episodes[i], self._ended[i] = row, episode, False
         self._memory.mark_first(row)
@@ -234,32 +233,31 @@ class EnvRows:
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
             return result
         raise UserError(
-            f"{self.name}: reset returned {_count(result)}, but Gymnasium's reset returns 2 values: observation and "
-            "info dict."
+            f"{self.name}: reset returned {describe_result(result)}, but must return 2 values: observation and info dict."
         )
 
-    def _run(self, steps: Iterable[tuple[int, Any]]) -> dict[int, dict[str, float]]:
-        """Make steps, each an environment (counted from the first of its own) and its action; ended ones are reset.
+    def _step_rows(self, steps: Iterable[tuple[int, Any]]) -> dict[int, dict[str, float]]:
+        """Step environments, given by their index here and their action; ended ones are reset.
 
-        All is written but the flags of rows where nothing ends. Every step pays for this loop, so the usual case is
-        told by identity, and what is rare is done elsewhere. Returns the numeric infos of the rows that end, by row.
+        Flags are written only where an episode ends. This loop is on the path of every step, so the usual types are
+        recognized by identity and everything else is handled in other methods.
         """
-        memory, start, where, ended, infos = self._memory, self._start, self.status, self._ended, {}
-        calls, views, shape, dtype = self._calls, self._views, self._shape, self._dtype
+        memory, start, status, ended, infos = self._memory, self._start, self.status, self._ended, {}
+        methods, views, shape, dtype = self._step_methods, self._views, self._shape, self._dtype
         for i, action in steps:
-            row = where[ROW] = start + i
+            row = status[ROW] = start + i
             if ended[i]:
-                self._begin_row(row, self._episodes[i] + 1)
+                self._reset_row(row, self._episodes[i] + 1)
                 continue
             try:
-                result = calls[i](action)
+                result = methods[i](action)
             except Exception as error:
                 raise environment_error(self.name, "step", error) from error
             try:
                 observation, reward, terminated, truncated, info = result
             except (TypeError, ValueError) as error:
                 raise UserError(
-                    f"{self.name}: step returned {_count(result)}, but Gymnasium's step returns 5 values: observation, "
+                    f"{self.name}: step returned {describe_result(result)}, but must return 5 values: observation, "
                     "reward, terminated, truncated, info."
                 ) from error
             if not isinstance(info, dict):
@@ -268,33 +266,31 @@ class EnvRows:
                 views[i][...] = observation
             else:
                 self._write(row, observation, info)
-            memory.reward[row] = reward if type(reward) is float else self._number(reward)
-            if (terminated is not False or truncated is not False) and self._ends(row, terminated, truncated):
+            memory.reward[row] = reward if type(reward) is float else self._to_float(reward)
+            if (terminated is not False or truncated is not False) and self._write_ending(row, terminated, truncated):
                 ended[i], infos[row] = True, numeric_info(info)
         return infos
 
-    def _number(self, reward: Any) -> float:
-        try:
-            if getattr(reward, "shape", ()) != ():
-                raise TypeError("an array of numbers is none")
-            if not isinstance(reward, np.generic) and hasattr(reward, "shape"):
-                self.status[WARNING_BITS] |= ARRAY_REWARD
-            return reward.__float__()  # type: ignore[no-any-return] # float() would read a text, numpy None as NaN
-        except (AttributeError, TypeError, ValueError) as error:
-            raise UserError(f"{self.name}: the reward is {reward!r}, which is not a number; return a float.") from error
+    def _to_float(self, reward: Any) -> float:
+        number = to_float(reward)
+        if number is None:
+            raise UserError(f"{self.name}: the reward is {reward!r}, which is not a number; return a float.")
+        if not isinstance(reward, np.generic) and hasattr(reward, "shape"):
+            self.status[WARNING_BITS] |= ARRAY_REWARD
+        return number
 
-    def _ends(self, row: int, terminated: Any, truncated: Any) -> bool:
+    def _write_ending(self, row: int, terminated: Any, truncated: Any) -> bool:
         try:
-            ends = bool(terminated), bool(truncated)
+            ending = bool(terminated), bool(truncated)
         except (TypeError, ValueError) as error:
             raise UserError(
                 f"{self.name}: terminated is {terminated!r} and truncated {truncated!r}; return two bools."
             ) from error
-        self._memory.terminated[row], self._memory.truncated[row] = ends
-        return any(ends)
+        self._memory.terminated[row], self._memory.truncated[row] = ending
+        return any(ending)
 
-    def _recall(self, row: int, snapshot: Mapping[str, Any] | None, actions: Arrays | None) -> str:
-        """Bring a row's environment back; return why it is not where it was, if it is not."""
+    def _restore_episode(self, row: int, snapshot: Mapping[str, Any] | None, actions: Arrays | None) -> str:
+        """Restore the running episode of a row; return why that failed, or ""."""
         i, saved = row - self._start, _copy(self._memory, row)
         episode = self._episodes[i]
         try:
@@ -306,42 +302,40 @@ class EnvRows:
                 return TOO_LONG
             self._memory.reward[row] = 0
             self._write(row, *reset)
-            self._run(self._counting(i, self._unflatten(actions, slice(None))))
+            self._step_rows(self._counting(i, self._unflatten(actions, slice(None))))
         except Exception as error:
-            return f"it cannot be brought back ({str(environment_error(self.name, 'restore', error)).rstrip('.')})"
-        # an ending on the way is an episode too many, or an ending now
+            return f"it cannot be restored ({str(environment_error(self.name, 'restore', error)).rstrip('.')})"
+        # an ending during the replay shows as another episode number, or as another flag
         same = self._episodes[i] == episode and all(map(_same, saved, _copy(self._memory, row)))
         for x, value in zip(_arrays(self._memory), saved, strict=True):
             x[row] = value  # a NaN keeps its bits
         return "" if same else DIFFERS
 
     def _counting(self, i: int, actions: Iterable[Any]) -> Iterable[tuple[int, Any]]:
-        """Steps of one environment, counted in ``where``."""
+        """Yield the steps of one environment and count them in ``status``."""
         for action in actions:
             self.status[REPLAYED] += 1
             yield i, action
 
-    def _look_at_first(self) -> None:
-        """Refuse, before training begins, what a reset shows to be wrong."""
+    def _check_first_reset(self) -> None:
+        """Refuse a first observation with NaN, unknown choices or an empty mask, before training begins."""
         row = self._start
-        self._write(row, *self._example)
+        self._write(row, *self._first_reset)
         first = {key: x[row : row + 1] for key, x in self._memory.observation.items()}
         for key, x in first.items():
             if not np.isfinite(x).all():
-                raise UserError(
-                    f'{self.name}: observation "{key}" of the first reset has NaN or infinite values; find the '
-                    "division by zero or the overflow that made it so."
-                )
+                problem = Problem(f'observation "{key}" of the first reset has NaN or infinite values.', FIX_NAN)
+                raise UserError(f"{self.name}: {problem}")
         self._check_choices(first)
         if self.reader.masks is not None:
             self.reader.masks.resolve_empty(first, np.zeros(1, np.bool_), row)
 
     def _check_rows(self) -> None:
-        """What is looked at once for all rows: choices, and masks that allow nothing."""
+        """Check choices and masks of all rows at once."""
         if self._sizes:
-            self._check_choices(self._own.observation)
+            self._check_choices(self._own_memory.observation)
         if self.reader.masks is not None:
-            self.reader.masks.resolve_empty(self._own.observation, np.array(self._ended), self._start)
+            self.reader.masks.resolve_empty(self._own_memory.observation, np.array(self._ended), self._start)
 
     def _write(self, row: int, observation: Any, info: Mapping[str, Any]) -> None:
         try:
@@ -358,23 +352,23 @@ class EnvRows:
             target[row] = value
 
     def _check(self, key: str, value: NDArray[Any], observation: Any) -> None:
-        """Refuse an array of another shape or type than its space, save where the difference means nothing."""
+        """Refuse an array that does not have the shape and type of its space, unless no precision is lost."""
         leaf, shape = self.reader.layout.leaves[key], self._memory.observation[key].shape[1:]
         for part in leaf.path:
             observation = observation[part]
-        if value.shape == shape and _harmless(observation, value.dtype, leaf.dtype):
+        if value.shape == shape and _is_lossless(observation, value.dtype, leaf.dtype):
             return
         if value.shape == shape and is_float_cast(value.dtype, leaf.dtype):
             self.status[WARNING_BITS] |= CAST
-            self._dtype = self._dtypes[key] = value.dtype  # the usual case from now on
+            self._dtype = self._dtypes[key] = value.dtype  # checked once
             return
         raise UserError(
-            f'{self.name}: observation "{key}" is {value.dtype} of shape {value.shape}, but its space says '
-            f"{leaf.dtype} of shape {shape}; return what the space says (.astype or .reshape), or change the space."
+            f'{self.name}: observation "{key}" is {value.dtype} of shape {value.shape}, but its space is '
+            f"{leaf.dtype} of shape {shape}; convert it (.astype or .reshape), or change the space."
         )
 
     def _check_choices(self, observation: Mapping[str, NDArray[Any]]) -> None:
-        """Refuse choices that the space does not have; a one-hot vector would silently be empty."""
+        """Refuse choices outside of the space, whose one-hot vectors would be empty."""
         for key, sizes in self._sizes.items():
             x = observation[key]
             wrong = (x < 0) | (x >= sizes)
@@ -385,17 +379,13 @@ class EnvRows:
                 )
 
 
-def _harmless(given: Any, found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Whether a value of one type may stand for another: no precision is lost, or it had no type of its own."""
+def _is_lossless(given: Any, found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Return whether a cast loses nothing, or the value was a plain Python number or list, which has no dtype."""
     if np.can_cast(found, wanted, "safe"):
         return True
     if np.issubdtype(wanted, np.integer):
         return np.issubdtype(found, np.integer) and (wanted == np.int64 or isinstance(given, int | list))
     return isinstance(given, int | float | list) and np.issubdtype(found, np.number)
-
-
-def _count(result: Any) -> str:
-    return f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
 
 
 def _arrays(memory: StepArrays) -> list[NDArray[Any]]:
@@ -407,7 +397,7 @@ def _copy(memory: StepArrays, row: int) -> list[NDArray[Any]]:
 
 
 def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Bit for bit, but any NaN is like any other."""
+    """Compare bit by bit; all NaNs are equal."""
     if a.tobytes() == b.tobytes():
         return True
     if not np.issubdtype(a.dtype, np.inexact):

@@ -271,7 +271,7 @@ class BatchManager(EnvironmentManager):
             own = self._memory.observation[name]
             if x.shape != own.shape or not np.can_cast(x.dtype, own.dtype, "same_kind"):
                 raise UserError(
-                    f'{self.name}: observation "{name}" is {x.dtype} of shape {x.shape}, but its space says '
+                    f'{self.name}: observation "{name}" is {x.dtype} of shape {x.shape}, but its space is '
                     f"{own.dtype} of shape {own.shape}; fix the space or the observation."
                 )
         self._take_observation(observation, infos)

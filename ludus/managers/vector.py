@@ -64,7 +64,7 @@ class VectorEnvManager(BatchManager):
         try:
             restore_snapshot(self._env, snapshot["vector"])
         except UserError as error:
-            return self._restart(f"it cannot be brought back ({str(error).rstrip('.')})")
+            return self._restart(f"it cannot be restored ({str(error).rstrip('.')})")
         return {}
 
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 import ludus
 from ludus.core.errors import UserError
-from ludus.environments.check import check
+from ludus.environments.check import check_environment
 from ludus.environments.config import EnvConfig
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
@@ -50,6 +50,10 @@ class Good(gymnasium.Env):
         return self.value("step", five)
 
 
+def check(config, environment=None, **limits):
+    return check_environment(config, environment, **limits).problems
+
+
 def found(**parts):
     return check(EnvConfig(), lambda: Good(**parts), steps=60)
 
@@ -60,14 +64,14 @@ def raising(env):
 
 CASES = {
     "old step": ({"step": lambda env: (env.observe(), 0.0, False, {})}, "step returned 4 values", "five values"),
-    "old reset": ({"reset": lambda env: env.observe()}, "reset returned one ndarray", "observation, info"),
+    "old reset": ({"reset": lambda env: env.observe()}, "reset returned a ndarray", "observation, info"),
     "reset info": ({"reset": lambda env: (env.observe(), None)}, "info of type NoneType", "dict"),
     "step raises": ({"step": raising}, "step raised ValueError: broken inside", "Correct step"),
     "shape": ({"observation": np.zeros(3, np.float32)}, r"float32 of shape \(3,\)", "reshape"),
     "dtype": ({"observation": np.zeros(2, np.int64)}, "int64 of shape", "astype"),
     "bounds": ({"observation": np.full(2, 5, np.float32)}, "outside the bounds.*5", "Widen"),
     "nan": ({"observation": np.full(2, np.nan, np.float32)}, "NaN", "division"),
-    "text": ({"observation": "hello"}, "its space says float32", "space"),
+    "text": ({"observation": "hello"}, "its space is float32", "space"),
     "reward text": ({"reward": "1"}, "reward is of type str", "float"),
     "reward array": ({"reward": np.zeros(1)}, "reward is of type ndarray", "float"),
     "reward of no numbers": ({"reward": np.array(None)}, "reward is of type ndarray", "float"),
@@ -226,14 +230,12 @@ def test_a_reset_of_nonsense_hides_nothing_else():
         'The Box of action "action" has infinite bounds.': "warning",
     }
     for nonsense, said in {
-        None: "reset returned one NoneType",
-        7: "reset returned one int",
+        None: "reset returned a NoneType",
+        7: "reset returned a int",
         (1, 2, 3): "reset returned 3 values",
     }.items():
         said = f"{said}, not the two values observation and info."
-        observed = {
-            'Observation "observation" is int64 of shape (), but its space says float32 of shape (2,).': "error"
-        }
+        observed = {'Observation "observation" is int64 of shape (), but its space is float32 of shape (2,).': "error"}
         assert everything(reset=nonsense, **rest) == others | {said: "error"} | (observed if nonsense == 7 else {})
 
 
@@ -241,11 +243,11 @@ def test_an_old_reset_and_an_old_step_are_looked_at_as_they_are():
     wide = np.full(2, 5, np.float32)
     said = everything(reset=lambda env: wide, step=lambda env: (np.zeros(3, np.float32), None, env.count > 9, {}))
     assert said == {
-        "reset returned one ndarray, not the two values observation and info.": "error",
+        "reset returned a ndarray, not the two values observation and info.": "error",
         'Observation "observation" lies outside the bounds of its Box': "warning",
         "step returned 4 values, not five values.": "error",
         "The reward is of type NoneType, which is not a number.": "error",
-        'Observation "observation" is float32 of shape (3,), but its space says float32 of shape (2,).': "error",
+        'Observation "observation" is float32 of shape (3,), but its space is float32 of shape (2,).': "error",
     }
 
 

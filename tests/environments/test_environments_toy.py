@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from ludus.environments.check import check
+from ludus.environments.check import check_environment
 from ludus.environments.config import EnvConfig
 from ludus.environments.image_toy import CatchEnv, QuestionEnv
 from ludus.environments.toy import CountingEnv, MaskedEnv, MemoryEnv, MixedActionEnv, NoVelocityCartPole, TargetEnv
@@ -27,7 +27,7 @@ TOYS = {
 @pytest.mark.filterwarnings("ignore")
 def test_toys_pass_both_checks(name):
     check_env(TOYS[name](), skip_render_check=True)
-    assert check(EnvConfig(), TOYS[name]) == []
+    assert check_environment(EnvConfig(), TOYS[name]).problems == []
 
 
 def test_memory_pays_recall_and_nothing_else_in_expectation():

@@ -19,9 +19,9 @@ TRAIN = flags(TINY | {"agent.minibatches": 2})
 # found before training: nothing is written
 AT_ONCE = {
     "NaNFromTheStart": "NaN or infinite",
-    "WrongType": "is int64 of shape (2,), but its space says float32",
-    "WrongShape": "of shape (3,), but its space says float32 of shape (2,)",
-    "Text": "but its space says float32",
+    "WrongType": "is int64 of shape (2,), but its space is float32",
+    "WrongShape": "of shape (3,), but its space is float32 of shape (2,)",
+    "Text": "but its space is float32",
     "OutsideDiscrete": "has the choice 7",
     "BelowDiscrete": "has the choice -5",
     "LacksPart": "lacks 'speed'",

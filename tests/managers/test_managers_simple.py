@@ -42,7 +42,7 @@ def stepped(*args, **kwargs):
     ("space", "later", "says"),
     [
         (BOX, np.zeros(3, np.float32), r'MyEnv: observation "observation" is float32 of shape \(3,\).*shape \(2,\)'),
-        (BOX, np.zeros(2, np.int64), 'MyEnv: observation "observation" is int64 .*says float32'),
+        (BOX, np.zeros(2, np.int64), 'MyEnv: observation "observation" is int64 .*is float32'),
         (BOX, np.zeros(3), "float64 of shape"),
         (BOX, None, "object"),
         (spaces.Dict(a=BOX), {"b": np.zeros(2, np.float32)}, "lacks 'a'"),

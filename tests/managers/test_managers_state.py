@@ -297,7 +297,7 @@ def test_an_environment_that_fails_in_the_replay_is_told():
     manager.step({"action": torch.zeros(2, dtype=torch.int64)})
     other = SimpleEnvManager(lambda: Breaks(100), 2, "World")
     other.load_state_dict(manager.state_dict())
-    assert "all environments of World: it cannot be brought back (World: step raised RuntimeError" in other.restored
+    assert "all environments of World: it cannot be restored (World: step raised RuntimeError" in other.restored
     assert other.last_step().first.all()
 
 
