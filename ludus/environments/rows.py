@@ -233,7 +233,7 @@ class EnvRows:
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
             return result
         raise UserError(
-            f"{self.name}: reset returned {describe_result(result)}, but must return 2 values: observation and info dict."
+            f"{self.name}: reset returned {describe_result(result)}, but must return 2 values: observation and info."
         )
 
     def _step_rows(self, steps: Iterable[tuple[int, Any]]) -> dict[int, dict[str, float]]:

@@ -51,7 +51,7 @@ BY_A_STEP = {
     "TextReward": "the reward is 'much'",
     "WrongShapeLater": "of shape (3,)",
     "OutsideMultiDiscrete": "has the choice 3",
-    "OldStep": "step returned 4 values, but Gymnasium's step returns 5",
+    "OldStep": "step returned 4 values, but must return 5",
     "NoInfoDict": "step returned None as info",
     "NoBools": "return two bools",
     "RaisesInStep": "step raised ZeroDivisionError: the wheel fell off (fault_worlds.py, line ",
