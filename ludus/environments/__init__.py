@@ -1,1 +1,1 @@
-"""Environments: making them by name, their spaces as named arrays, toys to learn from, and a check of a user's own."""
+"""Make, check, save and step environments; toy environments for tests and examples."""

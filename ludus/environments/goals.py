@@ -1,8 +1,8 @@
-"""What an environment with goals says of goals that it did not set: rewards and endings told anew. Needs numpy alone.
+"""Recompute rewards and terminations of goal environments for other goals, for hindsight replay. Needs no torch.
 
-The convention is that of Gymnasium-Robotics: observations are a Dict with ``achieved_goal`` and ``desired_goal``, and
-the environment, or a wrapper around it, has ``compute_reward(achieved_goal, desired_goal, info)``. It may have
-``compute_terminated`` of the same; without it, transitions keep the endings that they had.
+As in Gymnasium-Robotics, observations are a Dict with ``achieved_goal`` and ``desired_goal``, and the environment or a
+wrapper has ``compute_reward(achieved_goal, desired_goal, info)``. It may have ``compute_terminated`` with the same
+arguments; otherwise transitions keep their ``terminated``.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from ludus.core.errors import UserError
 from ludus.environments.gym import Environment, GymAdapter
 from ludus.environments.spaces import Array, Layout
 
-REACHED, WANTED = "achieved_goal", "desired_goal"
-REWARD, ENDING = "compute_reward", "compute_terminated"
+ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
+REWARD, TERMINATED = "compute_reward", "compute_terminated"
 Floats = NDArray[np.float32]
 Flags = NDArray[np.bool_]
 Compute = Callable[[Any, Any, dict[str, Any]], Any]
 
 
 def has_goals(env: Environment) -> bool:
-    """Whether an environment says what was reached and what is wanted, and can tell the reward of any two such."""
+    """Return whether an environment has goals and a ``compute_reward``."""
     return _goal_spaces(env) is not None and _find(env, REWARD)[0] is not None
 
 
 def make_goal_reward(env: Environment, name: str = "") -> GoalReward | None:
-    """What tells rewards and endings of goals reached and wanted, or None where the environment cannot tell rewards.
+    """Return a function that recomputes rewards and terminations; None if the environment has no goals.
 
-    It is tried on goals drawn from the environment's spaces, so that what is wrong shows before training.
+    It is tried on goals sampled from the environment's spaces, so that errors show before training.
     """
     found, (compute, changing) = _goal_spaces(env), _find(env, REWARD)
     if found is None or compute is None:
@@ -46,117 +46,117 @@ def make_goal_reward(env: Environment, name: str = "") -> GoalReward | None:
     name = name or type(env.unwrapped).__name__
     if changing:
         raise UserError(
-            f"{name}: the wrapper {changing} changes rewards, but compute_reward does not; give the wrapper a "
-            "compute_reward of its own, leave it out of env.wrappers, or set agent.hindsight to 0."
+            f"{name}: the wrapper {changing} changes rewards, but not compute_reward; give the wrapper a "
+            "compute_reward, remove it from env.wrappers, or set agent.hindsight to 0."
         )
     examples = _examples(*found)
     reward = GoalMethod(compute, REWARD, examples, name)
-    return GoalReward(reward, _ending(env, examples, name), *found, name)
+    return GoalReward(reward, _terminated(env, examples, name), *found, name)
 
 
 class GoalReward:
-    """The rewards ``[n]`` of goals, and whether they end an episode ``[n]``: None where the environment cannot tell."""
+    """Computes rewards ``[n]`` and terminations ``[n]`` (None without ``compute_terminated``) of goals ``[n, …]``."""
 
     def __init__(
         self,
         reward: GoalMethod,
-        ending: GoalMethod | None,
-        reached: spaces.Space[Any],
-        wanted: spaces.Space[Any],
+        terminated: GoalMethod | None,
+        achieved: spaces.Space[Any],
+        desired: spaces.Space[Any],
         environment: str,
     ) -> None:
-        self.reward, self.ending = reward, ending
-        self._reached, self._wanted = Layout(reached, REACHED, environment), Layout(wanted, WANTED, environment)
+        self.reward, self.terminated = reward, terminated
+        self._achieved, self._desired = Layout(achieved, ACHIEVED, environment), Layout(desired, DESIRED, environment)
 
-    def __call__(self, reached: Array, wanted: Array) -> tuple[Floats, Flags | None]:
-        """Of goals ``[n, …]`` as the replay has them."""
-        goals = self._reached.unflatten({REACHED: reached}), self._wanted.unflatten({WANTED: wanted})
-        return self.reward(*goals), None if self.ending is None else self.ending(*goals) != 0
+    def __call__(self, achieved: Array, desired: Array) -> tuple[Floats, Flags | None]:
+        """Compute both for goals as the replay buffer stores them."""
+        goals = self._achieved.unflatten({ACHIEVED: achieved}), self._desired.unflatten({DESIRED: desired})
+        return self.reward(*goals), None if self.terminated is None else self.terminated(*goals) != 0
 
 
 class GoalMethod:
-    """A method of an environment, which must be a pure function of the two goals, on rows of a batch.
+    """Calls an environment's method, which must be a pure function of the two goals, on a batch.
 
-    It is called once for all rows where that gives the same as one call for each.
+    The method is called once for the whole batch if that gives the same as a call for each row.
     """
 
     def __init__(self, compute: Compute, name: str, examples: tuple[Array, Array], environment: str) -> None:
         self._compute, self._name, self._environment = compute, name, environment
-        self.batched = self._try(*examples)
+        self.batched = self._supports_batches(*examples)
 
-    def __call__(self, reached: Array, wanted: Array) -> Floats:
-        """What it says ``[n]`` of goals ``[n, …]`` as the environment has them."""
+    def __call__(self, achieved: Array, desired: Array) -> Floats:
+        """Return the results ``[n]`` for goals ``[n, …]`` as the environment has them."""
         try:
-            made = self._together(reached, wanted) if self.batched else self._one_by_one(reached, wanted)
+            result = self._call_batch(achieved, desired) if self.batched else self._call_rows(achieved, desired)
         except Exception as error:
-            raise self._failed(error) from error
-        if made.shape != (len(reached),):
-            raise self._misshapen(made.shape, f"{len(reached)} goals")
-        return made
+            raise self._error(error) from error
+        if result.shape != (len(achieved),):
+            raise self._shape_error(result.shape, f"{len(achieved)} goals")
+        return result
 
-    def _together(self, reached: Array, wanted: Array) -> Floats:
-        return np.asarray(self._compute(reached, wanted, {}), np.float32)
+    def _call_batch(self, achieved: Array, desired: Array) -> Floats:
+        return np.asarray(self._compute(achieved, desired, {}), np.float32)
 
-    def _one_by_one(self, reached: Array, wanted: Array) -> Floats:
-        made = [np.asarray(self._compute(a, b, {}), np.float32) for a, b in zip(reached, wanted, strict=True)]
+    def _call_rows(self, achieved: Array, desired: Array) -> Floats:
+        made = [np.asarray(self._compute(a, b, {}), np.float32) for a, b in zip(achieved, desired, strict=True)]
         for x in made:
             if x.size != 1:
-                raise self._misshapen(x.shape, "one goal")
+                raise self._shape_error(x.shape, "one goal")
         return np.array([x.reshape(()) for x in made], np.float32)
 
-    def _try(self, reached: Array, wanted: Array) -> bool:
-        """Whether one call does for all rows; refuse what does neither for a row nor for all."""
+    def _supports_batches(self, achieved: Array, desired: Array) -> bool:
+        """Return whether a batch gives the same as its rows; refuse a method that works for neither."""
         together = None
         with suppress(Exception):
-            together = self._together(reached, wanted)
-        fits = together is not None and together.shape == (len(reached),)
+            together = self._call_batch(achieved, desired)
+        fits = together is not None and together.shape == (len(achieved),)
         try:
-            alone = self._one_by_one(reached, wanted)
+            alone = self._call_rows(achieved, desired)
         except Exception as error:
-            if fits:  # it takes nothing but batches
+            if fits:  # it takes batches only
                 return True
-            raise self._failed(error) from error
+            raise self._error(error) from error
         return fits and np.allclose(together, alone, 1e-4, equal_nan=True)  # type: ignore[arg-type]
 
-    def _failed(self, error: Exception) -> UserError:
+    def _error(self, error: Exception) -> UserError:
         if isinstance(error, UserError):
             return error
-        said = " ".join(str(error).split()) or "no message"
+        message = " ".join(str(error).split()) or "no message"
         return UserError(
             f"{self._environment}: {self._name}(achieved_goal, desired_goal, info) raised {type(error).__name__}: "
-            f"{said}; let it need nothing but the two goals (info is empty), or set agent.hindsight to 0."
+            f"{message}; make it depend on the two goals alone (info is empty), or set agent.hindsight to 0."
         )
 
-    def _misshapen(self, shape: tuple[int, ...], of: str) -> UserError:
+    def _shape_error(self, shape: tuple[int, ...], of: str) -> UserError:
         return UserError(
-            f"{self._environment}: {self._name} gave an array of shape {shape} for {of}; return one number for a "
+            f"{self._environment}: {self._name} returned an array of shape {shape} for {of}; return one number per "
             "goal, or set agent.hindsight to 0."
         )
 
 
-def _ending(env: Environment, examples: tuple[Array, Array], name: str) -> GoalMethod | None:
-    compute, _ = _find(env, ENDING)
+def _terminated(env: Environment, examples: tuple[Array, Array], name: str) -> GoalMethod | None:
+    compute, _ = _find(env, TERMINATED)
     try:
-        return None if compute is None else GoalMethod(compute, ENDING, examples, name)
+        return None if compute is None else GoalMethod(compute, TERMINATED, examples, name)
     except UserError as error:
-        if isinstance(error.__cause__, NotImplementedError):  # Gymnasium-Robotics' GoalEnv declares it, no more
+        if isinstance(error.__cause__, NotImplementedError):  # only declared, as in Gymnasium-Robotics' GoalEnv
             return None
         raise
 
 
 def _goal_spaces(env: Environment) -> tuple[spaces.Space[Any], spaces.Space[Any]] | None:
-    """The spaces of what is reached and what is wanted; None unless both are plain and alike in shape."""
+    """Return the spaces of both goals; None unless they are plain and have the same shape."""
     space = env.observation_space
-    if not isinstance(space, spaces.Dict) or not {REACHED, WANTED} <= space.spaces.keys():
+    if not isinstance(space, spaces.Dict) or not {ACHIEVED, DESIRED} <= space.spaces.keys():
         return None
-    reached, wanted = space[REACHED], space[WANTED]
-    if isinstance(reached, spaces.Dict | spaces.Tuple) or reached.shape != wanted.shape:
+    achieved, desired = space[ACHIEVED], space[DESIRED]
+    if isinstance(achieved, spaces.Dict | spaces.Tuple) or achieved.shape != desired.shape:
         return None
-    return reached, wanted
+    return achieved, desired
 
 
 def _find(env: Any, method: str) -> tuple[Compute | None, str]:
-    """The outermost method of that name, and the name of a wrapper around it that changes rewards without one."""
+    """Return the outermost method of that name, and the name of a wrapper around it that changes rewards."""
     changing = ""
     while True:
         if callable(compute := getattr(env, method, None)):
@@ -168,18 +168,17 @@ def _find(env: Any, method: str) -> tuple[Compute | None, str]:
         env = env.env
 
 
-def _examples(reached: spaces.Space[Any], wanted: spaces.Space[Any]) -> tuple[Array, Array]:
-    """Three rows or a few more, of which the first has reached its goal.
+def _examples(achieved: spaces.Space[Any], desired: spaces.Space[Any]) -> tuple[Array, Array]:
+    """Sample three or more pairs of goals, of which the first is achieved.
 
-    Their number is no size of a goal, so that a sum over the wrong dimension shows, and two have not arrived, so that
-    one that looks at the other rows shows too. They are drawn from copies: the environment's own generators stay as
-    they were.
+    Their number differs from the sizes of a goal, so that a sum over the wrong dimension is noticed, and at least two
+    are not achieved, so that a dependence on other rows is noticed. The generators of the spaces are not used.
     """
-    shape = reached.shape or ()
+    shape = achieved.shape or ()
     rows = next(n for n in count(3) if n not in shape)
-    spaces_ = deepcopy(reached), deepcopy(wanted)
-    for seed, space in enumerate(spaces_):
+    copies = deepcopy(achieved), deepcopy(desired)
+    for seed, space in enumerate(copies):
         space.seed(seed)
-    a, b = (np.stack([np.asarray(space.sample()) for _ in range(rows)]) for space in spaces_)
+    a, b = (np.stack([np.asarray(space.sample()) for _ in range(rows)]) for space in copies)
     b[0] = a[0]
     return a, b

@@ -1,4 +1,4 @@
-"""Making one environment: by Gymnasium id, by ``package.module:Class``, or from a callable."""
+"""Make one environment from a Gymnasium id, from ``package.module:Class``, or from a callable."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ludus.environments.config import EnvConfig, parse_options, parse_wrappers
 from ludus.environments.errors import environment_error
 
 Environment = gymnasium.Env[Any, Any]
-ENVPOOL_TOO = ("box2d", "mujoco")  # families that EnvPool has under the same ids
-NEEDED = ("reset", "step", "observation_space", "action_space")
+ENVPOOL_TOO = ("box2d", "mujoco")  # extras of Gymnasium whose environments EnvPool has under the same ids
+REQUIRED = ("reset", "step", "observation_space", "action_space")
 
 
 def make_environment(
     config: EnvConfig, source: Callable[..., Any] | None = None, render_mode: str | None = None
 ) -> Environment:
-    """Make one environment as the settings say, wrappers included; ``source`` makes it in place of ``config.id``."""
+    """Make one environment with its wrappers; ``source`` is called in place of ``config.id``."""
     id = config.id if source is None else source
     env = make(id, parse_options(config.options), config.max_episode_steps, render_mode)
     for path, arguments in parse_wrappers(config.wrappers):
@@ -38,55 +38,48 @@ def make(
     max_episode_steps: int = 0,
     render_mode: str | None = None,
 ) -> Environment:
-    """Make the environment behind an id, a path or a callable; ``max_episode_steps`` 0 keeps its own limit."""
+    """Make an environment from an id, a path or a callable; ``max_episode_steps`` 0 keeps its time limit."""
     options = dict(options or {})
     if not isinstance(id, str):
         return _construct(id, getattr(id, "__name__", type(id).__name__), options, max_episode_steps, render_mode)
     if is_path(id):
         maker = resolve(id, {}, "environment")
-        if isinstance(maker, type) and not _is_environment(maker):  # told before it is called
-            raise UserError(
-                f'Environment "{id}" is a class without reset and step, so no environment; derive it from '
-                "gymnasium.Env."
-            )
+        if isinstance(maker, type) and not (hasattr(maker, "reset") and hasattr(maker, "step")):
+            raise UserError(f'Environment "{id}" is a class without reset and step; derive it from gymnasium.Env.')
         return _construct(maker, id, options, max_episode_steps, render_mode)
     limit: dict[str, Any] = {"max_episode_steps": max_episode_steps} if max_episode_steps else {}
     spec = find_spec(id)
-    with_mode: dict[str, Any] = {"render_mode": render_mode} if render_mode else {}
-    try:  # gymnasium's own checker costs time in every step; `ludus check` does its work once
-        return gymnasium.make(spec, disable_env_checker=True, **limit, **with_mode, **options)
+    mode: dict[str, Any] = {"render_mode": render_mode} if render_mode else {}
+    try:  # Gymnasium's checker would slow down every step; `ludus check` checks once
+        return gymnasium.make(spec, disable_env_checker=True, **limit, **mode, **options)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise UserError(_missing(id, spec, error)) from error
+        raise UserError(_missing_package(id, spec, error)) from error
     except TypeError as error:
         if not options:
             raise environment_error(id, "its constructor", error) from error
-        raise UserError(f'Environment "{id}" refused its options {sorted(options)}: {error}.') from error
+        raise UserError(f'Environment "{id}" did not accept its options {sorted(options)}: {error}.') from error
     except Exception as error:
         raise environment_error(id, "its constructor", error) from error
 
 
-def _is_environment(kind: type) -> bool:
-    return issubclass(kind, gymnasium.Env) or all(hasattr(kind, name) for name in ("reset", "step"))
-
-
 def is_path(id: str) -> bool:
-    """Whether ``id`` is ``package.module:Class``; Gymnasium's own ``module:Name-v0`` is not."""
+    """Return whether ``id`` is ``package.module:Class``, unlike Gymnasium's ``module:Name-v0``."""
     return ":" in id and all(part.isidentifier() for part in id.rpartition(":")[2].split("."))
 
 
 def find_spec(id: str) -> gymnasium.envs.registration.EnvSpec:
-    """Return the registered spec of an id, or say what is nearest to it."""
+    """Return the spec of a registered id; without a version, the newest; an error suggests similar ids."""
     module, _, name = id.rpartition(":")
     _register(module or ("ale_py" if name.startswith("ALE/") else ""), id)
     known = gymnasium.registry
     if name in known:
         return known[name]
     versions = [key for key in known if key.rpartition("-v")[0] == name]
-    if versions:  # no version given: the newest
+    if versions:
         return known[max(versions, key=lambda key: int(key.rpartition("-v")[2]))]
     raise UserError(
         f'There is no environment "{id}".{did_you_mean(name, known) or did_you_mean(name.rpartition("-v")[0], known)} '
-        "`ludus list environments` shows all; give your own as package.module:Class."
+        "`ludus list environments` shows all; give your own environment as package.module:Class."
     )
 
 
@@ -101,7 +94,7 @@ def _register(module: str, id: str) -> None:
         raise UserError(f'Environment "{id}" needs the module {module}, which cannot be imported: {extra}.') from error
 
 
-def _missing(id: str, spec: gymnasium.envs.registration.EnvSpec, error: Exception) -> str:
+def _missing_package(id: str, spec: gymnasium.envs.registration.EnvSpec, error: Exception) -> str:
     entry = spec.entry_point if isinstance(spec.entry_point, str) else ""
     if entry.startswith("gymnasium.envs."):
         extra = {"phys2d": "jax", "tabular": "jax"}.get(entry.split(".")[2], entry.split(".")[2].replace("_", "-"))
@@ -115,8 +108,8 @@ def _construct(
 ) -> Environment:
     if not callable(maker):
         raise UserError(
-            f'Environment "{name}" is a {type(maker).__name__}, not a class or function that makes one; give its '
-            "class, or a function that returns a new one each time."
+            f'Environment "{name}" is a {type(maker).__name__}; give its class, or a function that returns a new '
+            "environment each time."
         )
     if render_mode is not None:
         if not accepts_argument(maker, "render_mode"):
@@ -136,13 +129,13 @@ def _construct(
     except TypeError as error:
         if missing := [key for key in _required(maker) if key not in options]:
             raise UserError(
-                f'Environment "{name}" cannot be made without {", ".join(missing)}; give it as --env.options '
-                f"{missing[0]}=VALUE, or give it a default."
+                f'Environment "{name}" cannot be made without {", ".join(missing)}; add --env.options '
+                f"{missing[0]}=VALUE, or a default in its constructor."
             ) from error
         raise environment_error(name, "its constructor", error) from error
     except Exception as error:
         raise environment_error(name, "its constructor", error) from error
-    lacking = [part for part in NEEDED if not hasattr(env, part)]
+    lacking = [part for part in REQUIRED if not hasattr(env, part)]
     if lacking:
         raise UserError(
             f'Environment "{name}" is a {type(env).__name__} without {", ".join(lacking)}; derive it from '
@@ -156,8 +149,8 @@ def _wrap(env: Environment, path: str, arguments: dict[str, Any]) -> Environment
     wrapper = resolve(path, {}, "wrapper")
     if not callable(wrapper):
         raise UserError(f'Wrapper "{path}" is a {type(wrapper).__name__}, not a class or function that wraps.')
-    if isinstance(wrapper, type) and not issubclass(wrapper, gymnasium.Env):  # told before it is called
-        raise UserError(f'Wrapper "{path}" is a class, but no wrapper; derive it from gymnasium.Wrapper.')
+    if isinstance(wrapper, type) and not issubclass(wrapper, gymnasium.Env):
+        raise UserError(f'Wrapper "{path}" is a class but not a wrapper; derive it from gymnasium.Wrapper.')
     unknown = [key for key in arguments if not accepts_argument(wrapper, key)]
     if unknown:
         raise UserError(
@@ -178,16 +171,16 @@ def _wrap(env: Environment, path: str, arguments: dict[str, Any]) -> Environment
         ) from error
     if not isinstance(wrapped, gymnasium.Env):
         raise UserError(
-            f'Wrapper "{path}" gave a {type(wrapped).__name__}, not an environment; derive it from Wrapper.'
+            f'Wrapper "{path}" returned a {type(wrapped).__name__}, not an environment; derive it from Wrapper.'
         )
     return wrapped
 
 
 def accepts_argument(maker: Callable[..., Any], argument: str) -> bool:
-    """Whether a constructor or function takes an argument of this name."""
+    """Return whether a constructor or function has an argument of this name."""
     try:
         parameters = inspect.signature(maker).parameters
-    except (TypeError, ValueError):  # built in C: nothing is known of it
+    except (TypeError, ValueError):  # built in C, without a signature
         return True
     return argument in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
@@ -205,7 +198,7 @@ def _required(maker: Callable[..., Any]) -> list[str]:
 
 
 class GymAdapter(gymnasium.Env[Any, Any]):
-    """A class with an environment's methods that does not derive from gymnasium.Env."""
+    """Adapts an object with the methods of an environment that does not derive from gymnasium.Env."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -227,18 +220,18 @@ class GymAdapter(gymnasium.Env[Any, Any]):
 
 
 def frame_stack(env: Any) -> int:
-    """How many frames Gymnasium's own wrapper stacks, where nothing around it changes what is seen; else 1."""
+    """Return how many frames FrameStackObservation stacks; 1 if another wrapper may change observations after it."""
     while isinstance(env, gymnasium.Wrapper) and not isinstance(env, gymnasium.ObservationWrapper):
         if isinstance(env, FrameStackObservation):
             return env.stack_size
-        if not type(env).__module__.startswith("gymnasium.wrappers"):  # who knows what another one does to a frame
+        if not type(env).__module__.startswith("gymnasium.wrappers"):  # others may change observations
             return 1
         env = env.env
     return 1
 
 
 def cannot_render(id: str) -> bool:
-    """Whether an environment's class, if it is loaded already, names no render mode rgb_array; nothing is imported."""
+    """Return whether an environment is known to lack render mode rgb_array, without importing it."""
     path = id
     if not is_path(id):
         spec = gymnasium.registry.get(id.rpartition(":")[2])
@@ -249,7 +242,7 @@ def cannot_render(id: str) -> bool:
 
 
 def env_metadata(env: Environment) -> dict[str, Any]:
-    """What an environment says of itself beside its spaces: how it renders."""
+    """Return the metadata of an environment (render modes and fps), or an empty dict."""
     inner = env.unwrapped
     found = getattr(inner.env if isinstance(inner, GymAdapter) else inner, "metadata", None)
     return found if isinstance(found, dict) else {}

@@ -1,4 +1,4 @@
-"""The numbers in an info dict: what is logged by itself at the end of an episode."""
+"""Extract the numbers of an info dict, which are logged at the end of an episode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def numeric_info(info: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the single numbers of one environment's info, nested keys joined by ``/``."""
+    """Return the scalar numbers of one environment's info; nested keys are joined by ``/``."""
     found: dict[str, float] = {}
     for key, value in info.items():
         if isinstance(value, Mapping):
@@ -22,21 +22,18 @@ def numeric_info(info: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def numeric_info_row(infos: Mapping[str, Any], row: int, prefix: str = "") -> dict[str, float]:
-    """Return the same for one row of batched infos, where ``_key`` marks the rows that have ``key``."""
+    """Return the same for one row of a vector environment's infos, where ``_key`` marks the rows that have ``key``."""
     found: dict[str, float] = {}
     for key, value in infos.items():
+        is_marker = key.startswith("_") and key[1:] in infos
         present = infos.get(f"_{key}")
-        if _is_marker(key, infos) or (isinstance(present, np.ndarray) and not present[row]):
+        if is_marker or (isinstance(present, np.ndarray) and not present[row]):
             continue
         if isinstance(value, Mapping):
             found.update(numeric_info_row(value, row, f"{prefix}{key}/"))
         elif isinstance(value, np.ndarray) and _is_number(value.dtype) and value.ndim and value[row].size == 1:
             found[f"{prefix}{key}"] = float(value[row].item())
     return found
-
-
-def _is_marker(key: str, infos: Mapping[str, Any]) -> bool:
-    return key.startswith("_") and key[1:] in infos
 
 
 def _is_number(dtype: np.dtype[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Action masks from observation or info, and the reader of whole observations."""
+"""Read action masks and observations into named arrays."""
 
 from __future__ import annotations
 
@@ -15,49 +15,45 @@ from ludus.environments.spaces import Array, Arrays, Layout
 
 
 class ActionMasks:
-    """The masks of discrete actions, wherever they come from, as bool arrays named as ``core.spec`` says.
+    """Action masks as bool arrays, named by ``core.spec.mask_name``.
 
-    A mask is given as one array per action (a dict or tuple of them where there are several actions); the masks of a
-    MultiDiscrete's elements may come as a tuple or already joined. That of a MultiBinary of n bits has n entries (which
-    bits may be 1) or ``[n, 2]`` (whether each may be 0, and whether 1); it is kept in the second way.
+    The environment gives one array per discrete action (a dict or tuple of arrays if there are several actions). The
+    mask of a MultiDiscrete is one array or a tuple with one per element. The mask of a MultiBinary of n bits has n
+    entries (may the bit be 1?) or ``[n, 2]`` (may it be 0, may it be 1?) and is stored as the latter.
     """
 
     def __init__(self, actions: Specs, example: Any, environment: str) -> None:
         self._environment = environment
         self._actions = {name: spec for name, spec in actions.items() if spec.choices}
         self._single = len(actions) == 1
-        self._actions = {name: s for name, s in self._actions.items() if self._pick(example, name) is not None}
+        self._actions = {name: s for name, s in self._actions.items() if self._find(example, name) is not None}
         self._names = {name: mask_name(name, actions) for name in self._actions}
         self.specs: Specs = {
             self._names[name]: Spec((sum(s.choices),), "bool", "binary") for name, s in self._actions.items()
         }
         if example is not None and not self.specs:
             raise UserError(
-                f"{environment}: there is an action mask, but no discrete action that it could belong to; drop it, "
-                "name its parts after the actions, or set env.mask to another key."
+                f"{environment}: there is an action mask, but no discrete action that it belongs to; remove it, name "
+                "its parts after the actions, or set env.mask to another key."
             )
         if isinstance(example, Mapping) and not self._single:
-            self._refuse_strange(example, actions)
+            for key in example:  # vector environments add ``_key`` to mark the rows that have a key
+                if not key.startswith("_") and not any(name == key or name.startswith(f"{key}/") for name in actions):
+                    raise UserError(
+                        f'{environment}: the action mask has a part "{key}", but there is no such action.'
+                        f"{did_you_mean(str(key), actions)}"
+                    )
         self._starts = {name: np.cumsum((0, *s.choices[:-1])) for name, s in self._actions.items()}
-
-    def _refuse_strange(self, example: Mapping[str, Any], actions: Specs) -> None:
-        """Refuse parts that belong to no action; a vector environment adds ``_key`` to say which rows have a key."""
-        for key in example:
-            if not key.startswith("_") and not any(name == key or name.startswith(f"{key}/") for name in actions):
-                raise UserError(
-                    f'{self._environment}: the action mask has a part "{key}", but there is no such action.'
-                    f"{did_you_mean(str(key), actions)}"
-                )
 
     def read(self, tree: Any, batch: tuple[int, ...] = ()) -> Arrays:
         """Return the masks in ``tree`` by name, ``[*batch, choices]``."""
-        return {self._names[name]: self._array(name, self._pick(tree, name), batch) for name in self._actions}
+        return {self._names[name]: self._array(name, self._find(tree, name), batch) for name in self._actions}
 
     def resolve_empty(self, masks: Mapping[str, Array], ended: Array, start: int = 0) -> None:
-        """Allow everything where an episode has ended and nothing is left to choose; elsewhere refuse such a mask.
+        """Replace masks that allow nothing by all ones where the episode has ended; elsewhere refuse them.
 
-        The action after an ending is ignored, yet a policy still has to pick one. ``masks`` are ``[B, choices]``, of
-        the environments from number ``start`` on.
+        The action after an ending is ignored, but the policy still samples one. ``masks`` are ``[B, choices]``, of the
+        environments from number ``start`` on.
         """
         for name, starts in self._starts.items():
             mask = masks[self._names[name]]
@@ -73,7 +69,7 @@ class ActionMasks:
             mask[empty] = True
 
     def sample(self, masks: Mapping[str, Array], random: np.random.Generator) -> Arrays:
-        """Draw allowed choices at random for every masked action, ``[B, *shape]`` by action name."""
+        """Sample allowed choices uniformly for every masked action, ``[B, *shape]`` by action name."""
         drawn: Arrays = {}
         for name, spec in self._actions.items():
             mask = masks[self._names[name]]  # [B, choices]
@@ -81,15 +77,15 @@ class ActionMasks:
             drawn[name] = np.stack([part.argmax(axis=1) for part in parts], axis=1).reshape(len(mask), *spec.shape)
         return drawn
 
-    def _pick(self, tree: Any, action: str) -> Any:
-        tree = _by_part(tree)
+    def _find(self, tree: Any, action: str) -> Any:
+        tree = _to_batches(tree)
         if tree is None or self._single:
             return tree
         if isinstance(tree, Mapping) and action in tree:
             return tree[action]
         for key in action.split("/"):
             try:
-                tree = _by_part(tree[int(key)] if isinstance(tree, tuple | list) else tree[key])
+                tree = _to_batches(tree[int(key)] if isinstance(tree, tuple | list) else tree[key])
             except (KeyError, IndexError, ValueError, TypeError):
                 return None
         return tree
@@ -103,35 +99,35 @@ class ActionMasks:
             mask = np.zeros((*batch, 0), bool)
         spec = self._actions[name]
         expected, found = sum(spec.choices), mask.shape[-1]
-        if spec.kind == "binary" and found == spec.size:  # which bits may be 1; all may be 0
+        if spec.kind == "binary" and found == spec.size:  # may the bit be 1? it may always be 0
             return np.stack([np.ones_like(mask), mask], -1).reshape(shape)
         if found != expected:
             wanted = f"{expected} choices; give one entry per choice"
             if spec.kind == "binary":
-                wanted = f"{spec.size} bits; give one entry per bit (may it be 1), or two (may it be 0, may it be 1)"
+                wanted = f"{spec.size} bits; give one entry per bit (may it be 1?) or two (may it be 0? may it be 1?)"
             raise UserError(
                 f'{self._environment}: the mask of action "{name}" has {found} entries, but the action has {wanted}.'
             )
         return mask
 
 
-def _by_part(tree: Any) -> Any:
-    """A vector environment's infos hold its rows' tuples as an array of objects: make that a tuple of batches."""
+def _to_batches(tree: Any) -> Any:
+    """Convert an object array of tuples, as in the infos of a vector environment, to a tuple of batches."""
     if isinstance(tree, np.ndarray) and tree.dtype == object and len(tree) and isinstance(tree[0], tuple):
-        return _transposed(tuple(tree))
+        return _stack_rows(tuple(tree))
     return tree
 
 
-def _transposed(rows: tuple[Any, ...]) -> Any:
+def _stack_rows(rows: tuple[Any, ...]) -> Any:
     if not isinstance(rows[0], tuple):
         return np.stack(rows)
-    return tuple(_transposed(part) for part in zip(*rows, strict=True))
+    return tuple(_stack_rows(part) for part in zip(*rows, strict=True))
 
 
 class ObservationReader:
-    """Observation and info of an environment (one row, or a batch) as named arrays, masks among them.
+    """Reads observation and info of an environment, or a batch of them, into named arrays, including masks.
 
-    ``info`` is what a reset gave: it shows whether the masks come from there.
+    ``info`` is that of a reset, which shows whether it has the masks.
     """
 
     def __init__(
@@ -143,10 +139,15 @@ class ObservationReader:
         example = info.get(mask) if mask_space is None else mask_space.sample()
         self.masks = ActionMasks(actions, example, environment) if example is not None and mask else None
         self._environment = environment
-        self._refuse_reserved()
+        for name in self.layout.specs:
+            if is_mask(name):
+                raise UserError(
+                    f'{environment}: the name of observation "{name}" is reserved for masks; rename it, or set '
+                    "env.mask to its key if it is a mask."
+                )
         self.specs: Specs = {**self.layout.specs, **(self.masks.specs if self.masks else {})}
         if self.masks and mask_space is not None:
-            self.masks.read(example)  # a wrong length shows here, before training
+            self.masks.read(example)  # refuses a wrong length before training
 
     def read(self, observation: Any, info: Mapping[str, Any], batch: tuple[int, ...] = ()) -> Arrays:
         """Return the named arrays, ``[*batch, …]``."""
@@ -155,38 +156,28 @@ class ObservationReader:
             tree = info.get(self._key) if self._in_info else observation[self._key]
             if tree is None:
                 raise UserError(
-                    f'{self._environment}: info had the mask "{self._key}" at first but lacks it now; give it at every '
-                    "reset and step."
+                    f'{self._environment}: info had the mask "{self._key}" at the first reset but lacks it now; '
+                    "give it at every reset and step."
                 )
             arrays.update(self.masks.read(tree, batch))
         return arrays
 
     def missing_mask(self, info: Mapping[str, Any]) -> str:
-        """The key of the mask that should be in ``info`` and is not; empty where nothing is missing."""
+        """Return the key of the mask that ``info`` lacks; "" if it lacks none."""
         return self._key if self.masks is not None and self._in_info and info.get(self._key) is None else ""
 
     def mark_frame_stack(self, frames: int) -> None:
-        """Say in the specs where the leading dimension is a stack of so many frames, of which a replay stores one."""
+        """Mark images in the specs as stacks of so many frames, of which a replay buffer stores one."""
         for name, spec in self.specs.items():
             if frames > 1 and len(spec.shape) >= 3 and spec.shape[0] % frames == 0:
                 self.specs[name] = replace(spec, stack=frames)
 
-    def _refuse_reserved(self) -> None:
-        for name in self.layout.specs:
-            if is_mask(name):
-                raise UserError(
-                    f'{self._environment}: the observation "{name}" has a name kept for masks; rename it, or '
-                    "name its part of the observation in env.mask if it is one."
-                )
-
 
 def _split(space: spaces.Space[Any], mask: str, environment: str) -> tuple[spaces.Space[Any], spaces.Space[Any] | None]:
-    """Return the observation space without its mask, and the mask's own space if it has one."""
+    """Return the observation space without its mask, and the space of the mask, if there is one."""
     if not mask or not isinstance(space, spaces.Dict) or mask not in space.spaces:
         return space, None
     rest = {key: child for key, child in space.spaces.items() if key != mask}
     if not rest:
-        raise UserError(
-            f'{environment}: the observation is nothing but the mask "{mask}"; add what the agent should see.'
-        )
+        raise UserError(f'{environment}: the observation has nothing but the mask "{mask}"; add something to observe.')
     return spaces.Dict(rest), space.spaces[mask]

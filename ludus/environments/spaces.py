@@ -1,4 +1,4 @@
-"""From Gymnasium's spaces to named arrays and back. Needs numpy and gymnasium alone."""
+"""Convert values of Gymnasium spaces to named arrays and back. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Arrays = dict[str, Array]
 
 @dataclass(frozen=True)
 class Leaf:
-    """One plain space inside a nested one: its place, its spec, and the offset of its numbers from 0."""
+    """A plain space inside a nested one."""
 
     path: tuple[str | int, ...]
     spec: Spec
-    dtype: np.dtype[Any]  # what the space itself wants
-    start: Array | None  # None: counted from 0 already
+    dtype: np.dtype[Any]  # of the space
+    start: Array | None  # the smallest value of a discrete space, where it is not 0
 
 
 class Layout:
-    """A space (nested as it may be) as named arrays: ``specs``, ``flatten`` and its inverse ``unflatten``.
+    """Names the parts of a space, and converts its values to named arrays (``flatten``) and back (``unflatten``).
 
-    A plain space is named ``root``; Dict keys and Tuple indices are joined by ``/``. One row and a batch of rows
-    (as Gymnasium's vector environments give them: a nest of ``[B, …]`` arrays) go through the same functions.
+    A plain space is named ``root``; Dict keys and Tuple indices are joined by ``/``. ``flatten`` takes one row or a
+    batch as in Gymnasium's vector environments, nested ``[B, …]`` arrays.
     """
 
     def __init__(self, space: spaces.Space[Any], root: str, environment: str = "environment") -> None:
@@ -40,35 +40,35 @@ class Layout:
         self._add(space, (), environment)
         self.specs: Specs = {name: leaf.spec for name, leaf in self.leaves.items()}
         if not any(spec.size for spec in self.specs.values()):
-            raise UserError(f"{environment}: the {root} space {space} holds nothing; give it at least one number.")
+            raise UserError(f"{environment}: the {root} space {space} is empty; give it at least one number.")
         self._plain = self.leaves.get(root) if not isinstance(space, spaces.Dict | spaces.Tuple) else None
 
     def flatten(self, value: Any) -> Arrays:
-        """Return the named arrays of a nested value; numbers that count from a start come out counted from 0."""
+        """Return the named arrays of a nested value; discrete values count from 0."""
         if self._plain is not None:
-            return {self.root: _from_start(value, self._plain)}
-        return {name: _from_start(_at(value, leaf.path), leaf) for name, leaf in self.leaves.items()}
+            return {self.root: _flatten_leaf(value, self._plain)}
+        return {name: _flatten_leaf(_at(value, leaf.path), leaf) for name, leaf in self.leaves.items()}
 
     def unflatten(self, arrays: Mapping[str, Array]) -> Any:
-        """Return the nest that the space wants, for a batch: each leaf ``[B, …]`` in the space's dtype."""
+        """Return the nested value of a batch: each leaf ``[B, …]`` in the dtype of its space."""
         if self._plain is not None:
-            return _to_start(arrays[self.root], self._plain)
+            return _unflatten_leaf(arrays[self.root], self._plain)
         return _build(self.space, (), lambda path: self._to_space(arrays, path))
 
     def unflatten_row(self, arrays: Mapping[str, Array], row: int) -> Any:
-        """Return one row of a batch as a single environment takes it."""
+        """Return the nested value of one row of a batch."""
         if self._plain is not None:
-            return _to_start(arrays[self.root][row], self._plain)
+            return _unflatten_leaf(arrays[self.root][row], self._plain)
         rows = {name: x[row] for name, x in arrays.items()}
         return _build(self.space, (), lambda path: self._to_space(rows, path))
 
     def nest(self, values: Mapping[str, Any]) -> Any:
-        """Arrange values, one for each plain space by its name, as the space itself is nested."""
+        """Nest values, given by name, like the space."""
         return _build(self.space, (), lambda path: values[self._name(path)])
 
     def _to_space(self, arrays: Mapping[str, Array], path: tuple[str | int, ...]) -> Any:
         name = self._name(path)
-        return _to_start(arrays[name], self.leaves[name])
+        return _unflatten_leaf(arrays[name], self.leaves[name])
 
     def _name(self, path: tuple[str | int, ...]) -> str:
         return "/".join(map(str, path)) or self.root
@@ -83,7 +83,7 @@ class Layout:
             raise UserError(f'{environment}: two parts of the {self.root} space are both called "{name}"; rename one.')
         self.leaves[name] = _leaf(space, path, f'{environment}: {self.root} space "{name}"')
         if not self.leaves[name].spec.size:
-            raise UserError(f'{environment}: the {self.root} space "{name}" holds nothing; drop it, or give it a size.')
+            raise UserError(f'{environment}: the {self.root} space "{name}" is empty; remove it, or give it a size.')
 
 
 def _children(space: spaces.Space[Any]) -> list[tuple[str | int, spaces.Space[Any]]]:
@@ -106,13 +106,12 @@ def _at(value: Any, path: tuple[str | int, ...]) -> Any:
     return value
 
 
-def _from_start(value: Any, leaf: Leaf) -> Array:
+def _flatten_leaf(value: Any, leaf: Leaf) -> Array:
     array = np.asarray(value)
     return array if leaf.start is None else array - leaf.start
 
 
-def _to_start(array: Array, leaf: Leaf) -> Any:
-    # a row of a Discrete is a numpy scalar, which has dtype and astype too
+def _unflatten_leaf(array: Array, leaf: Leaf) -> Any:
     typed = array if array.dtype == leaf.dtype else array.astype(leaf.dtype)
     return typed if leaf.start is None else (typed + leaf.start).astype(leaf.dtype, copy=False)
 
@@ -121,7 +120,8 @@ def _leaf(space: spaces.Space[Any], path: tuple[str | int, ...], place: str) -> 
     if isinstance(space, spaces.Box):
         if (space.low > space.high).any():
             raise UserError(f"{place} has a low above its high; make low < high everywhere.")
-        return Leaf(path, _box(space), np.dtype(space.dtype), None)
+        spec = Spec(tuple(space.shape), str(np.dtype(space.dtype)), "continuous", _bound(space.low), _bound(space.high))
+        return Leaf(path, spec, np.dtype(space.dtype), None)
     if isinstance(space, spaces.Discrete):
         spec = Spec((), "int64", "categorical", sizes=(int(space.n),))
         return Leaf(path, spec, np.dtype(np.int64), np.int64(space.start) if space.start != 0 else None)  # type: ignore[arg-type]
@@ -137,13 +137,8 @@ def _leaf(space: spaces.Space[Any], path: tuple[str | int, ...], place: str) -> 
     )
 
 
-def _box(space: spaces.Box) -> Spec:
-    low, high = _bound(space.low), _bound(space.high)
-    return Spec(tuple(space.shape), str(np.dtype(space.dtype)), "continuous", low, high)
-
-
 def _bound(bound: Array) -> float | tuple[float, ...]:
-    """One number where all elements agree; the largest number of a float type means that there is no bound."""
+    """Return the bound as one number if all elements are equal; the largest number of a float type means no bound."""
     wide = bound.astype(np.float64)
     if np.issubdtype(bound.dtype, np.floating):
         limit = float(np.finfo(bound.dtype).max)

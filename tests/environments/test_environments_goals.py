@@ -202,11 +202,11 @@ def test_rewards_are_those_of_each_row_however_it_is_written(kind: type[Goals], 
     ("kind", "batched", "near"), [(AloneEnding, False, 0.45), (TogetherEnding, True, 0.45), (NeverEnding, False, -1)]
 )
 def test_endings_are_those_of_each_row_however_they_are_written(kind: type[Goals], batched: bool, near: float) -> None:
-    judge = found(kind())
-    assert judge.ending is not None
-    assert judge.ending.batched == batched
+    goal_reward = found(kind())
+    assert goal_reward.terminated is not None
+    assert goal_reward.terminated.batched == batched
     a, b = drawn((8, 3))
-    ends = judge(a, b)[1]
+    ends = goal_reward(a, b)[1]
     assert ends is not None
     assert ends.dtype == np.bool_
     assert ends.tolist() == [bool(np.linalg.norm(x - y) <= near) for x, y in zip(a, b, strict=True)]
@@ -221,10 +221,10 @@ def test_an_environment_without_endings_of_goals_tells_none(kind: type[Goals]) -
 
 @pytest.mark.parametrize("env", [BitFlipEnv(2), BitFlipEnv(10), PointGoalEnv()])
 def test_the_toys_say_in_a_batch_what_they_say_step_by_step(env: Any) -> None:
-    judge = found(env)
-    assert judge.reward.batched
-    assert judge.ending is not None
-    assert judge.ending.batched
+    goal_reward = found(env)
+    assert goal_reward.reward.batched
+    assert goal_reward.terminated is not None
+    assert goal_reward.terminated.batched
     observation, _ = env.reset(seed=1)
     steps = []
     env.action_space.seed(1)
@@ -235,10 +235,10 @@ def test_the_toys_say_in_a_batch_what_they_say_step_by_step(env: Any) -> None:
         if terminated or truncated:
             env.reset()
     reached, wanted, *said = map(np.stack, zip(*steps, strict=True))
-    for told, before in zip(judge(reached, wanted), said, strict=True):
+    for told, before in zip(goal_reward(reached, wanted), said, strict=True):
         assert told is not None
         assert np.array_equal(told, before)
-    assert (judge(reached, reached)[0] == 0).all()
+    assert (goal_reward(reached, reached)[0] == 0).all()
 
 
 def test_an_episode_of_bits_ends_where_it_should() -> None:
@@ -317,7 +317,7 @@ def test_a_wrapper_that_changes_rewards_alone_is_refused(wrap: Any, named: str) 
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        (Informed(), r"raised KeyError: 'distance'; let it need nothing but the two goals \(info is empty\)"),
+        (Informed(), r"raised KeyError: 'distance'; make it depend on the two goals alone \(info is empty\)"),
         (Listing(), r"array of shape \(3,\) for one goal; return one number"),
         (FrameStackObservation(BitFlipEnv(4), 3), r"array of shape \(3,\) for one goal"),
     ],
@@ -328,9 +328,7 @@ def test_a_compute_reward_that_fails_is_told_in_a_sentence(env: Any, said: str) 
 
 
 def test_so_is_a_compute_terminated_that_fails() -> None:
-    with pytest.raises(
-        UserError, match=r"Fallen: compute_terminated\(.*raised KeyError: 'fallen'; let it need nothing"
-    ):
+    with pytest.raises(UserError, match=r"Fallen: compute_terminated\(.*raised KeyError: 'fallen'; make it depend"):
         make_goal_reward(Fallen())
 
 

@@ -133,7 +133,7 @@ def test_wrappers_are_put_around_in_order():
         ("no_such_module:Wrapper", "no module no_such_module"),
         (f"{__name__}:Doubled", "needs times"),
         (f"{__name__}:Broken", "raised ValueError: it does not fit; fix its arguments"),
-        (f"{__name__}:no_wrapper", "gave a str, not an environment"),
+        (f"{__name__}:no_wrapper", "returned a str, not an environment"),
         ("sys:path", "is a list, not a class"),
     ],
 )

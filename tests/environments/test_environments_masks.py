@@ -67,7 +67,7 @@ def test_nothing_allowed_is_refused_unless_the_episode_is_over():
     [
         (spaces.Dict(x=spaces.Discrete(2), action_mask=spaces.MultiBinary(4)), "action_mask", "4 entries.*3 choices"),
         (spaces.Dict(action_mask=spaces.MultiBinary(3)), "action_mask", "nothing but the mask"),
-        (spaces.Dict(x=spaces.Discrete(2), action_mask=spaces.MultiBinary(3)), "", "kept for masks"),
+        (spaces.Dict(x=spaces.Discrete(2), action_mask=spaces.MultiBinary(3)), "", "reserved for masks"),
     ],
 )
 def test_bad_masks_are_refused_before_training(space, mask, says):

@@ -29,7 +29,7 @@ AT_ONCE = {
     "NotASpace": 'observation space "observation" is a int',
     "NoActionSpace": 'action space "action" is a NoneType',
     "Unsupported": "is a Text, which is not supported; use Box",
-    "EmptyDict": "holds nothing",
+    "EmptyDict": "is empty",
     "OldReset": "reset returned a ndarray",
     "ResetWithoutSeed": "reset(self, *, seed=None, options=None)",
     "RaisesInReset": "reset raised OSError: no such robot (fault_worlds.py, line ",
@@ -40,7 +40,7 @@ AT_ONCE = {
     "LongMask": "4 entries, but the action has 3 choices",
     "LongMaskInObservation": "4 entries, but the action has 3 choices",
     "MaskOfContinuous": "no discrete action",
-    "NOT_CALLABLE": "is a int, not a class",
+    "NOT_CALLABLE": "is a int; give its class",
     "gives_nothing": "without reset, step",
     "Sond": 'Did you mean "Sound"?',
 }

@@ -57,7 +57,7 @@ def test_a_few_environments_step_faster_one_by_one():
         ({"backend": "subproc"}, {"environment": lambda: CountingEnv()}, "cannot be imported by another process"),
         ({"backend": "subproc"}, {"environment": partial(CountingEnv, 3)}, "cannot be imported by another process"),
         ({"wrappers": ("gymnasium.wrappers:Flat",)}, {}, "Did you mean"),
-        ({"wrappers": ("gymnasium.wrappers:FlattenObservation",), "backend": "vector"}, {}, "takes no wrapper"),
+        ({"wrappers": ("gymnasium.wrappers:FlattenObservation",), "backend": "vector"}, {}, "supports no wrappers"),
     ],
 )
 def test_mistakes(settings, arguments, says):
