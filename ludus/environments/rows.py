@@ -266,7 +266,7 @@ class EnvRows:
                 views[i][...] = observation
             else:
                 self._write(row, observation, info)
-            memory.reward[row] = reward if type(reward) is float else self._to_float(reward)
+            memory.reward[row] = reward if isinstance(reward, float) else self._to_float(reward)
             if (terminated is not False or truncated is not False) and self._write_ending(row, terminated, truncated):
                 ended[i], infos[row] = True, numeric_info(info)
         return infos
