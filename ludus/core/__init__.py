@@ -1,1 +1,1 @@
-"""The nouns of Ludus; read this package first. Imports nothing, so that numpy-only processes can use ``spec``."""
+"""The core types and interfaces; read this package first."""

@@ -27,119 +27,119 @@ from ludus.core.updater import Group, Updater
 class Agent(nn.Module, ABC):
     """Acts and computes losses; owns its networks.
 
-    Made as ``MyAgent(observation, action, config, networks, batch)``, where ``networks`` answers ``requirements`` and
-    ``batch`` is the number of environments that it will learn from.
+    Constructed as ``MyAgent(observation, action, config, networks, batch)``: ``networks`` are those that
+    ``requirements`` asked for, ``batch`` is the number of environments to learn from.
     """
 
-    network_names: tuple[str, ...] = ()  # of all networks that it may ask for: each may have settings of its own
+    network_names: tuple[str, ...] = ()  # all networks that ``requirements`` may ask for, as in network.<name>.*
     Config: type[AgentConfig]  # the settings: a frozen dataclass with a comment per field
     config: Any
-    goal_reward: GoalReward | None = None  # set before make_cache if needs_goal_reward: the environments' own
-    needs_goal_reward = False
+    needs_goal_reward = False  # hindsight replay: ``goal_reward`` must be set before ``make_cache``
+    goal_reward: GoalReward | None = None  # the environments' reward function
 
     @classmethod
     @abstractmethod
     def requirements(
         cls, observation: Specs, action: Specs, config: Any, shared: bool
     ) -> Mapping[str, NetworkSpec | tuple[Shapes, Shapes]]:
-        """What to build: network name → input shapes, output shapes, and more; ``shared``: one trunk for all."""
+        """Return the networks to build, by name; with ``shared``, actor and critic have one trunk."""
 
     @classmethod
     def adapt_defaults(cls, config: Any, nb_step: int, environments: int, recurrent: bool) -> Mapping[str, Any]:
-        """Return values to use in place of the defaults in a run of this length; settings that the user gave stay."""
+        """Return defaults that suit a run of this length; they apply to settings that the user did not give."""
         return {}
 
     @property
     @abstractmethod
     def action_transform(self) -> Mapping[str, str]:
-        """How the environment side turns this agent's actions into the environment's, by action name."""
+        """How the manager maps this agent's actions to the environment's: clip, tanh, unit or none, by action name."""
 
     @abstractmethod
     def initial_state(self, batch: int) -> HiddenState:
-        """The hidden state of ``batch`` environments before their first observation."""
+        """Return the hidden state of ``batch`` environments before their first observation."""
 
     @abstractmethod
     def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
-        """The random numbers of acting for these rows: the same for a row in whatever process it is."""
+        """Return the source of random numbers for acting; a row draws the same numbers whichever process it is in."""
 
     @abstractmethod
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """Choose actions, without a graph: greedy without ``noise``, exploring with it.
+        """Choose actions without recording gradients; greedy if ``noise`` is None, else exploring.
 
-        The networks are in evaluation mode; ``self.training`` is False only in an evaluation or a loaded policy.
+        The networks are in evaluation mode. ``self.training`` is False only during evaluation or in a loaded policy.
         """
 
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
-        """The expected discounted return from each observation ``[B]``, in the environment's rewards."""
-        raise UserError(f"{type(self).__name__} has no value function: its class defines no method value.")
+        """Return the expected discounted return ``[B]`` from each observation, in units of the environment's reward."""
+        raise UserError(f"{type(self).__name__} has no value function.")
 
     def final_value(self, final: Tensors, state: HiddenState) -> Tensor | None:
-        """V of the last observations of episodes that were reset in the same step ``[B]``, for the learner.
+        """Return V ``[B]`` of the last observations of episodes that were reset in the same step.
 
-        ``state`` is the hidden state before the reset, which only acting knows. None: the value does not depend on it,
-        and learning computes it from ``Batch.final``.
+        Recurrent critics need it because ``state``, the hidden state before the reset, is known only while acting.
+        None: the learner computes the value from ``Batch.final``.
         """
         return None
 
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
-        """The parameters of the policy's distribution by action name, ``[B, …]`` each."""
-        raise UserError(f"{type(self).__name__} has no distribution of actions: its class defines no such method.")
+        """Return the parameters ``[B, …]`` of the policy's distribution by action name."""
+        raise UserError(f"{type(self).__name__} has no action distribution.")
 
     def track_critic_state(self) -> None:
-        """From now on advance the critic's memory, if it has one, while acting too: ``value`` depends on it."""
+        """Also advance a recurrent critic's hidden state while acting, as ``value`` needs."""
         return
 
     def check_trainable(self) -> None:
-        """Refuse, before training, settings that do not fit the networks; a trained policy may be loaded with them."""
+        """Raise a UserError if the settings cannot train these networks; not called when a policy is loaded."""
         return
 
     @abstractmethod
     def make_cache(self, rows: Rows) -> ExperienceCache:
-        """The cache that this agent learns from, for these rows."""
+        """Return the cache that this agent learns from."""
 
     def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> CacheWriter:
-        """What a worker fills with these rows and submits to a learner: in ``memory``, or in memory of its own.
+        """Return the cache that a worker fills and submits to a learner.
 
-        ``memory`` has the tensors of an ``Unroll`` by name, as another unroll of the same agent and environments has.
+        It writes to ``memory``, the tensors of an ``Unroll`` by name, or allocates its own.
         """
-        raise UserError(f"{type(self).__name__} does not learn from unrolls of workers; use acer_vtrace, ppo or a2c.")
+        raise UserError(f"{type(self).__name__} cannot learn from workers' unrolls; use acer_vtrace, ppo or a2c.")
 
     @abstractmethod
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Return losses and metrics by name: pure, of static shapes, no graph in the metrics."""
+        """Return losses and detached metrics by name; a pure function with static shapes, so it can be compiled."""
 
     def loss_coefficients(self) -> Mapping[str, float]:
-        """The weight of each loss: the setting ``<name>_coef`` (1 where there is none)."""
-        fields = vars(self.config) if hasattr(self.config, "__dict__") else {}
-        return {name.removesuffix("_coef"): value for name, value in fields.items() if name.endswith("_coef")}
+        """Return the weight of each loss, from the settings ``<name>_coef``; losses without one have weight 1."""
+        settings = vars(self.config).items()
+        return {name.removesuffix("_coef"): value for name, value in settings if name.endswith("_coef")}
 
     def parameter_groups(self) -> dict[str, Group]:
-        """The parameters that learn, by the group in which they are stepped together; by default all in one."""
+        """Return the trainable parameters by optimizer group; by default one group, ``all``."""
         return {"all": self.make_group(p for p in self.parameters() if p.requires_grad)}
 
     def make_group(self, parameters: Iterable[nn.Parameter], learning_rate: float = 0.0) -> Group:
-        """A group that is stepped as the settings say; ``learning_rate``: one of its own, if it is not 0."""
-        settings = vars(self.config) if hasattr(self.config, "__dict__") else {}
-        names = {"max_grad_norm": "max_grad_norm", "weight_decay": "weight_decay", "optimizer": "optimizer"}
-        names["eps"] = "optimizer_eps"
-        found = {field: settings[name] for field, name in names.items() if name in settings}
-        return Group(tuple(parameters), learning_rate or self.config.learning_rate, **found)
+        """Return a group with the optimizer settings of the config; ``learning_rate`` overrides its rate if not 0."""
+        settings = vars(self.config)
+        options = {name: settings[name] for name in ("max_grad_norm", "weight_decay", "optimizer") if name in settings}
+        if "optimizer_eps" in settings:
+            options["eps"] = settings["optimizer_eps"]
+        return Group(tuple(parameters), learning_rate or self.config.learning_rate, **options)
 
     def use_numpy(self) -> bool:
-        """Switch acting to numpy, where the agent can do that and it pays; return whether it did."""
+        """Switch acting to numpy where this is supported and faster; return whether it was done."""
         return False
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
-        """Learn from a batch; by default one step on the whole of it.
+        """Learn from a batch; by default one optimizer step on all of it.
 
-        ``updater.step`` puts the networks in training mode while it computes the loss.
+        ``updater.step`` computes the loss with the networks in training mode.
         """
         return Learned(updater.step(self.compute_loss, batch, "all"))
 
     def episode_warning(self, episodes: list[Episode]) -> str:
-        """Look at episodes that ended; return a warning for the user if there is cause for one, else nothing."""
+        """Return a warning for the user if the finished episodes give cause for one, else an empty string."""
         return ""
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """Set what follows the share of the run that is done (0 to 1); return the values to log."""
+        """Set scheduled values from the progress of the run (0 to 1); return those to log."""
         return {}

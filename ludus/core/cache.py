@@ -1,4 +1,4 @@
-"""The interfaces of experience caches: what is written while stepping, and what is read before learning."""
+"""The interfaces of experience caches: written while stepping, read before learning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ludus.core.types import State, Tensors
 
 
 class Unroll(NamedTuple):
-    """T steps of some rows, as a worker submits them: views of its memory, valid until its next write."""
+    """T steps that a worker submits to a learner: views of its memory, valid until its next write."""
 
     tensors: Tensors  # observation/…, first, action/…, reward, … [T or T+1, B, …]; state/… and last_state/… [B, …]
     rows: Rows
@@ -26,66 +26,66 @@ class Unroll(NamedTuple):
 
 
 class CacheWriter(ABC):
-    """Written while stepping."""
+    """The interface used while stepping."""
 
-    version = 0  # of the weights that act, where another process learns them
+    version = 0  # of the weights that act, if another process learns them
 
     @abstractmethod
     def env_write(self, step: EnvStep, state: HiddenState, start: int = 0, final_value: Tensor | None = None) -> None:
-        """Take a step of environments (rows from ``start`` on), and the hidden state before the agent acts on it.
+        """Write a step of the rows from ``start`` on, and the hidden state before the agent acts on it.
 
-        ``final_value`` is what ``Agent.final_value`` gave for ``step.final``.
+        ``final_value`` is ``Agent.final_value`` of ``step.final``.
         """
 
     @abstractmethod
     def agent_write(self, step: AgentStep, start: int = 0) -> None:
-        """Take the agent's answer to the step that these rows had last."""
+        """Write the agent's actions on the last step of these rows."""
 
     @abstractmethod
     def accepts(self, start: int) -> bool:
-        """Whether the rows from ``start`` on may step again before it is time to learn, or to submit."""
+        """Return whether the rows from ``start`` on may step again before the next learning or submission."""
 
     @abstractmethod
     def amend(self, step: EnvStep) -> None:
-        """Take the last step of all rows again: after a resume, some may have begun new episodes instead."""
+        """Replace the last step of all rows: after a resume, some may have started new episodes."""
 
     def submit(self) -> Unroll:
-        """Give what was written to whoever learns from it; the next write begins another unroll."""
+        """Return the finished unroll for the learner; the next write starts another one."""
         raise UserError(f"A {type(self).__name__} cannot be submitted by a worker; use acer_vtrace, ppo or a2c.")
 
 
 class CacheReader(ABC):
-    """Read before learning."""
+    """The interface used for learning."""
 
-    on_warning: Callable[[str], object] = staticmethod(warnings.warn)  # told what a user should know
+    on_warning: Callable[[str], object] = staticmethod(warnings.warn)  # called with messages for the user
 
     @abstractmethod
     def ready(self) -> bool:
-        """Whether it is time to learn."""
+        """Return whether a batch can be read; this is where the update ratio is enforced."""
 
     @abstractmethod
     def read(self) -> Batch:
-        """The next batch; valid until the next write."""
+        """Return the next batch; valid until the next write."""
 
     def feedback(self, index: Tensor, priority: Tensor) -> None:
-        """Take new priorities for what was read; a cache without priorities ignores them."""
+        """Set new priorities of what was read; ignored by caches without priorities."""
         return
 
     def receive(self, unroll: Unroll) -> None:
-        """Copy what a worker submitted; the columns of a batch are filled in the order in which unrolls come."""
-        raise UserError(f"A {type(self).__name__} takes no unrolls of workers; use acer_vtrace, ppo or a2c.")
+        """Copy an unroll that a worker submitted; batches are filled in order of arrival."""
+        raise UserError(f"A {type(self).__name__} cannot receive workers' unrolls; use acer_vtrace, ppo or a2c.")
 
     def schedule(self, progress: float) -> None:
-        """Set what follows the share of the run that is done (0 to 1)."""
+        """Set scheduled values from the progress of the run (0 to 1)."""
         return
 
     def metrics(self) -> dict[str, float]:
-        """Numbers for the log."""
+        """Return metrics for logging."""
         return {}
 
 
 class ExperienceCache(CacheWriter, CacheReader):
-    """Both in one: where the process that steps learns too."""
+    """A cache that is written and read in the same process."""
 
     def accepts(self, start: int) -> bool:
         return not self.ready()

@@ -1,4 +1,4 @@
-"""The base of agents' settings, and what containers, checks and messages ask of them."""
+"""The base class of agents' settings."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from ludus.core.spec import Specs
 
 
 class Plan(NamedTuple):
-    """What an agent with its settings does and keeps."""
+    """How often an agent updates and how much it stores; used for memory estimates and to choose engines."""
 
-    rollout: int = 0  # steps of each environment that are learned from at once; 0: none
-    rollout_copies: int = 1  # how often the observations of a rollout are in memory while it is learned from
-    rollout_floats: int = 0  # how often more in float32, of observations that are normalized
-    replay: int = 0  # transitions that are kept in memory
+    rollout: int = 0  # steps of each environment per rollout; 0: no rollouts
+    rollout_copies: int = 1  # copies of a rollout's observations in memory during learning
+    rollout_floats: int = 0  # additional float32 copies, of normalized observations
+    replay: int = 0  # transitions in the replay buffer
     optimizer_steps: float = 0.0  # per environment step
 
 
 class UnusedSetting(NamedTuple):
-    """Settings that nothing reads while another one has such a value."""
+    """Settings that have no effect, depending on the value of another setting."""
 
-    names: str
-    by: str
-    when: Callable[[Any], Any]  # of the value of ``by``: whether they do nothing
-    why: str  # may name that value: {}
+    names: str  # separated by spaces
+    depends_on: str
+    is_unused: Callable[[Any], Any]  # called with the value of ``depends_on``
+    reason: str  # {} stands for that value
 
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Settings of an agent: derive a frozen dataclass from it, with a default and a comment for each field."""
+    """Settings of an agent; subclasses are frozen dataclasses with a default and a comment per field."""
 
     NETWORK_DEFAULTS: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # defaults of network.* for this agent
     UNUSED: ClassVar[tuple[UnusedSetting, ...]] = ()
 
     def validate(self) -> None:
-        """Refuse values that cannot train."""
+        """Raise a UserError for invalid values."""
 
     def check_run_length(self, nb_step: int, rows: int) -> None:
-        """Refuse a new run of ``nb_step`` steps in which nothing would be learned."""
+        """Raise a UserError if ``nb_step`` steps end before the first update."""
 
     def plan(self, rows: int) -> Plan:
-        """What the agent does and keeps with ``rows`` environments."""
+        """Return the plan for ``rows`` environments."""
         return Plan()
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
-        """Every setting that would do nothing, with the reason."""
-        for names, by, when, why in self.UNUSED:
-            if when(value := getattr(self, by)):
-                yield from ((name, why.format(value)) for name in names.split())
+        """Yield every setting that has no effect, with the reason."""
+        for names, depends_on, is_unused, reason in self.UNUSED:
+            if is_unused(value := getattr(self, depends_on)):
+                yield from ((name, reason.format(value)) for name in names.split())

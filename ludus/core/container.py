@@ -1,4 +1,4 @@
-"""The interface of containers, which hold all application state and run the loop."""
+"""The interface of containers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Self
 
 
 class Container(ABC):
-    """Holds all application state and runs the loop."""
+    """Holds all application state and runs the training loop."""
 
     @abstractmethod
     def run(self, nb_step: int, initial_step: int = 0) -> Self:
-        """Train until ``nb_step`` environment steps are done, counted from ``initial_step``."""
+        """Train until ``nb_step`` environment steps, counted from ``initial_step``."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Environments and what steps many of them as one batch."""
+"""The interfaces of environments, and of managers that step many of them as one batch."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from ludus.core.spec import Specs
 from ludus.core.step import EnvStep, Episode
 from ludus.core.types import State, Tensors
 
-GoalReward = Callable[..., tuple[NDArray[Any], NDArray[Any] | None]]  # of goals reached and wanted: rewards, endings
-
-
-DEFAULT_ROLE = "agent"  # the role where there is only one
+# called with achieved and desired goals; returns rewards, and terminations if they depend on the goal
+GoalReward = Callable[..., tuple[NDArray[Any], NDArray[Any] | None]]
+DEFAULT_ROLE = "agent"  # the only role of single-agent environments
 
 
 class TensorEnvironment(Protocol):
     """``num_envs`` environments of torch tensors ``[num_envs, …]`` on a device, for ``env.backend tensor``.
 
-    Made as ``MyEnv(num_envs, **options)``. Observations and actions are one tensor each, or tensors by name where the
-    space is a Dict. A row that ends is reset in the same step: the observation begins its next episode, and ``final``
-    has, at every step, the last observations of rows that ended (other rows may hold anything), or is None at every
-    step where these are not known. One that also has ``state_dict`` and ``load_state_dict`` resumes exactly.
+    Constructed as ``MyEnv(num_envs, **options)``. Observations and actions are one tensor each, or tensors by name if
+    the space is a Dict. A row that ends is reset in the same step: the returned observation is the first of its next
+    episode. An environment that also has ``state_dict`` and ``load_state_dict`` resumes exactly.
     """
 
     num_envs: int
@@ -34,38 +32,41 @@ class TensorEnvironment(Protocol):
     action_space: Any
 
     def reset(self, seed: int) -> Any:
-        """Begin new episodes in all rows; return their observations."""
+        """Start new episodes in all rows; return their observations."""
 
     def step(self, actions: Any) -> tuple[Any, Tensor, Tensor, Tensor, Any]:
-        """Step all rows; return observations, rewards, terminated, truncated, and the final observations or None."""
+        """Step all rows; return observations, rewards, terminated, truncated and final observations.
+
+        The final observations are the last ones of episodes that ended (other rows are ignored); None at every step
+        if they are not available.
+        """
 
 
 class Role(NamedTuple):
-    """A role that agents play in an environment."""
+    """What the agents of one role observe and do."""
 
     observation: Specs
     action: Specs
-    agents: int = 1  # in each environment; their rows are environment by environment
+    agents: int = 1  # per environment; rows are ordered by environment
 
 
 class RoleManager(ABC):
-    """Steps environments in which agents of one or more roles act at once, each with rows of its own.
+    """Steps environments with agents of one or more roles, each role with its own rows.
 
-    ``groups`` are ranges of environments that step on their own. A role with n agents has the rows n·e to n·(e + 1) of
-    environment e.
+    A role with n agents has rows n·e to n·(e + 1) for environment e.
     """
 
-    groups: list[slice]
-    all_real: bool = False  # whether every step after the reset is real, so that steps are counted without looking
+    groups: list[slice]  # ranges of environments that can be stepped independently
+    all_real: bool = False  # every step after the reset is real, so steps are counted without a device sync
 
     @property
     @abstractmethod
     def roles(self) -> Mapping[str, Role]:
-        """What the agents of each role see and do."""
+        """The roles by name."""
 
     @abstractmethod
     def reset_roles(self, seed: int) -> dict[str, EnvStep]:
-        """Begin a new episode in every environment."""
+        """Start a new episode in every environment."""
 
     @abstractmethod
     def send_roles(self, actions: dict[str, Tensors], group: int = 0) -> None:
@@ -77,27 +78,27 @@ class RoleManager(ABC):
 
     @abstractmethod
     def last_roles(self) -> dict[str, EnvStep]:
-        """The last step of all environments."""
+        """Return the last step of all environments."""
 
 
 class EnvironmentManager(RoleManager):
-    """Steps B environments with one agent each as one batch; ``groups`` are row ranges that step on their own.
+    """Steps B single-agent environments as one batch.
 
-    Most reset a row at the step after its ending: the action of that step is ignored, ``first`` is true and ``real``
-    false, so the observation after an ending is always the true successor. A manager that resets in the same step says
-    ``first`` and ``real`` there and gives the last observations as ``EnvStep.final`` at every step, or at none. A row
-    with both must have ended: ``terminated`` or ``truncated``.
+    Most managers use next-step autoreset: the step after an episode's end is the reset, with ``first`` true and
+    ``real`` false; its action is ignored. With same-step autoreset, ``first`` and ``real`` are both true at the end of
+    an episode, and the last observations are ``EnvStep.final``, given at every step or at none. ``first`` and ``real``
+    without ``terminated`` or ``truncated`` is an error.
     """
 
     batch: int
     observation: Specs
     action: Specs
-    on_warning: Callable[[str], object] = staticmethod(warnings.warn)  # told what to warn of
-    backend: str = ""  # what steps the environments, as a run shows it
-    full_reset: bool = False  # whether a reset makes environments forget all, as native ones do
-    nb_calls: int = 0  # steps and resets so far, each of a whole group
-    longest_call: float = 0.0  # seconds of the longest of them
-    restored: str = ""  # after load_state_dict: "exactly", or why rows began new episodes
+    on_warning: Callable[[str], object] = staticmethod(warnings.warn)  # called with messages for the user
+    backend: str = ""  # shown to the user
+    full_reset: bool = False  # ``reset`` with a seed clears all state, so a manager can be used for several evaluations
+    nb_calls: int = 0  # steps and resets of a group so far
+    longest_call: float = 0.0  # seconds
+    restored: str = ""  # after load_state_dict: "exactly", or why rows started new episodes
 
     @property
     def roles(self) -> Mapping[str, Role]:
@@ -117,11 +118,11 @@ class EnvironmentManager(RoleManager):
 
     @abstractmethod
     def set_action_transform(self, action_transform: Mapping[str, str]) -> None:
-        """Say how policy-space actions become the environment's: ``clip``, ``tanh``, ``unit`` or ``none`` by name."""
+        """Set how policy actions are mapped to the environment's: ``clip``, ``tanh``, ``unit`` or ``none`` by name."""
 
     @abstractmethod
     def reset(self, seed: int) -> EnvStep:
-        """Begin a new episode in every row."""
+        """Start a new episode in every row."""
 
     @abstractmethod
     def send(self, actions: Tensors, group: int = 0) -> None:
@@ -132,26 +133,26 @@ class EnvironmentManager(RoleManager):
         """Wait for the step of one group and return it."""
 
     def step(self, actions: Tensors) -> EnvStep:
-        """Step the first group (all rows, where there is one group)."""
+        """Step group 0: all rows, unless there are several groups."""
         self.send(actions)
         return self.recv()
 
     @abstractmethod
     def last_step(self) -> EnvStep:
-        """The last step of all rows."""
+        """Return the last step of all rows."""
 
     @abstractmethod
     def episodes(self) -> list[Episode]:
-        """The episodes that ended since the last call."""
+        """Return the episodes that ended since the last call."""
 
     def goal_reward(self) -> GoalReward | None:
-        """What tells rewards and endings of goals that were not set, for hindsight; None where nothing does."""
+        """Return the environments' reward function for hindsight replay; None if they have none."""
         return None
 
     def current_call(self) -> tuple[int, ...] | None:
-        """What the environments in this process are doing now: changes as they go on; None where none is being called.
+        """Return an identifier of the environment call in progress in this process, or None.
 
-        May be asked by another thread. Environments in processes of their own have deadlines instead.
+        Called by a watchdog thread. Environments in worker processes have deadlines instead.
         """
         return None
 
@@ -161,11 +162,11 @@ class EnvironmentManager(RoleManager):
 
     @abstractmethod
     def state_dict(self) -> State:
-        """What a resume needs: counters, the last step, and each environment's snapshot or seed and actions."""
+        """Return counters, the last step, and a snapshot (or seed and actions) of each environment."""
 
     @abstractmethod
     def load_state_dict(self, state: State) -> None:
-        """Bring the environments back to where ``state_dict`` saw them; ``reset`` is not needed then.
+        """Restore the environments, in place of ``reset``.
 
-        A row that cannot come back begins its next episode: ``first`` with no ending before it.
+        A row that cannot be restored starts its next episode: ``first`` without an ending before it.
         """

@@ -9,36 +9,36 @@ from torch import Tensor
 
 
 class HiddenState(dict[str, Tensor]):
-    """What a network remembers: name of the piece's place → tensor ``[B, …]``. Empty for a feed-forward network."""
+    """Tensors ``[B, …]`` by name, such as ``actor/body/h``; empty for feed-forward networks."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> HiddenState:
         """Apply ``function`` to every tensor."""
         return HiddenState({name: function(x) for name, x in self.items()})
 
     def detach(self) -> HiddenState:
-        """Cut the graph."""
+        """Detach every tensor."""
         return self.map(Tensor.detach)
 
     def reset(self, first: Tensor) -> HiddenState:
-        """Zero the rows where an episode begins (``first``: ``[B]``)."""
+        """Zero the rows where ``first`` ``[B]`` is true."""
         return self.map(lambda x: x.masked_fill(first.reshape(-1, *[1] * (x.dim() - 1)), 0))
 
     def rows(self, index: Tensor | slice) -> HiddenState:
-        """Pick rows of the batch."""
+        """Select rows of the batch."""
         return self.map(lambda x: x[index])
 
     @staticmethod
     def concatenate(parts: list[HiddenState]) -> HiddenState:
-        """The rows of all parts, one after another."""
+        """Concatenate states along the batch."""
         if len(parts) == 1:
             return parts[0]
         return HiddenState({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
-    def select(self, place: str) -> HiddenState:
-        """The part that belongs to ``place``, its prefix removed."""
-        start = place + "/"
+    def select(self, prefix: str) -> HiddenState:
+        """Return the tensors named ``prefix/…``, without the prefix."""
+        start = prefix + "/"
         return HiddenState({name[len(start) :]: x for name, x in self.items() if name.startswith(start)})
 
-    def with_prefix(self, place: str) -> HiddenState:
-        """The same tensors under the prefix ``place``."""
-        return HiddenState({f"{place}/{name}": x for name, x in self.items()})
+    def with_prefix(self, prefix: str) -> HiddenState:
+        """Return the same tensors named ``prefix/…``."""
+        return HiddenState({f"{prefix}/{name}": x for name, x in self.items()})

@@ -1,7 +1,7 @@
-"""From a name on the command line to a class and back: the one place where that happens.
+"""Convert names in settings to classes and back.
 
-``ppo`` is looked up in the table of the package that asks; ``my_pkg.mod:MyAgent`` is imported as it
-stands. Every process, local or remote, resolves the same string to the same class, so nothing is ever pickled.
+``ppo`` is looked up in a table; ``my_pkg.mod:MyAgent`` is imported. Every process resolves the same name to the same
+class, so classes are never pickled.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any
 from ludus.core.errors import UserError, did_you_mean
 
 MAIN = "__main__"
-_given: dict[str, Any] = {}  # what was given from Python and no import finds, by the name that settings have for it
-_folders: dict[str, str | None] = {}  # where modules are looked for; "" or none given: the current folder
-_importing: list[str] = []  # modules that are imported just now
-INSTALLED = ("ludus", "gymnasium")  # packages that are never looked for in the current folder
+INSTALLED = ("ludus", "gymnasium")  # packages that are not searched for in the current folder
+_local: dict[str, Any] = {}  # classes and functions that cannot be imported, by their name in settings
+_folders: dict[str, str | None] = {}  # search folder by top-level package; "" or missing: the current folder
+_importing: list[str] = []  # modules whose import is in progress
 
 
 def resolve(name: str, known: Mapping[str, str], kind: str) -> Any:
-    """Return the object behind ``name``: a key of ``known`` (whose value is ``module:name``) or such a path itself."""
-    if name in _given:
-        return _given[name]
+    """Return the object for ``name``: a key of ``known``, whose values are ``module:attribute``, or such a path."""
+    if name in _local:
+        return _local[name]
     path = known.get(name, name)
     if ":" not in path:
         listed = ", ".join(sorted(known))
@@ -40,7 +40,7 @@ def resolve(name: str, known: Mapping[str, str], kind: str) -> Any:
         )
     module_name, _, attribute = path.partition(":")
     if "<" in attribute:
-        raise _nameless(name, kind)
+        raise _not_importable(name, kind)
     try:
         module = _import(module_name)
     except ImportError as error:
@@ -56,20 +56,17 @@ def resolve(name: str, known: Mapping[str, str], kind: str) -> Any:
         return reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
         if module_name == MAIN:
-            raise _nameless(name, kind) from error
-        own = [key for key, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__]
-        has = f"name what it has: {', '.join(own)}" if own else "define it there, or name another module"
-        hint = did_you_mean(attribute, vars(module))
-        raise UserError(
-            f'{kind} "{name}": module {module_name} has no {attribute}{f".{hint}" if hint else f"; {has}."}'
-        ) from error
+            raise _not_importable(name, kind) from error
+        defined = [key for key, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__]
+        hint = did_you_mean(attribute, vars(module)) or f" It defines {', '.join(defined) or 'nothing'}."
+        raise UserError(f'{kind} "{name}": module {module_name} has no {attribute}.{hint}') from error
 
 
 def name_for(thing: Callable[..., Any], known: Mapping[str, str]) -> str:
-    """Return the name of a class or function in settings: its key in ``known``, else ``module:QualName``.
+    """Return the name of a class or function for settings: its key in ``known``, else ``module:QualName``.
 
-    What no import would find again (a lambda, a partial, a class defined in a function) gets a name with ``<`` in it,
-    which ``resolve`` understands in this process alone.
+    What cannot be imported (a lambda, a partial, a class defined in a function) gets a name with ``<`` in it, which
+    ``resolve`` understands only in this process.
     """
     path = import_path(thing)
     if short := next((name for name, place in known.items() if place == path), ""):
@@ -78,15 +75,15 @@ def name_for(thing: Callable[..., Any], known: Mapping[str, str]) -> str:
         return path
     path = path if "<" in path else f"{path}.<local>"
     name, count = path, 1
-    while _given.get(name, thing) is not thing:  # another one of the same name
+    while _local.get(name, thing) is not thing:  # the name is in use
         count += 1
         name = f"{path}.<{count}>"
-    _given[name] = thing
+    _local[name] = thing
     return name
 
 
 def is_importable(path: str, thing: Any) -> bool:
-    """Whether an import by ``path`` gives ``thing``."""
+    """Return whether importing ``path`` yields ``thing``."""
     if "<" in path:
         return False
     try:
@@ -96,7 +93,7 @@ def is_importable(path: str, thing: Any) -> bool:
 
 
 def import_path(thing: Callable[..., Any]) -> str:
-    """``module:name`` of a class or function; of a partial, the name of what it calls, marked as no more than that."""
+    """Return ``module:name`` of a class or function; a partial gets the name of its function and ``.<partial>``."""
     if isinstance(thing, partial):
         return f"{import_path(thing.func)}.<partial>"
     kind = thing if hasattr(thing, "__qualname__") else type(thing)
@@ -105,70 +102,68 @@ def import_path(thing: Callable[..., Any]) -> str:
 
 
 def is_importable_elsewhere(path: str) -> bool:
-    """Whether another process can import ``path``, as far as its name tells."""
+    """Return whether another process could import ``path``, judging by the name."""
     return "<" not in path and not path.startswith(f"{MAIN}:")
 
 
-def _nameless(name: str, kind: str) -> UserError:
-    argument = {"agent": "agent=", "network": "network=", "wrapper": "wrappers=", "environment": "environment="}.get(
-        kind
-    )
-    give = f", or give it from Python, as in ludus.load(run, {argument}…)" if argument else ""
+def _not_importable(name: str, kind: str) -> UserError:
+    arguments = {"agent": "agent=", "network": "network=", "wrapper": "wrappers=", "environment": "environment="}
+    alternative = f", or pass it from Python, as in ludus.load(run, {arguments[kind]}…)" if kind in arguments else ""
     return UserError(
         f'{kind} "{name}" was defined in a function, a notebook or at a prompt, so it cannot be imported by that name; '
-        f"define it at the top of a module{give}."
+        f"define it at the top level of a module{alternative}."
     )
 
 
 def main_name() -> str:
-    """The name under which the script or module that runs can be imported."""
+    """Return the name under which the running script or module can be imported."""
     main = sys.modules[MAIN]
-    spec = getattr(main, "__spec__", None)  # there is one with python -m
+    spec = getattr(main, "__spec__", None)  # set by python -m
     return spec.name if spec is not None else Path(getattr(main, "__file__", None) or MAIN).stem
 
 
 def check_not_importing(call: str) -> None:
-    """Refuse to train in a module that is only imported to find a class in it."""
+    """Raise a UserError if ``call`` is made at the top level of a module that is being imported."""
     if _importing:
         raise UserError(
-            f"The module {_importing[-1]} is imported to find a class in it, and calls {call} meanwhile, which would "
-            'train again; put that call under `if __name__ == "__main__":`.'
+            f"The module {_importing[-1]} calls {call} when it is imported; put that call under "
+            '`if __name__ == "__main__":`.'
         )
 
 
 def set_search_folders(folders: Mapping[str, str | None]) -> None:
-    """Look for modules, by the first part of their names, first in these folders from now on.
+    """Set the folder to search first for each top-level package.
 
-    An empty one stands for the current folder, as without this call; None for no folder but those of ``sys.path``.
+    An empty string is the current folder, the default; None searches only ``sys.path``.
     """
     _folders.update(folders)
 
 
 def search_folders() -> dict[str, str | None]:
-    """Return what ``set_search_folders`` was told, for another process."""
+    """Return the search folders, to pass to another process."""
     return dict(_folders)
 
 
 def top_package(path: str) -> str:
-    """Return the first part of the module's name in ``package.module:Class``."""
+    """Return ``package`` of ``package.module:Class``."""
     return path.partition(":")[0].partition(".")[0].strip()
 
 
 def has_module(folder: str, top: str) -> bool:
-    """Whether the module lies in this folder; nothing is imported."""
+    """Return whether ``folder`` contains the module, without importing it."""
     return os.path.isabs(folder) and PathFinder.find_spec(top, [folder]) is not None
 
 
 def is_found_without_cwd(top: str) -> bool:
-    """Whether a module is imported already, or found without a look into the current folder for it."""
+    """Return whether a module is imported already or found without searching the current folder."""
     if top in sys.modules or top == main_name() or PathFinder.find_spec(top, [path for path in sys.path if path]):
         return True
-    others = (finder for finder in sys.meta_path if finder is not PathFinder)  # of packages installed with pip -e
+    others = (finder for finder in sys.meta_path if finder is not PathFinder)  # for pip install -e
     return any(finder.find_spec(top, None) is not None for finder in others)
 
 
 def source_folder(top: str) -> str:
-    """Return the folder that a module of the user's own is imported from; empty for one that is installed."""
+    """Return the folder of a module, or an empty string if it is installed."""
     module = sys.modules[MAIN] if top == main_name() else sys.modules.get(top)
     spec = PathFinder.find_spec(top, [_folders.get(top) or os.getcwd(), *sys.path]) if module is None else None
     packages = list(getattr(module, "__path__", None) or getattr(spec, "submodule_search_locations", None) or ())
@@ -182,15 +177,15 @@ def _import(module_name: str) -> ModuleType:
         return sys.modules[MAIN]  # importing it would run it again
     _importing.append(module_name)
     try:
-        with _searching(top_package(module_name)):
+        with _search_path(top_package(module_name)):
             return importlib.import_module(module_name)
     finally:
         _importing.pop()
 
 
 @contextmanager
-def _searching(top: str) -> Iterator[None]:
-    """Look for a module of the user's own first where it lies; afterwards that folder is the last to be searched."""
+def _search_path(top: str) -> Iterator[None]:
+    """Search the module's folder first; afterwards move it to the end of ``sys.path`` for later imports."""
     folder = None if top in INSTALLED else _folders.get(top, "")
     if folder is None:
         yield
@@ -202,4 +197,4 @@ def _searching(top: str) -> Iterator[None]:
         with suppress(ValueError):  # the module may have removed it
             sys.path.remove(folder)
         if folder not in sys.path:
-            sys.path.append(folder)  # for what the module imports later
+            sys.path.append(folder)

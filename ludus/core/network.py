@@ -1,4 +1,4 @@
-"""Networks and their pieces: tensors in by name, tensors out by name, hidden state in and out."""
+"""The interfaces of networks and of the submodules of a ModularNetwork."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ Shapes = dict[str, Shape]
 
 
 class NetworkSpec(NamedTuple):
-    """A network that an agent asks for."""
+    """A network that an agent requires."""
 
     inputs: Shapes
     outputs: Shapes
     concatenate: bool = False  # concatenate all vector inputs before the first layer, as Q(s, a) critics do
-    members: int = 1  # of an ensemble; where there are several, the outputs are [T, B, members, …]
-    streams: bool = False  # each output has a hidden layer of its own
-    noisy: bool = False  # layers after the trunk explore by themselves (NoisyNet)
+    members: int = 1  # size of an ensemble; if greater than 1, outputs are [T, B, members, …]
+    streams: bool = False  # a separate hidden layer per output, as in dueling networks
+    noisy: bool = False  # NoisyNet layers after the trunk
 
 
 class Network(nn.Module, ABC):
-    """Maps observations to named outputs. Always sees ``[T, B, …]``; acting is T=1.
+    """Maps observations ``[T, B, …]`` to outputs ``[T, B, …]``, both by name; T is 1 when acting.
 
-    A network of your own is a subclass made as ``MyNetwork(inputs, outputs)``, both ``{name: shape}``.
+    A custom network is constructed as ``MyNetwork(inputs, outputs)``, both ``{name: shape}``.
     """
 
     recurrent = False
 
     def initial_state(self, batch: int) -> HiddenState:
-        """The hidden state of ``batch`` environments before their first observation."""
+        """Return the hidden state of ``batch`` environments before their first observation."""
         return HiddenState()
 
     @abstractmethod
     def forward(self, observation: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensors, HiddenState]:
-        """Return the outputs ``[T, B, …]`` and the state after the last step; rows with ``first`` start from zero."""
+        """Return the outputs and the state after the last step; the state is zeroed where ``first`` ``[T, B]``."""
 
 
 class SubModule(nn.Module, ABC):
-    """A piece of a ModularNetwork: it takes tensors of rank ``dim``, features first."""
+    """A part of a ModularNetwork, for inputs of rank ``dim``, features first."""
 
     dim: Literal[1, 2, 3, 4]
     recurrent = False
@@ -54,12 +54,12 @@ class SubModule(nn.Module, ABC):
 
     @abstractmethod
     def output_shape(self, dim: int | None = None) -> Shape:
-        """The shape of one row of the output; with ``dim``, that shape cast to rank ``dim``."""
+        """Return the output shape without batch dimensions, cast to rank ``dim`` if given."""
 
     def initial_state(self, batch: int) -> HiddenState:
-        """The hidden state of ``batch`` environments; empty for feed-forward pieces."""
+        """Return the hidden state of ``batch`` environments; empty if not recurrent."""
         return HiddenState()
 
     @abstractmethod
     def forward(self, x: Tensor, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
-        """Feed-forward pieces see ``[N, …]``; recurrent ones ``[T, B, …]``, and reset by ``first`` ``[T, B]``."""
+        """Return output and state; ``x`` is ``[N, …]``, or ``[T, B, …]`` if recurrent, reset by ``first``."""

@@ -1,4 +1,4 @@
-"""The random numbers of acting, apart from acting itself."""
+"""Random numbers for acting."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ludus.core.types import State, Tensors
 
 
 class Noise:
-    """The random numbers of acting, drawn for many steps at once from a generator of their own.
+    """Random numbers for acting, drawn for ``chunk`` steps at a time.
 
-    ``draw`` gives the numbers of all rows of a run ``[steps, total, …]``, of which these ``rows`` are kept: a row has
-    the same numbers in whatever process it is.
+    ``draw`` returns numbers for all rows of a run ``[steps, total, …]``, from which ``rows`` are selected, so a row
+    gets the same numbers whichever process it is in.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Noise:
         self._start = generator.get_state()
 
     def next(self) -> Tensors:
-        """The numbers for one step, ``[B, …]`` by action name."""
+        """Return the numbers for one step, ``[B, …]`` by action name."""
         if not self._steps:
             self._refill()
         return self._steps.pop()
@@ -42,11 +42,11 @@ class Noise:
         self._steps = [{name: x[t] for name, x in drawn.items()} for t in range(self._chunk)]
 
     def state_dict(self) -> State:
-        """The generator before the current chunk, and how much of the chunk is left."""
+        """Return the generator's state before the current chunk, and how many steps of the chunk are left."""
         return {"generator": self._start if self._steps else self.generator.get_state(), "left": len(self._steps)}
 
     def load_state_dict(self, state: State) -> None:
-        """Draw the same chunk again and drop what had been used."""
+        """Draw the current chunk again and drop the steps that were used."""
         self.generator.set_state(state["generator"])
         self._start, self._steps = state["generator"], []
         if state["left"]:

@@ -1,4 +1,4 @@
-"""Which rows of a run are here."""
+"""The rows of a run that one process holds."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class Rows(NamedTuple):
-    """The rows ``start`` to ``stop`` of all ``total`` rows of a synchronous run.
+    """Rows ``start`` to ``stop`` of the ``total`` rows of a run.
 
-    Seeds, noise and what else differs by row follow the number of the row in the whole run, so that a row has the same
-    in whatever process it is.
+    Seeds, noise and everything else that differs by row depend on the row's number in the whole run, not on the
+    process that holds it.
     """
 
     start: int
@@ -18,15 +18,15 @@ class Rows(NamedTuple):
 
     @classmethod
     def all(cls, total: int) -> Rows:
-        """All rows of a run in one process."""
+        """Return all rows of a run, for a single process."""
         return cls(0, total, total)
 
     @property
     def size(self) -> int:
-        """How many are here."""
+        """The number of rows."""
         return self.stop - self.start
 
     @property
     def slice(self) -> slice:
-        """These rows of a tensor of all rows."""
+        """The index of these rows in a tensor of all rows."""
         return slice(self.start, self.stop)

@@ -1,4 +1,4 @@
-"""Who plays which rows."""
+"""Which agent acts in which rows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ludus.core.step import EnvStep
 
 @dataclass
 class Seat:
-    """An agent in one role of the environments, with the cache that it fills."""
+    """An agent in one role of the environments, with the cache it writes to."""
 
     agent: Agent
     cache: CacheWriter
     noise: Noise
     rows: Rows
     device: torch.device  # where the agent is
-    env_step: EnvStep | None = None  # the last step of all rows, written to the cache already; None before the first
-    hidden_state: HiddenState = field(default_factory=HiddenState)  # before the agent acts on that step
+    env_step: EnvStep | None = None  # the last step, already written to the cache; None before the first
+    hidden_state: HiddenState = field(default_factory=HiddenState)  # before acting on ``env_step``
     role: str = DEFAULT_ROLE

@@ -1,4 +1,4 @@
-"""What a tensor is: shape, dtype and meaning. Needs numpy alone, so that environment processes stay small."""
+"""Specs of observations and actions. Imports no torch, so environment processes stay small."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 Kind = Literal["continuous", "categorical", "binary"]
-# an observation of this name (or action_mask/<action name>) marks the allowed choices: one entry per choice of every
-# element; a bit has two, whether it may be 0 and whether it may be 1
+# an observation with this name (or action_mask/<action name>) is 1 for allowed choices: one entry per choice of each
+# element; a binary element has two, for 0 and 1
 MASK = "action_mask"
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One named observation or action of one environment, without time and batch dimensions.
+    """An observation or action of one environment, without time and batch dimensions.
 
-    ``continuous``: real numbers between ``low`` and ``high`` (one number, or one per element in C order).
-    ``categorical``: each element is one of ``sizes[i]`` choices, counted from 0; a Discrete has shape ``()``.
-    ``binary``: each element is 0 or 1.
+    ``continuous``: between ``low`` and ``high`` (one number, or one per element in C order). ``categorical``: element
+    i is one of ``sizes[i]`` choices, counted from 0; a Discrete has shape ``()``. ``binary``: each element is 0 or 1.
     """
 
     shape: tuple[int, ...]
@@ -29,7 +28,7 @@ class Spec:
     low: float | tuple[float, ...] = -np.inf
     high: float | tuple[float, ...] = np.inf
     sizes: tuple[int, ...] = ()  # categorical: the number of choices of each element, in C order
-    stack: int = 1  # how many frames the leading dimension holds, when frames are stacked
+    stack: int = 1  # number of stacked frames in the leading dimension
 
     @property
     def size(self) -> int:
@@ -38,41 +37,38 @@ class Spec:
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """How many choices each element of a discrete action has: ``sizes``, or 2 for every bit."""
+        """The number of choices of each element of a discrete action; 2 if binary."""
         return (2,) * self.size if self.kind == "binary" else self.sizes
 
     @property
     def bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """``low`` and ``high`` as arrays of the spec's shape."""
         low, high = (
-            np.broadcast_to(np.asarray(x, np.float64).reshape(self._bound_shape(x)), self.shape)
+            np.broadcast_to(np.asarray(x, np.float64).reshape(self.shape if isinstance(x, tuple) else ()), self.shape)
             for x in (self.low, self.high)
         )
         return low, high
 
     @property
     def bounded(self) -> NDArray[np.bool_]:
-        """Which elements have two finite bounds."""
+        """Which elements have finite bounds."""
         low, high = self.bounds
         return np.isfinite(low) & np.isfinite(high)
-
-    def _bound_shape(self, bound: float | tuple[float, ...]) -> tuple[int, ...]:
-        return self.shape if isinstance(bound, tuple) else ()
 
 
 Specs = dict[str, Spec]
 
 
 def is_mask(name: str) -> bool:
-    """Whether an observation of this name is an action mask and no input to a network."""
+    """Return whether an observation is an action mask, which networks do not see."""
     return name == MASK or name.startswith(MASK + "/")
 
 
 def mask_name(action: str, actions: Specs) -> str:
-    """The observation that masks ``action``: ``action_mask``, or ``action_mask/<name>`` if there are several."""
+    """Return the name of the mask of ``action``: ``action_mask``, or ``action_mask/<name>`` if there are several."""
     return MASK if len(actions) == 1 else f"{MASK}/{action}"
 
 
 def network_inputs(observation: Specs) -> Specs:
-    """The observations that a network sees: all but the masks."""
+    """Return the observations that a network sees: all except action masks."""
     return {name: spec for name, spec in observation.items() if not is_mask(name)}

@@ -1,4 +1,4 @@
-"""One step of B environments, and the agent's answer to it."""
+"""One step of B environments, of the agent, and the record of a finished episode."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from ludus.core.types import Tensors
 
 
 class EnvStep(NamedTuple):
-    """One step of B environments. Reward and endings are those of the transition that led to ``observation``.
+    """One step of B environments. Reward and endings belong to the transition that led to ``observation``.
 
-    A manager may write its next step into the same memory: whoever keeps a step copies it.
+    Managers may reuse the memory for the next step; copy what must outlive it.
     """
 
     observation: Tensors  # [B, …]
     reward: Tensor  # [B] float32
     terminated: Tensor  # [B] bool
     truncated: Tensor  # [B] bool
-    first: Tensor  # [B] bool: this observation begins an episode
-    # [B] bool: the transition that led here happened, so its reward and endings count. A manager that resets a row at
-    # the step after its ending has real = ~first; one that resets in the same step has rows where both are true.
+    first: Tensor  # [B] bool: this observation is the first of an episode
+    # [B] bool: the transition that led here happened; False is padding across an episode boundary. With next-step
+    # autoreset real is ~first; with same-step autoreset both are true where an episode ended
     real: Tensor
-    final: Tensors | None = None  # [B, …] same-step resets: the last observations of rows that ended, if known
+    final: Tensors | None = None  # [B, …] same-step resets: the last observations of episodes that ended, if known
 
     def rows(self, rows: slice) -> EnvStep:
-        """Return some of the environments."""
+        """Select environments."""
         return self._map(lambda x: x[rows])
 
     def to(self, device: torch.device) -> EnvStep:
-        """Return the same step on the device where the agent is."""
+        """Return the step on ``device``."""
         if self.reward.is_cpu if device.type == "cpu" else self.reward.device == device:
             return self
         return self._map(lambda x: x.to(device, non_blocking=True))
@@ -47,18 +47,18 @@ class EnvStep(NamedTuple):
 
 
 class AgentStep(NamedTuple):
-    """What an agent says to B environments."""
+    """The agent's actions on one step of B environments."""
 
-    action: Tensors  # [B, …] in policy space: before the clip, or u before tanh
-    experience: Tensors  # [B, …] what the learner wants back: log_prob, value, …
+    action: Tensors  # [B, …] in policy space: before clipping or tanh
+    experience: Tensors  # [B, …] stored for learning: log_prob, value, …
     state: HiddenState  # [B, …] after this step
 
 
 class Episode(NamedTuple):
-    """An episode that ended."""
+    """A finished episode."""
 
     row: int
     reward: float  # undiscounted sum
     length: int
-    seed: int | None  # what the episode was reset with, where the manager knows
+    seed: int | None  # None if unknown
     infos: dict[str, float]  # the numeric infos of its last step

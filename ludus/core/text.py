@@ -1,19 +1,13 @@
-"""Text from elsewhere (names, paths, exceptions, the stderr of workers) made fit for a terminal and a log."""
+"""Escape control characters in text from elsewhere (paths, exceptions, stderr of workers) for terminals and logs."""
 
 from __future__ import annotations
 
 import re
 
-# control characters other than tab and newline, marks that change the direction of text, line separators, and halves of
-# surrogate pairs, which no encoding has
-_UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# control characters except tab and newline, direction marks, line separators and lone surrogates
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    r"""The text with what a terminal would obey written out: an escape character becomes ``\x1b``."""
-    return _UNFIT.sub(_escape, text)
-
-
-def _escape(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    r"""Return the text with control characters escaped, such as ``\x1b``."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -1,4 +1,4 @@
-"""Names for plain types: tensors by name, and what a checkpoint holds."""
+"""Type aliases: tensors by name, and the contents of a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
-SumOverRanks = Callable[[Tensor], Tensor]  # over ranks, as ``Updater.sum``
-State = dict[str, Any]  # nested dicts of tensors and plain values (numbers, strings, lists, None), as in a checkpoint
+SumOverRanks = Callable[[Tensor], Tensor]  # see ``Updater.sum``
+State = dict[str, Any]  # nested dicts of tensors and plain values (numbers, strings, lists, None)
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """All that a checkpoint walks."""
+    """An object whose state is saved in checkpoints."""
 
     def state_dict(self) -> State: ...
 
@@ -22,5 +22,5 @@ class Stateful(Protocol):
 
 
 def single_rank(x: Tensor) -> Tensor:
-    """The sum over ranks where there is one: ``x`` itself."""
+    """Return ``x``: the sum over ranks if there is only one."""
     return x

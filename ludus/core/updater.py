@@ -1,4 +1,4 @@
-"""The interface of updaters, which turn a loss into a step of the parameters."""
+"""The interface of updaters, which turn a loss into an optimizer step."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ OptimizerName = Literal["adam", "adamw", "rmsprop", "rmsprop_tf", "sgd"]
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that are stepped together, and how."""
+    """Parameters that share optimizer settings and are stepped together."""
 
     parameters: tuple[nn.Parameter, ...]
     learning_rate: float
-    max_grad_norm: float = 0.0  # the gradient is scaled down to this norm; 0: never
-    weight_decay: float = 0.0  # adamw: apart from the gradient; the others: as a penalty on squared weights
-    optimizer: OptimizerName = "adam"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
-    eps: float = 1e-8  # of the optimizer
+    max_grad_norm: float = 0.0  # 0: no clipping
+    weight_decay: float = 0.0  # adamw: decoupled; others: L2 penalty
+    optimizer: OptimizerName = "adam"  # rmsprop_tf: TensorFlow's variant, ε inside the root
+    eps: float = 1e-8
 
 
 class NonFiniteError(Exception):
-    """A gradient holds a NaN or an Inf; the step was not applied, so the parameters are those before it."""
+    """A gradient contains NaN or Inf; the step was not applied, so the parameters are unchanged."""
 
     def __init__(self, loss: LossFunction, batch: Batch, group: str, metrics: Tensors) -> None:
         super().__init__("a gradient is not finite")
@@ -37,52 +37,52 @@ class NonFiniteError(Exception):
 
 
 class Updater(ABC):
-    """Forward, backward, reduction over ranks, clip and optimizer step, so that all can be one compiled region.
+    """Computes gradients, sums them over ranks, clips them and steps the optimizer.
 
-    A ``group`` is a name from ``Agent.parameter_groups``. Losses and 0-dimensional metrics are sums of what each row
-    counts (``Batch.share``), so that their sum over ranks is that of all rows; they come back summed.
+    ``group`` is a name from ``Agent.parameter_groups``. Losses and 0-dimensional metrics are weighted by
+    ``Batch.share``, so their sum over ranks is the mean over all rows; they are returned summed.
     """
 
     ranks: int = 1
-    learning_rate: float  # of the first group; setting it scales the others alike
+    learning_rate: float  # of the first group; setting it scales the other groups' by the same factor
 
     @abstractmethod
     def step(self, loss: LossFunction, batch: Batch, group: str) -> Tensors:
-        """Step the parameters of ``group`` on the losses, each weighted by the agent's coefficient; return metrics.
+        """Compute the gradient of the weighted losses and apply it, possibly as one compiled region; return metrics.
 
-        The loss is computed with the networks in training mode (BatchNorm, Dropout); acting and all else see them in
-        evaluation mode.
+        The loss is computed with the networks in training mode (BatchNorm, Dropout); they are in evaluation mode at
+        all other times.
         """
 
     @abstractmethod
     def gradient(self, loss: LossFunction, batch: Batch, group: str) -> tuple[Tensor, Tensors]:
-        """Return the flat gradient of ``group``, summed over ranks, and the metrics; step nothing."""
+        """Return the flat gradient of ``group``, summed over ranks, and the metrics, without a step."""
 
     @abstractmethod
     def apply(self, gradient: Tensor, group: str) -> Tensors:
-        """Clip a flat gradient and take the optimizer's step along it; return the norm that it had.
+        """Clip a flat gradient and step the optimizer; return the norm before clipping.
 
-        Where that is not finite, the parameters stay as they are.
+        The step is skipped if the norm is not finite.
         """
 
     @abstractmethod
     def parameters(self, group: str) -> Tensor:
-        """The parameters of ``group`` as one flat vector, which shares memory with them."""
+        """Return a flat view of the parameters of ``group``."""
 
     def pop_gradient_norms(self) -> list[Tensor]:
-        """Return the norms of gradients since the last call that no ``step`` has looked at, such as those on a GPU."""
+        """Return gradient norms since the last call that were not checked yet, which ``step`` defers on a GPU."""
         return []
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of ``x`` over ranks."""
+        """Return the sum of ``x`` over ranks."""
         return x
 
     def mean(self, x: Tensor) -> Tensor:
-        """The mean of ``x`` over ranks."""
+        """Return the mean of ``x`` over ranks."""
         return self.sum(x) / self.ranks if self.ranks > 1 else x
 
     def agree(self, flag: bool) -> bool:
-        """Whether ``flag`` is true on all ranks."""
+        """Return whether ``flag`` is true on all ranks."""
         return flag
 
     @abstractmethod

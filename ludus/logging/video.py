@@ -37,7 +37,7 @@ def write_video(frames: Iterable[Frame], path: Path, fps: float, follows: bool =
     try:
         make_folder(path.parent)
         with (
-            open_folder(path.parent, follows=follows) as folder,
+            open_folder(path.parent, follow_links=follows) as folder,
             open_regular_file(name, "xb", folder) as file,  # made first: a folder that takes no files is told at once
             TemporaryDirectory(prefix="ludus-") as private,
         ):

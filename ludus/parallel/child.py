@@ -44,8 +44,7 @@ def run(numbers: list[int], server: int) -> NoReturn:
         sys.path[:] = request["path"]
         os.chdir(request["cwd"])
         imports.set_search_folders(request["folders"])
-        module, _, function = request["target"].partition(":")
-        getattr(importlib.import_module(module), function)(request["settings"], fds)
+        imports.resolve(request["target"], {}, "function")(request["settings"], fds)
     except BaseException as error:
         code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
         os.pwrite(outcome, json.dumps(_tell(error)).encode(), 0)

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import FrameType
 from typing import Any, Literal
 
 from ludus.core import imports
@@ -168,7 +167,7 @@ class Launcher:
             raise UserError(
                 "Environments in processes of their own need Linux; elsewhere set env.backend to simple or vector."
             )
-        refuse_import_time()
+        imports.check_not_importing("Launcher")
         self._method, self._preload, self._deadline = start, list(preload), deadline
         self._processes: list[Process] = []
         self._server: Process | None = None
@@ -277,23 +276,6 @@ class Launcher:
         self._server.end()
         self._channel = self._server = None
         return failure
-
-
-def refuse_import_time() -> None:
-    """Refuse to start processes from the top level of a module that is only being imported.
-
-    A worker imports the user's script to find the environment in it; a script that trains at its top level would
-    train again there.
-    """
-    frame: FrameType | None = sys._getframe() if "ludus.parallel.child" in sys.modules else None  # there: a child
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "__main__")
-        if frame.f_code.co_name == "<module>" and name != "__main__":
-            raise UserError(
-                f"{frame.f_code.co_filename} starts processes when it is imported, and each of them imports it again; "
-                'put that part under `if __name__ == "__main__":`.'
-            )
-        frame = frame.f_back
 
 
 def child_environ() -> dict[str, str]:

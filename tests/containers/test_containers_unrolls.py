@@ -117,7 +117,7 @@ def test_columns_are_filled_in_the_order_of_arrival_with_their_versions() -> Non
 
 def test_what_has_no_unrolls_says_so() -> None:
     worker = make_worker("CartPole-v1", "dqn")
-    with pytest.raises(UserError, match="does not learn from unrolls"):
+    with pytest.raises(UserError, match="cannot learn from workers' unrolls"):
         worker.agent.make_unroll(Rows.all(4))
     worker.close()
 

@@ -27,7 +27,7 @@ def test_every_agent_plans_and_names_settings_that_it_has(name: str) -> None:
     assert plan.optimizer_steps > 0
     assert plan.rollout or plan.replay
     names = {field.name for field in fields(config)}
-    assert {part for unused in config.UNUSED for part in (*unused.names.split(), unused.by)} <= names
+    assert {part for unused in config.UNUSED for part in (*unused.names.split(), unused.depends_on)} <= names
     assert {found for found, _ in config.unused(OBSERVATION, CHOICE, 1)} <= names
 
 

@@ -23,7 +23,7 @@ def test_nothing_is_left_that_a_terminal_would_obey(text):
     [
         ("größe ± 3\n\tat line 2\n", "größe ± 3\n\tat line 2\n"),
         ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
-        ("a\rb\x9b2J", "a\\x0db\\x9b2J"),
+        ("a\rb\x9b2J", "a\\rb\\x9b2J"),
         ("abc\u202egnp.exe", "abc\\u202egnp.exe"),
         ("\udcff", "\\udcff"),
     ],

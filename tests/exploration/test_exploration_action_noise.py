@@ -205,14 +205,14 @@ def test_the_same_generator_gives_the_same_noise(kind):
     ("settings", "sentence"),
     [
         ({"kind": "ornstein"}, 'agent.noise is "ornstein"; use one of normal, clipped_normal, uniform, ornstein_uhlen'),
-        ({"kind": "normal", "sigma": -0.1}, "agent.noise_sigma is -0.1; it must not be negative."),
+        ({"kind": "normal", "sigma": -0.1}, "agent.noise_sigma is -0.1; it must be 0 or greater."),
         ({"kind": "uniform", "sigma": math.inf}, "agent.noise_sigma is inf; it must be a finite number."),
-        ({"kind": "normal", "sigma_end": -1.0}, "agent.noise_sigma_end is -1.0; it must not be negative."),
+        ({"kind": "normal", "sigma_end": -1.0}, "agent.noise_sigma_end is -1.0; it must be 0 or greater."),
         (
             {"kind": "normal", "sigma": torch.ones(3)},
             "agent.noise_sigma has shape [3]; give one number, or [environmen",
         ),
-        ({"kind": "normal", "sigma": -torch.ones(3, 1)}, "agent.noise_sigma is -1.0; it must not be negative."),
+        ({"kind": "normal", "sigma": -torch.ones(3, 1)}, "agent.noise_sigma is -1.0; it must be 0 or greater."),
         ({"kind": "clipped_normal", "clip": 0.0}, "agent.noise_clip is 0.0; it must be greater than 0."),
         ({"kind": "ornstein_uhlenbeck", "theta": 0.0}, "agent.noise_theta is 0.0; it must be greater than 0."),
         ({"kind": "ornstein_uhlenbeck", "dt": -1.0}, "agent.noise_dt is -1.0; it must be greater than 0."),

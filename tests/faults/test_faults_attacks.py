@@ -597,7 +597,7 @@ def test_too_few_file_descriptors_are_a_sentence(here):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("ludus: This process may open no more files")
+    assert done.stderr.startswith("ludus: This process cannot open more files")
     assert done.stderr.count("\n") == 1
 
 

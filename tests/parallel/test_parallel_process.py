@@ -345,7 +345,7 @@ def test_a_script_finds_itself_and_one_without_a_guard_is_told(tmp_path, guard, 
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     if guard == "if True:":
-        assert "script.py starts processes when it is imported" in done.stdout
+        assert "The module script calls Launcher when it is imported" in done.stdout
         assert '`if __name__ == "__main__":`' in done.stdout
     else:
         assert done.stdout == "found\n"
