@@ -46,18 +46,18 @@ class ACERConfig(UnrollConfig):
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
     targets: Literal["retrace", "vtrace"] = "retrace"  # retrace: learns Q of all actions; vtrace: V alone
-    trace_lambda: float = 1.0  # how far targets look along what was done: 0: one step; lower: less variance, more bias
-    importance_clip: float = 10.0  # how much more likely than when it was taken an action counts, at most
-    trust_region: float = 1.0  # how fast the policy may leave its average: lower is steadier and slower; 0: no bound
-    average_decay: float = 0.99  # of that average per update: nearer 1 holds the policy back for longer
-    entropy_coef: float = 0.01  # raise when the policy settles too early
+    trace_lambda: float = 1.0  # λ of the targets: 0: one step; lower: less variance, more bias
+    importance_clip: float = 10.0  # largest importance ratio; the bias of the truncation is corrected with Retrace
+    trust_region: float = 1.0  # δ: bound on the KL gradient to the average policy; lower is slower; 0: no bound
+    average_decay: float = 0.99  # of the average policy per update
+    entropy_coef: float = 0.01  # raise when the policy becomes deterministic too early
     value_coef: float = 0.5  # weight of the loss of Q or V; matters with a shared trunk
     max_grad_norm: float = 10.0  # gradients are scaled down to this norm; 0: never
     optimizer: OptimizerName = "rmsprop"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     weight_decay: float = 0.0  # shrinks weights at each step: adamw apart from the gradient, others as a penalty
     optimizer_eps: float = 1e-5  # raise for smoother steps
-    normalize_observation: bool = False  # vectors by running mean and deviation, saved with the policy
-    normalize_reward: bool = False  # by the running deviation of the discounted return
+    normalize_observation: bool = False  # vectors by running mean and standard deviation, saved with the policy
+    normalize_reward: bool = False  # by the running standard deviation of the discounted return
 
     def validate(self) -> None:
         """Refuse values that cannot train."""
@@ -79,13 +79,13 @@ class ACERConfig(UnrollConfig):
             raise UserError("agent.average_decay is 1, so the average would never move; 0.99 is usual.")
 
     def plan(self, rows: int) -> Plan:
-        """A step on each fresh rollout, and ``replay_ratio`` steps on kept ones."""
+        """One optimizer step per fresh rollout and ``replay_ratio`` on replayed ones."""
         floats = 5 if self.normalize_observation else 0  # measured
         steps = (1 + self.replay_ratio) / (rows * self.rollout)
         return Plan(self.rollout, 1, floats, self.replay, steps)
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
-        """What a normalizer, the trust region or the replay would read."""
+        """Settings of the normalizer, trust region and replay that do nothing."""
         yield from unused_normalizer(self, observation)
         yield from super().unused(observation, action, rows)
 
@@ -98,16 +98,16 @@ class ACERVTraceConfig(ACERConfig):
     importance_clip: float = 1.0  # of the targets' ratios too; above 1: less bias, more variance
 
 
-class _Step(NamedTuple):
-    """What a batch says to learn."""
+class _Targets(NamedTuple):
+    """Targets and policy gradient weights of a batch."""
 
-    weights: Tensor  # [T, B, A] with which each log π(a|s) enters the policy gradient
+    weights: Tensor  # [T, B, A] of each log π(a|s) in the policy gradient
     value: Tensor  # [T, B] Q of the action taken, or V; with a graph
-    target: Tensor  # [T, B] what it should become
+    target: Tensor  # [T, B] of that value
 
 
 class ACER(ActorCritic):
-    """One step on each fresh rollout, then some on kept ones, held near an average of the policies so far."""
+    """One step on each fresh rollout, then some on replayed ones, within a trust region around an average policy."""
 
     Config: type[Any] = ACERConfig
 
@@ -124,9 +124,9 @@ class ACER(ActorCritic):
         self._logits, self._observation = f"policy/{self._action}", observation
         acting = {name: network for name, network in networks.items() if name != "critic"}
         self.average = Target(acting if config.trust_region else {})
-        self._choosing = list(acting)
-        # in training, a critic with a memory has to see what happens, too
-        self._watching = [name for name, network in networks.items() if name in acting or network.recurrent]
+        self._policy_networks = list(acting)
+        # a recurrent critic must see every step in training
+        self._acting_networks = [name for name, network in networks.items() if name in acting or network.recurrent]
         if config.replay_ratio and config.replay < config.rollout * batch:
             raise UserError(
                 f"agent.replay is {config.replay}, less than one rollout of {config.rollout * batch} transitions "
@@ -135,17 +135,17 @@ class ACER(ActorCritic):
 
     @staticmethod
     def make_policy(action: Specs, config: Any) -> Policy:
-        """A distribution over the choices of the one action."""
+        """Make a categorical policy; refuse anything but one Discrete action."""
         if [(spec.kind, spec.shape) for spec in action.values()] != [("categorical", ())]:
             found = ", ".join(f"{name} ({spec.kind}, shape {spec.shape})" for name, spec in action.items())
-            raise UserError(f"ACER needs one Discrete action, and this environment has {found}; use ppo or a2c for it.")
+            raise UserError(f"ACER needs one Discrete action, but this environment has {found}; use ppo or a2c.")
         return Policy(action)
 
     @classmethod
     def requirements(
         cls, observation: Specs, action: Specs, config: Any, shared: bool
     ) -> dict[str, tuple[Shapes, Shapes]]:
-        """One network with policy and values, or one for each; the values are Q of all actions, or V."""
+        """Ask for one network with policy and Q (Retrace) or V (V-trace), or one for each."""
         inputs = ObsPreprocessor(network_inputs(observation)).shapes
         policy = cls.make_policy(action, config).outputs
         (choices,) = policy.values()
@@ -155,7 +155,7 @@ class ACER(ActorCritic):
         return {"actor": (inputs, policy), "critic": (inputs, value)}
 
     def make_cache(self, rows: Rows) -> UnrollCache:  # type: ignore[override]
-        """A rollout, and a ring of those before it."""
+        """Make a cache of the fresh rollout and earlier ones."""
         config = self.config
         return UnrollCache(config, rows.size, config.gamma, self._observation, self.device, config.normalize_reward)
 
@@ -163,7 +163,7 @@ class ACER(ActorCritic):
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Sample with ``noise``, else take the mode; the experience is the log-probability of every choice."""
         observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
-        names = self._choosing if noise is None and not self.tracks_value else self._watching
+        names = self._policy_networks if noise is None and not self.tracks_value else self._acting_networks
         outputs, state = self.outputs(observation, state, step.first.unsqueeze(0), names)
         logits = self.policy.distribution({self._logits: outputs[self._logits].squeeze(0)}, step.observation)
         log_policy = logits[self._logits].log_softmax(-1)
@@ -174,12 +174,12 @@ class ACER(ActorCritic):
 
     @torch.inference_mode()
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
-        """V, or what the policy expects of Q."""
+        """Return V, or E_π[Q]."""
         if self.config.targets == "vtrace":
             return super().value(step, state)
-        outputs = self._look(step, state, without="")
+        outputs = self._outputs_without(step, state, without="")
         probabilities = self.policy.describe(outputs, step.observation)[self._action]["probabilities"]
-        return self.unscaled((probabilities * outputs["q"]).sum(-1))
+        return self.unscale_value((probabilities * outputs["q"]).sum(-1))
 
     def _value_of(self, observation: Tensors, state: HiddenState) -> Tensor:
         if self.config.targets == "vtrace":
@@ -192,7 +192,7 @@ class ACER(ActorCritic):
 
     @torch.no_grad()
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
-        """Scale the rewards, if told to, set the rows' shares and add where traces may pass."""
+        """Scale the rewards, and add the rows' shares and where traces continue."""
         return replace(
             batch,
             reward=self.scaled_reward(batch, sum_over_ranks),
@@ -201,7 +201,7 @@ class ACER(ActorCritic):
         )
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Policy gradient within the trust region, value and entropy losses over real rows."""
+        """Return policy gradient (within the trust region), value and entropy losses over real rows."""
         ready = self.preprocess(batch.observation)
         ready = ready if self.normalizer is None else self.normalizer(ready)
         outputs = _run(self.networks, ready, batch.state, batch.first)
@@ -228,8 +228,8 @@ class ACER(ActorCritic):
         }
         return losses, metrics
 
-    def _by_retrace(self, outputs: Tensors, log_p: Tensor, batch: Batch) -> _Step:
-        """Q^ret, and the gradient truncated with its bias corrected."""
+    def _by_retrace(self, outputs: Tensors, log_p: Tensor, batch: Batch) -> _Targets:
+        """Return Retrace targets and truncated policy gradient weights with bias correction."""
         config, action, log_mu = self.config, batch.action[self._action], batch.experience["log_policy"]
         q = outputs["q"]  # [T+1, B, A]
         taken = q[:-1].gather(-1, action.unsqueeze(-1)).squeeze(-1)
@@ -239,10 +239,10 @@ class ACER(ActorCritic):
             traced = log_ratio, batch.reward, batch.discount, batch.experience["continues"], taken
             target = retrace(*traced, batch.next_value(value, self._final_values(batch)), config.trace_lambda)
             given = log_p[:-1], log_mu, action, target, q[:-1], value[:-1]
-            return _Step(acer_weights(*given, config.importance_clip), taken, target)
+            return _Targets(acer_weights(*given, config.importance_clip), taken, target)
 
-    def _by_vtrace(self, outputs: Tensors, log_p: Tensor, batch: Batch) -> _Step:
-        """V-trace targets and advantages; without Q there is nothing to correct the truncation's bias with."""
+    def _by_vtrace(self, outputs: Tensors, log_p: Tensor, batch: Batch) -> _Targets:
+        """Return V-trace targets and policy gradient weights; without Q the bias is not corrected."""
         config, action = self.config, batch.action[self._action]
         value = outputs["value"].squeeze(-1)  # [T+1, B]
         with torch.no_grad():
@@ -253,20 +253,20 @@ class ACER(ActorCritic):
             made = vtrace(*traced, rho_bar=clip, lambda_=config.trace_lambda, pg_rho_bar=clip)
             at = action.unsqueeze(-1), made.advantage.unsqueeze(-1)
             weights = torch.zeros_like(log_p[:-1]).scatter_(-1, *at)
-        return _Step(weights, value[:-1], made.target)
+        return _Targets(weights, value[:-1], made.target)
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
-        """Take one step; the average follows, and normalizers take what they have not seen."""
+        """Take one step, update the average policy, and the statistics from a fresh rollout."""
         metrics = updater.step(self.compute_loss, self.prepare(batch, updater.sum), "all")
         if self.config.trust_region:
             self.average.follow(1 - self.config.average_decay)
         if batch.index is None:
-            self.observe(batch, updater.sum)
+            self.update_statistics(batch, updater.sum)
         return Learned(metrics)
 
 
 def _run(networks: Any, ready: Tensors, state: HiddenState, first: Tensor) -> Tensors:
-    """The outputs of some networks on preprocessed observations ``[T, B, …]``."""
+    """Run networks on preprocessed observations ``[T, B, …]``."""
     outputs: Tensors = {}
     for name, network in networks.items():
         outputs |= network(ready, state.select(name) if state else state, first)[0]

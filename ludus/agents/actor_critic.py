@@ -39,17 +39,17 @@ from ludus.ops.returns import gae, n_step_returns
 from ludus.preprocess.normalization import ObsNormalizer, RewardScaler, is_normalized
 from ludus.preprocess.observation import ObsPreprocessor
 
-LONG_RUN = 1_000_000  # environment steps from which on a run has the defaults as they are written
+LONG_RUN = 1_000_000  # env steps; shorter runs get other defaults (adapt_defaults)
 
 
 def larger_learning_rate(learning_rate: float, nb_step: int, largest: float) -> float:
-    """Return the learning rate of a run shorter than ``LONG_RUN``: it grows with the cube root of how much shorter."""
-    grown = float(f"{learning_rate * cbrt(LONG_RUN / nb_step):.2g}")
-    return max(learning_rate, min(largest, grown))
+    """Scale the learning rate of a run shorter than ``LONG_RUN`` by the cube root of the ratio."""
+    scaled = float(f"{learning_rate * cbrt(LONG_RUN / nb_step):.2g}")
+    return max(learning_rate, min(largest, scaled))
 
 
 def unused_normalizer(config: Any, observation: Specs) -> Iterator[tuple[str, str]]:
-    """``normalize_observation``, where there is nothing to normalize."""
+    """Yield ``normalize_observation`` where there is nothing to normalize."""
     shapes = ObsPreprocessor(observation).shapes
     numbers = any(is_normalized(observation[name], shape) for name, shape in shapes.items())
     if config.normalize_observation and not numbers:
@@ -57,11 +57,11 @@ def unused_normalizer(config: Any, observation: Specs) -> Iterator[tuple[str, st
 
 
 def unused_distribution(config: Any, action: Specs) -> Iterator[tuple[str, str]]:
-    """Settings of the distribution of continuous actions, where they do nothing."""
+    """Yield settings of continuous actions where they do nothing."""
     if not any(spec.kind == "continuous" for spec in action.values()):
         yield from ((name, "the environment has no continuous actions") for name in ("distribution", "log_std_init"))
     if config.distribution == "beta":
-        yield "log_std_init", "agent.distribution is beta, which has no such deviation"
+        yield "log_std_init", "agent.distribution is beta, which has none"
 
 
 @dataclass(frozen=True)
@@ -75,18 +75,18 @@ class ActorCriticConfig(AgentConfig):
     gae_lambda: float = 0.95  # 1: Monte Carlo (less bias); 0: one-step TD (less variance)
     n_step: int = 0  # n-step returns instead of GAE; 0: GAE
     rollout: int = 8  # steps per environment between two updates; fewer in short runs
-    entropy_coef: float = 0.01  # raise when the policy settles too early
+    entropy_coef: float = 0.01  # raise when the policy becomes deterministic too early
     value_coef: float = 0.5  # weight of the value loss; matters with a shared trunk
     max_grad_norm: float = 0.5  # gradients are scaled down to this norm; 0: never
     optimizer: OptimizerName = "rmsprop"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     weight_decay: float = 0.0  # shrinks weights at each step: adamw apart from the gradient, others as a penalty
-    # raise for smoother steps; at 1e-5 the first steps of rmsprop are ten times the learning rate; 1e-5 for the others
+    # eps of the optimizer; with rmsprop and 1e-5 the first steps are ten times the learning rate; others: 1e-5
     optimizer_eps: float = 3e-3
-    normalize_advantage: bool = False  # mean 0 and deviation 1 over the batch
-    normalize_observation: bool = True  # vectors by running mean and deviation, saved with the policy
-    normalize_reward: bool = True  # by the running deviation of the discounted return
+    normalize_advantage: bool = False  # to mean 0 and standard deviation 1 over the batch
+    normalize_observation: bool = True  # vectors by running mean and standard deviation, saved with the policy
+    normalize_reward: bool = True  # by the running standard deviation of the discounted return
     distribution: Literal["gaussian", "tanh", "beta"] = "gaussian"  # of continuous actions
-    # the Gaussian's first log deviation, in units where the action range is [-1, 1]; at 0 a third of actions is clipped
+    # initial log standard deviation of the Gaussian, for actions scaled to [-1, 1]; at 0 a third of them is clipped
     log_std_init: float = -0.5
 
     def validate(self) -> None:
@@ -94,16 +94,8 @@ class ActorCriticConfig(AgentConfig):
         check_ranges(
             self,
             fraction=("gamma", "gae_lambda"),
-            positive=("learning_rate", "rollout", "optimizer_eps", "epochs", "minibatches", "clip"),
-            nonnegative=(
-                "n_step",
-                "max_grad_norm",
-                "weight_decay",
-                "entropy_coef",
-                "value_coef",
-                "value_clip",
-                "target_kl",
-            ),
+            positive=("learning_rate", "rollout", "optimizer_eps"),
+            nonnegative=("n_step", "max_grad_norm", "weight_decay", "entropy_coef", "value_coef"),
             finite=("log_std_init",),
         )
 
@@ -113,7 +105,7 @@ class ActorCriticConfig(AgentConfig):
         return Plan(self.rollout, 1, floats, optimizer_steps=1 / (rows * self.rollout))
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
-        """GAE's λ with n-step returns, and what continuous actions or normalizers would read."""
+        """Also ``gae_lambda`` with n-step returns."""
         yield from unused_distribution(self, action)
         yield from unused_normalizer(self, observation)
         if self.n_step:
@@ -121,11 +113,11 @@ class ActorCriticConfig(AgentConfig):
 
 
 class ActorCritic(Agent):
-    """A policy and a value function, learned from whole rollouts; one step per rollout."""
+    """A policy and a value function, learned from rollouts with one optimizer step each."""
 
     Config: type[Any] = ActorCriticConfig
     network_names = ("actor", "critic", "actor_critic")
-    keeps_distribution = False
+    stores_distribution = False
 
     def __init__(
         self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
@@ -145,14 +137,14 @@ class ActorCritic(Agent):
 
     @staticmethod
     def make_policy(action: Specs, config: Any) -> Policy:
-        """The policy head: what the network must give, and the distributions made of it."""
+        """Make the policy, which defines the network's outputs and the action distributions."""
         return Policy(action, config.distribution, config.log_std_init)
 
     @classmethod
     def requirements(
         cls, observation: Specs, action: Specs, config: Any, shared: bool
     ) -> dict[str, tuple[Shapes, Shapes]]:
-        """One network with policy and value, or one for each."""
+        """Ask for one network with policy and value, or one for each."""
         inputs = ObsPreprocessor(network_inputs(observation)).shapes
         policy: Shapes = cls.make_policy(action, config).outputs
         value: Shapes = {"value": (1,)}
@@ -162,9 +154,9 @@ class ActorCritic(Agent):
 
     @classmethod
     def adapt_defaults(cls, config: Any, nb_step: int, environments: int, recurrent: bool) -> dict[str, Any]:
-        """Give short runs 500 updates or more, and larger steps; a recurrent network learns over the whole rollout.
+        """Give short runs at least 500 updates and a larger learning rate; recurrent networks keep the rollout.
 
-        The eps of RMSprop is too large for the other optimizers.
+        The default eps is for RMSprop and too large for other optimizers.
         """
         eps = {} if config.optimizer == "rmsprop" else {"optimizer_eps": 1e-5}
         if nb_step >= LONG_RUN:
@@ -178,49 +170,49 @@ class ActorCritic(Agent):
 
     @property
     def action_transform(self) -> Mapping[str, str]:
-        """As the policy declares it."""
+        """Return the policy's."""
         return self.policy.action_transform
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return next(self.parameters()).device
 
     def use_numpy(self) -> bool:
-        """Act in numpy where the networks are plain MLPs on the CPU, and no subclass acts in a way of its own."""
+        """Act in numpy where the networks are plain MLPs on the CPU and nothing is overridden."""
         ours = methods_of(self, ActorCritic, ("act", "_act", "experience", "outputs"))
-        if self.masked or self.keeps_distribution or not ours:
+        if self.masked or self.stores_distribution or not ours:
             return False
         self._numpy = NumpyActor.build(self.networks, self.policy, self.preprocess, self.normalizer)
         return self._numpy is not None
 
     def initial_state(self, batch: int) -> HiddenState:
-        """Zeros, named network/place/name."""
+        """Return zeros, named network/place/name."""
         state = HiddenState()
         for name, network in self.networks.items():
             state |= network.initial_state(batch).with_prefix(name)  # type: ignore[operator]
         return state
 
     def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
-        """As the policy samples; many steps at once, within a bound on memory."""
+        """Draw the policy's noise for many steps at once, within a bound on memory."""
         numbers = rows.total * sum(x.numel() for x in self.policy.draw(1, 1, torch.Generator()).values())
         chunk = max(1, min(128, 2**22 // numbers))
         return Noise(lambda steps, g: self.policy.draw(steps, rows.total, g), generator, rows, chunk)
 
     def make_cache(self, rows: Rows) -> RolloutCache:
-        """A rollout of ``config.rollout`` steps."""
+        """Make a cache of one rollout."""
         config = self.config
         return RolloutCache(config.rollout, rows.size, config.gamma, self.device, config.normalize_reward)
 
     def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> RolloutCache:
-        """A rollout, whatever the learner keeps of it."""
+        """Make the rollout that a worker fills and submits."""
         config = self.config
         return RolloutCache(
             config.rollout, rows.size, config.gamma, self.device, config.normalize_reward, rows=rows, memory=memory
         )
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """Sample with ``noise``, else take the mode; the experience is log_prob and value, for the learner."""
+        """Sample with ``noise``, else take the mode; the experience is log_prob and value."""
         if self._numpy is not None and self._numpy.applies():
             return self._numpy.act(step, state, noise)
         return self._act(step, state, noise)
@@ -241,29 +233,29 @@ class ActorCritic(Agent):
 
     @torch.inference_mode()
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
-        """V of each observation, with the reward's scale undone."""
-        return self.unscaled(self._look(step, state, without="actor")["value"].squeeze(-1))
+        """Return V of each observation in the environment's rewards."""
+        return self.unscale_value(self._outputs_without(step, state, without="actor")["value"].squeeze(-1))
 
     @torch.inference_mode()
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
-        """The policy's distributions."""
-        return self.policy.describe(self._look(step, state, without="critic"), step.observation)
+        """Return the parameters of the policy's distributions."""
+        return self.policy.describe(self._outputs_without(step, state, without="critic"), step.observation)
 
-    def unscaled(self, value: Tensor) -> Tensor:
-        """Values in the environment's rewards."""
+    def unscale_value(self, value: Tensor) -> Tensor:
+        """Undo the reward scale."""
         return value if self.reward_scaler is None else value / self.reward_scaler.statistics.scale.to(value.dtype)
 
-    def _look(self, step: EnvStep, state: HiddenState, without: str) -> Tensors:
-        """The outputs ``[B, …]`` of all networks but one."""
+    def _outputs_without(self, step: EnvStep, state: HiddenState, without: str) -> Tensors:
+        """Return the outputs ``[B, …]`` of all networks but one."""
         observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
         names = [name for name in self.networks if name != without]
         outputs, _ = self.outputs(observation, state, step.first.unsqueeze(0), names)
         return {name: x.squeeze(0) for name, x in outputs.items()}
 
     def experience(self, outputs: Tensors, observation: Tensors, log_prob: Tensor) -> Tensors:
-        """What acting leaves for the learner, ``[B]`` each; with the distribution, where an exact KL is wanted."""
+        """Return what the learner needs of acting, ``[B]`` each; with the distribution for an exact KL."""
         kept = {"log_prob": log_prob, "value": outputs["value"].squeeze(-1)}
-        if self.keeps_distribution:
+        if self.stores_distribution:
             kept |= {f"old/{name}": x for name, x in self.policy.distribution(outputs, observation).items()}
         return kept
 
@@ -285,18 +277,15 @@ class ActorCritic(Agent):
 
     @torch.no_grad()
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
-        """Scale the rewards, if told to, and add ``advantage`` and ``return`` to the experience.
-
-        They come from the values that acting saw and one at the end.
-        """
+        """Scale the rewards and add ``advantage`` and ``return``, from the values of acting and of the last state."""
         value = batch.experience["value"]
         last = {name: x[-1:] for name, x in batch.observation.items()}
         with_value = [name for name in self.networks if name != "actor"]
         outputs, _ = self.outputs(last, batch.last_state, batch.first[-1:], with_value)
-        every = torch.cat([value, outputs["value"].squeeze(-1)])  # [T+1, B]
-        value_t = batch.next_value(every, self._final_values(batch))
+        values = torch.cat([value, outputs["value"].squeeze(-1)])  # [T+1, B]
+        value_t = batch.next_value(values, self._final_values(batch))
         reward = self.scaled_reward(batch, sum_over_ranks)
-        if getattr(self.config, "n_step", 0):
+        if self.config.n_step:
             target = n_step_returns(reward, batch.discount, batch.continues, value_t, self.config.n_step)
             advantage = target - value
         else:
@@ -306,11 +295,11 @@ class ActorCritic(Agent):
 
     @torch.inference_mode()
     def final_value(self, final: Tensors, state: HiddenState) -> Tensor | None:
-        """V of the last observations of episodes, where the value depends on a memory that their reset clears."""
+        """Return V of episodes' last observations for recurrent critics, before the reset clears the state."""
         return self._value_of(final, state) if self.recurrent else None
 
     def _final_values(self, batch: Batch) -> Tensor | None:
-        """V of ``batch.final`` ``[T, B]``; a recurrent network has computed it while acting."""
+        """Return V of ``batch.final`` ``[T, B]``; recurrent networks stored it while acting."""
         if "final_value" in batch.experience:
             return batch.experience["final_value"]
         if not batch.final:
@@ -320,7 +309,7 @@ class ActorCritic(Agent):
         return self._value_of(final, HiddenState()).view(time, rows)
 
     def _value_of(self, observation: Tensors, state: HiddenState) -> Tensor:
-        """V of observations ``[B, …]`` that do not begin an episode, in the units that the critic learns."""
+        """Return V of observations ``[B, …]`` that do not begin an episode, in scaled rewards."""
         step = {name: x.unsqueeze(0) for name, x in observation.items()}
         rows = len(next(iter(observation.values())))
         first = torch.zeros(1, rows, dtype=torch.bool, device=self.device)
@@ -328,10 +317,9 @@ class ActorCritic(Agent):
         return outputs["value"][0].squeeze(-1)
 
     def scaled_reward(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Tensor:
-        """The rewards ``[T, B]`` as learned from: a fresh rollout updates their scale first, a replayed one does not.
+        """Return the scaled rewards ``[T, B]``; a fresh rollout updates the scale first, a replayed one does not.
 
-        Acting does not read this scale, so it need not wait for the learning to end as the observations' does; and
-        the first rollout, or the first one with a reward, would otherwise be learned from unscaled.
+        So the first rollout is scaled too. Acting does not use this scale, unlike the observations'.
         """
         if self.reward_scaler is None:
             return batch.reward
@@ -340,8 +328,8 @@ class ActorCritic(Agent):
         return self.reward_scaler.scale(batch.reward)
 
     @torch.no_grad()
-    def weigh(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
-        """Set each row's share of a mean over real rows, and normalize the advantages over them, if told to."""
+    def with_shares(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
+        """Add each row's ``share`` of a mean over real rows; normalize the advantages if the settings say so."""
         advantage = batch.experience["advantage"]
         share = shares(batch.real.to(advantage.dtype), sum_over_ranks=sum_over_ranks)
         if self.config.normalize_advantage:
@@ -349,7 +337,7 @@ class ActorCritic(Agent):
         return replace(batch, share=share, experience=batch.experience | {"advantage": advantage})
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Policy gradient, value and entropy losses of what ``weigh`` returned."""
+        """Return policy gradient, value and entropy losses of a batch ``with_shares``."""
         terms, value = self.evaluate(batch)
         advantage, share = batch.experience["advantage"], batch.share
         losses = {
@@ -360,32 +348,33 @@ class ActorCritic(Agent):
         return losses, {}
 
     def evaluate(self, batch: Batch) -> tuple[Tensors, Tensor]:
-        """Log-probability and entropy of the batch's actions ``[T, B]``, and the value of its observations."""
+        """Return log-probability and entropy of the batch's actions, and values, ``[T, B]`` each."""
         outputs, _ = self.outputs(batch.observation, batch.state, batch.first)
         return self.policy.evaluate(outputs, batch.action, batch.observation), outputs["value"].squeeze(-1)
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
-        """Take one step on the whole rollout."""
+        """Take one optimizer step on the whole rollout."""
         prepared = self.prepare(batch, updater.sum)
-        metrics = updater.step(self.compute_loss, self.weigh(prepared.without_last_observation(), updater.sum), "all")
-        self.observe(batch, updater.sum)
-        return Learned(metrics | self.fit(prepared, updater.sum))
+        rows = self.with_shares(prepared.without_last_observation(), updater.sum)
+        metrics = updater.step(self.compute_loss, rows, "all")
+        self.update_statistics(batch, updater.sum)
+        return Learned(metrics | self.explained_variance(prepared, updater.sum))
 
     @staticmethod
-    def fit(prepared: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Tensors:
-        """How much of the returns' variance the values that acting saw explain."""
+    def explained_variance(prepared: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Tensors:
+        """Return the share of the returns' variance that the values of acting explain, as a metric."""
         kept = prepared.experience
         return {"explained_variance": explained_variance(kept["value"], kept["return"], prepared.real, sum_over_ranks)}
 
     @torch.no_grad()
-    def observe(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> None:
-        """Update the observation normalizer from real rows, once the learning that used it is done."""
+    def update_statistics(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> None:
+        """Update the observation normalizer from real rows, after learning."""
         if self.normalizer is not None:
             rows = {name: x[:-1] for name, x in batch.observation.items()}
             self.normalizer.update(self.preprocess(rows), batch.real, sum_over_ranks)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """The learning rate at this share of the run."""
+        """Return the learning rate at this share of the run."""
         if self.config.learning_rate_schedule == "linear":
             return {"learning_rate": self.config.learning_rate * max(1 - progress, 0.0)}
         return {}

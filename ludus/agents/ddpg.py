@@ -11,20 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.agents.off_policy import MEAN, OffPolicy, with_experience
+from ludus.agents.off_policy import CURRENT, MEAN, NEXT, OffPolicy, with_experience
 from ludus.agents.replay_actor_critic import (
     FlatActions,
     actor_and_critics,
-    adapt,
-    burned_in,
-    chunk,
-    ends,
+    adapt_parameter_noise,
+    apply_burn_in,
+    at_time,
+    generator_from,
+    noise_chunk,
     numpy_actor,
+    priority_metric,
     random_actions,
-    seeded,
-    surprise,
     targets,
-    unused_rate,
+    unused_learning_rate,
 )
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import UnusedSetting
@@ -63,29 +63,24 @@ class DDPGConfig(ReplayConfig):
         ),
     )
     learning_rate: float = 1e-3  # raise for speed, lower when the return collapses
-    actor_learning_rate: float = 0.0  # of the policy alone; 0: learning_rate
-    critic_learning_rate: float = 0.0  # of the critics alone; 0: learning_rate
+    actor_learning_rate: float = 0.0  # of the actor; 0: learning_rate
+    critic_learning_rate: float = 0.0  # of the critics; 0: learning_rate
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
-    tau: float = 0.005  # how far targets move after an update: more is quicker and less steady
+    tau: float = 0.005  # Polyak coefficient of the target networks: higher is faster and less stable
     critics: int = 1  # the target takes their minimum; 2 against overestimation
-    policy_delay: int = 1  # updates of the critics for one of the policy and the targets
-    target_noise: float = 0.0  # deviation of noise on the target's actions, which smooths values
-    target_noise_clip: float = 0.5  # that noise's bound
+    policy_delay: int = 1  # updates of the critics per update of the actor and the target networks
+    target_noise: float = 0.0  # standard deviation of the noise on target actions (target policy smoothing)
+    target_noise_clip: float = 0.5  # bound of that noise
     hysteretic: float = 1.0  # weight of negative TD errors; below 1: optimistic, for concurrent learners
-    # what is added to actions to explore; parameter: to the policy's parameters, so that actions differ by noise_sigma
+    # exploration noise on actions; parameter: on the actor's parameters, scaled so that actions differ by noise_sigma
     noise: Literal["normal", "clipped_normal", "uniform", "ornstein_uhlenbeck", "parameter"] = "normal"
-    noise_sigma: float = 0.1  # its deviation (uniform: its bound), where the action range is [-1, 1]
-    noise_sigma_end: float | None = None  # what it falls to at nb_step; none: it stays
-    noise_clip: float = 2.5  # clipped_normal: its bound, in deviations
-    noise_theta: float = 0.15  # ornstein_uhlenbeck: how fast it comes back to 0
+    noise_sigma: float = 0.1  # its standard deviation (uniform: its bound), for actions scaled to [-1, 1]
+    noise_sigma_end: float | None = None  # its value at nb_step, linearly; none: constant
+    noise_clip: float = 2.5  # clipped_normal: bound in standard deviations
+    noise_theta: float = 0.15  # ornstein_uhlenbeck: rate of mean reversion
     max_grad_norm: float = 0.0  # gradients are scaled down to this norm; 0: never
     optimizer_eps: float = 1e-8  # raise for smoother steps
-
-    @property
-    def target_every(self) -> int:
-        """Targets move when the policy does."""
-        return self.policy_delay
 
     def validate(self) -> None:
         """Refuse values that cannot train."""
@@ -98,9 +93,9 @@ class DDPGConfig(ReplayConfig):
         )
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
-        """Also a learning rate that every network has one of its own for."""
+        """Also ``learning_rate`` where every network has a separate one."""
         yield from super().unused(observation, action, rows)
-        yield from unused_rate(actor=self.actor_learning_rate, critic=self.critic_learning_rate)
+        yield from unused_learning_rate(actor=self.actor_learning_rate, critic=self.critic_learning_rate)
 
 
 @dataclass(frozen=True)
@@ -108,8 +103,8 @@ class TD3Config(DDPGConfig):
     """TD3 (Fujimoto et al. 2018): DDPG with twin critics, a delayed policy and smoothed targets."""
 
     critics: int = 2  # the target takes their minimum; 2 against overestimation
-    policy_delay: int = 2  # updates of the critics for one of the policy and the targets
-    target_noise: float = 0.2  # deviation of noise on the target's actions, which smooths values
+    policy_delay: int = 2  # updates of the critics per update of the actor and the target networks
+    target_noise: float = 0.2  # standard deviation of the noise on target actions (target policy smoothing)
 
 
 @dataclass(frozen=True)
@@ -120,11 +115,11 @@ class HDDPGConfig(DDPGConfig):
 
 
 class DDPG(OffPolicy):
-    """A deterministic policy trained to maximize Q(s, a), and critics trained from a replay."""
+    """A deterministic policy trained to maximize Q(s, a), with critics trained from a replay buffer."""
 
     Config: type[Any] = DDPGConfig
     network_names = ("actor", "critic")
-    acting, followed = ("actor",), ("actor", "critic")
+    acting, with_target = ("actor",), ("actor", "critic")
     last_actor_loss: Tensor
 
     def __init__(
@@ -133,36 +128,36 @@ class DDPG(OffPolicy):
         super().__init__(observation, action, config, networks)
         self.flat = FlatActions(config, action)
         kind: NoiseKind = "normal" if config.noise == "parameter" else config.noise
-        actor, sigma = networks["actor"], config.noise_sigma  # what parameter noise begins with, and keeps actions at
+        actor, sigma = networks["actor"], config.noise_sigma
         shape = {"clip": config.noise_clip, "theta": config.noise_theta}
         self.noise: ActionNoise = make_action_noise(kind, sigma, config.noise_sigma_end, **shape)
         self.parameter_noise = ParameterNoise(actor, sigma, sigma) if config.noise == "parameter" else None
         self._numpy: NumpyMlp | None = None
-        self.register_buffer("last_actor_loss", torch.zeros(()))  # to log it where an update leaves the policy alone
+        self.register_buffer("last_actor_loss", torch.zeros(()))  # logged at updates that do not step the actor
 
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
-        """An actor, and critics of observation and action together; they share nothing."""
+        """Ask for an actor and Q(s, a) critics."""
         return actor_and_critics(observation, action, config)
 
     @property
     def action_transform(self) -> Mapping[str, str]:
-        """Actions lie in [−1, 1]."""
+        """Clip actions to [−1, 1] and rescale them to the Box."""
         return dict.fromkeys(self.action, "clip")
 
     def parameter_groups(self) -> dict[str, Group]:
-        """Critics and actor step apart."""
+        """Step critics and actor separately."""
         return {
             "critic": self.make_group(self.networks["critic"].parameters(), self.config.critic_learning_rate),
             "actor": self.make_group(self.networks["actor"].parameters(), self.config.actor_learning_rate),
         }
 
     def initial_state(self, batch: int) -> HiddenState:
-        """Zeros for the actor, and what the noise remembers."""
+        """Return zeros for the actor, and the state of the action noise."""
         return HiddenState(super().initial_state(batch) | self.noise.initial_state(batch, self.flat.size, self.device))
 
     def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
-        """The noise on actions, and random actions in [−1, 1] for the time before the first update."""
+        """Draw action noise, and uniform actions for the warm-up."""
         size, batch = self.flat.size, rows.total
 
         def draw(steps: int, g: torch.Generator) -> Tensors:
@@ -171,7 +166,7 @@ class DDPG(OffPolicy):
                 drawn["perturbation"] = torch.randint(2**31, (steps, batch), generator=g, device=g.device)
             return drawn
 
-        return Noise(draw, generator, rows, chunk(2 * batch * size))
+        return Noise(draw, generator, rows, noise_chunk(2 * batch * size))
 
     def use_numpy(self) -> bool:
         """Act in numpy where the actor is a plain MLP on the CPU."""
@@ -180,7 +175,7 @@ class DDPG(OffPolicy):
         return self._numpy is not None
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """The policy's action; with ``noise`` a random one before the first update, and later one near it."""
+        """Return the policy's action; with ``noise``, a uniform one during the warm-up and a noisy one later."""
         if self._numpy is None or not self._numpy.applies():
             action, state = self._act(step, state, noise)
         else:
@@ -193,97 +188,102 @@ class DDPG(OffPolicy):
 
     @torch.inference_mode()
     def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> tuple[Tensor, HiddenState]:
-        """What the policy, or the perturbed one, says."""
+        """Run the actor, or the perturbed one."""
         network = self.networks["actor"]
         if noise is not None and self.parameter_noise is not None:
-            if self.training:  # an evaluation leaves it as it is
-                self.parameter_noise.begin(step.first, seeded(noise["perturbation"]))
+            if self.training:  # an evaluation does not resample it
+                self.parameter_noise.begin(step.first, generator_from(noise["perturbation"]))
             network = self.parameter_noise.perturbed
-        seen = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
-        outputs, new = network(seen, state.select("actor") if state else state, step.first.unsqueeze(0))
-        return outputs["policy"].squeeze(0).tanh(), HiddenState(state | new.with_prefix("actor")) if new else state
+        inputs = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        outputs, new = network(inputs, state.select("actor") if state else state, step.first.unsqueeze(0))
+        return outputs["policy"].squeeze(0).tanh(), HiddenState(state | new.at("actor")) if new else state
 
     @torch.inference_mode()
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
-        """The least that a critic says of the policy's action."""
-        self.refuse_memory()
-        seen, first = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()}), step.first[None]
-        action = self.run("actor", seen, state, first)[0]["policy"].tanh()
-        return min_over_critics(self.q(seen, action, state, first)).squeeze(0)
+        """Return the minimum over critics of Q(s, π(s))."""
+        self.refuse_recurrent_value()
+        inputs, first = (
+            self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()}),
+            step.first[None],
+        )
+        action = self.run("actor", inputs, state, first)[0]["policy"].tanh()
+        return min_over_critics(self.q(inputs, action, state, first)).squeeze(0)
 
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
-        """None: the policy is deterministic."""
-        raise UserError("DDPG and TD3 have no distribution of actions, as they take a single one; policy.act gives it.")
+        """Refuse: the policy is deterministic."""
+        raise UserError(
+            "DDPG and TD3 have no distribution of actions, since their policy is deterministic; use policy.act."
+        )
 
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
-        """Draw the noise of target actions; burn in what remembers."""
-        batch = self.weigh(burned_in(self, batch, self.seen_action), sum_over_ranks)
+        """Apply the burn-in, set shares and draw the noise of target actions."""
+        batch = self.with_shares(apply_burn_in(self, batch, self.critic_action), sum_over_ranks)
         if not self.config.target_noise:
             return batch
         time, columns = batch.reward.shape
         return with_experience(batch, target_noise=self.draw(time + self.recurrent, columns, self.flat.size))
 
-    def seen_action(self, batch: Batch) -> Tensor:
-        """The batch's actions as critics see them, ``[T, B, K]`` in [−1, 1]."""
+    def critic_action(self, batch: Batch) -> Tensor:
+        """Return the batch's actions as inputs of the critics, ``[T, B, K]`` in [−1, 1]."""
         return self.flat.join(batch.action)
 
-    def q(self, seen: Tensors, action: Tensor, state: HiddenState, first: Tensor, **more: Any) -> Tensor:
-        """What each critic says of actions in [−1, 1], ``[T, B, critics]``; ``more`` as in ``run``."""
-        value = self.run("critic", seen | {ACTION: action}, state, first, **more)[0]["value"]
+    def q(self, inputs: Tensors, action: Tensor, state: HiddenState, first: Tensor, **more: Any) -> Tensor:
+        """Return Q(s, a) of each critic for actions in [−1, 1], ``[T, B, critics]``; ``more`` as in ``run``."""
+        value = self.run("critic", inputs | {ACTION: action}, state, first, **more)[0]["value"]
         return value if self.config.critics == 1 else value.squeeze(-1)
 
     @torch.no_grad()
-    def target_value(self, batch: Batch, seen: Tensors) -> Tensor:
-        """The least value that target critics give the target policy's next actions, ``[T, B]``."""
+    def target_value(self, batch: Batch, inputs: Tensors) -> Tensor:
+        """Return the minimum over target critics of Q(s', π'(s')), ``[T, B]``."""
         config, first, state = self.config, batch.first, batch.state.select("target")
-        if not self.recurrent:  # a memory sees all steps, to be ready for those that count
-            seen, first = ends(seen, first, start=False)
-        action = self.run("actor", seen, state, first, target=True)[0]["policy"].tanh()
+        if not self.recurrent:  # a recurrent network must see all steps
+            inputs, first = at_time(inputs, first, NEXT)
+        action = self.run("actor", inputs, state, first, target=True)[0]["policy"].tanh()
         if config.target_noise:
             normal = batch.experience["target_noise"]
             action = smoothed_action(action, normal, config.target_noise, config.target_noise_clip)
-        return min_over_critics(self.q(seen, action, state, first, target=True))[-len(batch.reward) :]
+        return min_over_critics(self.q(inputs, action, state, first, target=True))[-len(batch.reward) :]
 
     def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """The squared TD errors of all critics."""
-        config, seen = self.config, self.preprocess(batch.observation)
-        target = targets(batch, self.target_value(batch, seen), config)
-        now, first = ends(seen, batch.first, start=True)
-        q = self.q(now, self.seen_action(batch), batch.state, first)
+        """Return the squared TD errors of all critics."""
+        config, inputs = self.config, self.preprocess(batch.observation)
+        target = targets(batch, self.target_value(batch, inputs), config)
+        now, first = at_time(inputs, batch.first, CURRENT)
+        q = self.q(now, self.critic_action(batch), batch.state, first)
         squares = (error := target.unsqueeze(-1) - q).square()
         if config.hysteretic < 1:
             squares = hysteretic_weight(error, decrease=config.hysteretic) * squares
         loss = share_sum(squares.sum(-1), batch.share)
         metrics = {"q": share_sum(q.detach().mean(-1), batch.experience[MEAN])}
-        return {"critic": loss}, metrics | surprise(error, batch, config)
+        return {"critic": loss}, metrics | priority_metric(error, batch, config)
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """What the first critic says of the policy's actions, negative."""
-        seen, first = ends(self.preprocess(batch.observation), batch.first, start=True)
-        action = self.run("actor", seen, batch.state, first)[0]["policy"].tanh()
+        """Return −Q(s, π(s)) of the first critic."""
+        inputs, first = at_time(self.preprocess(batch.observation), batch.first, CURRENT)
+        action = self.run("actor", inputs, batch.state, first)[0]["policy"].tanh()
         alone = {"members": 1} if self.config.critics > 1 else {}
-        q = self.q(seen, action, batch.state, first, **alone)[..., 0]
+        q = self.q(inputs, action, batch.state, first, **alone)[..., 0]
         return {"actor": share_sum(ddpg_actor_loss(q), batch.share)}, {}
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """All losses of a batch that ``prepare`` made ready."""
+        """Return all losses of a prepared batch."""
         losses, metrics = self.critic_loss(batch)
         return losses | self.actor_loss(batch)[0], metrics
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
-        """A step of the critics, and every ``policy_delay``-th time one of the actor and the targets."""
+        """Step the critics, and every ``policy_delay``-th time the actor and the target networks."""
         batch = self.prepare(batch, updater.sum)
         metrics = updater.step(self.critic_loss, batch, "critic")
         priority = metrics.pop("priority", None)
         if (self.updates + 1) % self.config.policy_delay == 0:
             self.last_actor_loss.copy_(updater.step(self.actor_loss, batch, "actor")["loss/actor"])
-        self.follow()
+        self.finish_update(self.config.policy_delay)
         if self.parameter_noise is not None:
-            adapt(self, self.parameter_noise, batch)
+            adapt_parameter_noise(self, self.parameter_noise, batch)
         return Learned(metrics | {"loss/actor": self.last_actor_loss.clone()}, priority)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """The learning rate and the noise at this share of the run."""
+        """Return the learning rate and the noise at this share of the run."""
         level = self.noise.set(progress)
         if self.parameter_noise is not None:
             self.parameter_noise.target = level

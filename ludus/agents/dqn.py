@@ -11,8 +11,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ludus.agents.off_policy import MEAN, OffPolicy, one_choice, states_passed, with_experience
-from ludus.agents.replay_actor_critic import collected, seeded
+from ludus.agents.off_policy import (
+    CURRENT,
+    MEAN,
+    NEXT,
+    OffPolicy,
+    intermediate_observations,
+    number_of_choices,
+    with_experience,
+)
+from ludus.agents.replay_actor_critic import discounted_bonus, generator_from
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import UnusedSetting
 from ludus.core.errors import UserError, check_ranges
@@ -47,9 +55,8 @@ from ludus.ops.q_learning import (
 )
 from ludus.preprocess.observation import ObsPreprocessor
 
-SOONER, LATER = slice(-1), slice(1, None)  # of T+1 steps
-TAUS = ("taus", "choosing_taus", "target_taus")  # of implicit values
-LOG_POLICY_FLOOR, RESCALING = -1.0, 1e-3  # of Munchausen and R2D2, as published
+TAUS = ("taus", "selection_taus", "target_taus")  # quantile levels of IQN
+LOG_POLICY_FLOOR, RESCALING = -1.0, 1e-3  # l₀ of Munchausen and ε of R2D2, as published
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class DQNConfig(ReplayConfig):
         *ReplayConfig.UNUSED,
         UnusedSetting("priority_mix", "prioritized", not_, "agent.prioritized is off"),
         UnusedSetting("priority_mix", "sequence", not_, "agent.sequence is 0, and single transitions are drawn"),
-        UnusedSetting("atoms", "values", "expected".__eq__, "agent.values is expected, one number for each choice"),
+        UnusedSetting("atoms", "values", "expected".__eq__, "agent.values is expected, which has no atoms"),
         UnusedSetting("v_min v_max", "values", "categorical".__ne__, "agent.values is {}, which has no bounds"),
         UnusedSetting("temperature", "munchausen", not_, "agent.munchausen is 0"),
         UnusedSetting(
@@ -74,29 +81,29 @@ class DQNConfig(ReplayConfig):
         ),
     )
     batch_size: int = 128  # transitions (or sequences) per update
-    updates_per_step: float = 0.25  # more: learns from fewer steps and takes longer
+    updates_per_step: float = 0.25  # gradient updates per environment step: more is slower and more sample-efficient
     learning_rate: float = 5e-4  # raise for speed, lower when the return collapses
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
-    target_every: int = 100  # updates from one move of the target network to the next
-    tau: float = 1.0  # how far it moves then; 1: it becomes a copy
-    double: bool = False  # the network chooses the next action, the target values it: less optimism
-    dueling: bool = False  # the value of a state and the advantage of each action apart
-    noisy: bool = False  # layers that explore by themselves (NoisyNet) instead of ε
-    # expected: the mean of the return; its distribution: categorical (C51), quantile (QR-DQN), implicit (IQN)
+    target_every: int = 100  # updates between two updates of the target network
+    tau: float = 1.0  # Polyak coefficient of that update; 1: a copy
+    double: bool = False  # Double DQN: select next actions online, evaluate them by the target network
+    dueling: bool = False  # separate streams for state value and advantages
+    noisy: bool = False  # noisy layers (NoisyNet) explore instead of ε
+    # expected: the mean of the return; or its distribution: categorical (C51), quantile (QR-DQN), implicit (IQN)
     values: Literal["expected", "categorical", "quantile", "implicit"] = "expected"
     atoms: int = 51  # categorical: atoms; quantile: quantiles; implicit: quantiles per update
-    v_min: float = -10.0  # categorical: the smallest return that can be told
-    v_max: float = 10.0  # categorical: the largest
-    munchausen: float = 0.0  # share of the policy's own log-probability in the reward, as in 0.9; 0: off
+    v_min: float = -10.0  # categorical: smallest return that the atoms represent
+    v_max: float = 10.0  # categorical: largest return that the atoms represent
+    munchausen: float = 0.0  # weight of the log-policy that is added to the reward, such as 0.9; 0: off
     temperature: float = 0.03  # of the Munchausen policy
-    rescaled: bool = False  # values on a scale that squeezes large ones (R2D2)
-    priority_mix: float = 0.9  # sequences: share of the largest surprise in the priority, the rest is the mean
-    epsilon_schedule: Literal["linear", "exponential", "constant"] = "linear"  # of random actions over the run
-    epsilon_start: float = 1.0  # constant: that of the whole run
-    epsilon_end: float = 0.05  # lower for a surer policy, higher to keep looking around
-    epsilon_share: float = 0.1  # of the run, until epsilon_end is reached
-    epsilon_ladder: float = 0.0  # environments explore differently, as in 7; 0: all alike
+    rescaled: bool = False  # learn values on the invertible square-root scale of R2D2
+    priority_mix: float = 0.9  # sequences: weight of the largest TD error in the priority; the rest is for the mean
+    epsilon_schedule: Literal["linear", "exponential", "constant"] = "linear"  # of ε over the run
+    epsilon_start: float = 1.0  # initial ε; with the constant schedule, that of the whole run
+    epsilon_end: float = 0.05  # final ε: raise to keep exploring
+    epsilon_share: float = 0.1  # share of the run after which epsilon_end is reached
+    epsilon_ladder: float = 0.0  # exponent of a ladder of ε over environments (Ape-X), such as 7; 0: equal ε
     max_grad_norm: float = 10.0  # gradients are scaled down to this norm; 0: never
     optimizer: OptimizerName = "adam"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     weight_decay: float = 0.0  # shrinks weights at each step: adamw apart from the gradient, others as a penalty
@@ -121,18 +128,18 @@ class DQNConfig(ReplayConfig):
                 raise UserError(f"agent.munchausen and agent.{name} do not go together; turn one of them off.")
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
-        """Also a ladder of ε over a single environment."""
+        """Also the ladder of ε with a single environment."""
         yield from super().unused(observation, action, rows)
         if rows == 1:
             yield "epsilon_ladder", "env.num is 1, and a ladder is over environments"
 
 
 class DQN(OffPolicy):
-    """The value of every choice, learned from a replay."""
+    """Q of every choice, learned from a replay buffer."""
 
     Config: type[Any] = DQNConfig
     network_names = ("q",)
-    acting = followed = ("q",)
+    acting = with_target = ("q",)
 
     def __init__(
         self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
@@ -149,12 +156,12 @@ class DQN(OffPolicy):
 
     @staticmethod
     def make_head(action: Specs, c: Any) -> ValueHead:
-        """From the network's outputs to values of choices."""
-        return make_value_head(c.values, one_choice(action), c.dueling, c.atoms, c.v_min, c.v_max, c.noisy)
+        """Make the head that turns network outputs into Q of choices."""
+        return make_value_head(c.values, number_of_choices(action), c.dueling, c.atoms, c.v_min, c.v_max, c.noisy)
 
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
-        """One network, for the values of all choices."""
+        """Ask for one network that outputs Q of all choices."""
         inputs = ObsPreprocessor(network_inputs(observation)).shapes
         head = cls.make_head(action, config)
         return {"q": NetworkSpec(inputs, head.outputs, streams=head.streams, noisy=config.noisy)}
@@ -165,7 +172,7 @@ class DQN(OffPolicy):
         return bool(self.config.munchausen)
 
     def use_numpy(self) -> bool:
-        """Act in numpy where the network is a plain MLP that gives the values themselves, and all is of our classes."""
+        """Act in numpy where the network is a plain MLP with expected values and nothing is overridden."""
         plain = plain_input(self.preprocess) and plain_network(self.networks["q"]) and self.mask is None
         plain = plain and type(self.head) is Expected and "q" in self.head.outputs and type(self.epsilon) is Epsilon
         plain = plain and methods_of(self, DQN, ("act", "_act", "run"))
@@ -174,11 +181,11 @@ class DQN(OffPolicy):
         return plain
 
     def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
-        """What ε-greedy choices need, and the quantiles that implicit values are looked at by."""
+        """Draw the numbers of ε-greedy choices, and quantile levels for IQN."""
 
         def draw(steps: int, generator: torch.Generator) -> Tensors:
             drawn = self.epsilon.draw(steps, rows.total, self.head.actions, generator)
-            if self.config.noisy:  # a seed, so that acting stays a function of what it is given
+            if self.config.noisy:  # a seed, so that acting is a pure function
                 drawn["noisy"] = torch.randint(2**31, (steps, rows.total), generator=generator, device=generator.device)
             if self.head.needs_taus:
                 drawn["taus"] = torch.rand(steps, rows.total, LEVELS, generator=generator, device=generator.device)
@@ -187,7 +194,7 @@ class DQN(OffPolicy):
         return Noise(draw, generator, rows)
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """The best choice, or with ``noise`` a random one now and then."""
+        """Return the greedy choice; with ``noise``, ε-greedy."""
         if self._numpy is None or not self._numpy.applies():
             return self._act(step, state, noise)
         q = self._numpy(next(iter(step.observation.values())).numpy())
@@ -199,7 +206,7 @@ class DQN(OffPolicy):
     def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
         ready = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
         if noise is not None and "noisy" in noise:
-            resample_noise(self, seeded(noise["noisy"]))
+            resample_noise(self, generator_from(noise["noisy"]))
         with quiet(self) if noise is None else nullcontext():
             outputs, state = self.run("q", ready, state, step.first.unsqueeze(0))
             outputs = {name: x.squeeze(0) for name, x in outputs.items()}
@@ -212,7 +219,7 @@ class DQN(OffPolicy):
 
     @torch.inference_mode()
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
-        """The largest Q of the choices that are allowed."""
+        """Return the largest Q of allowed choices."""
         ready = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
         with quiet(self):
             outputs, _ = self.run("q", ready, state, step.first.unsqueeze(0))
@@ -221,51 +228,51 @@ class DQN(OffPolicy):
         return unrescale(value, RESCALING) if self.config.rescaled else value
 
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
-        """None: the action of the largest value is taken."""
+        """Refuse: the policy is greedy."""
         raise UserError(
-            "DQN has no distribution of actions, as it takes the one of the largest value; policy.act gives that "
-            "action and policy.value its value."
+            "DQN has no distribution of actions, since it takes the one with the largest Q; policy.act returns that "
+            "action and policy.value its Q."
         )
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
-        """One step; then the target moves, if it is time."""
+        """Take one step, and update the target network every ``target_every`` updates."""
         if self.config.noisy:
             resample_noise(self, self.generator)
         if self.config.sequence:
-            state = self.warm(batch, ("q",))
-            state |= self.warm(batch, ("q",), target=True).with_prefix("target")
+            state = self.burn_in_state(batch, ("q",))
+            state |= self.burn_in_state(batch, ("q",), target=True).with_prefix("target")
             batch = replace(self.after_burn_in(batch), state=state)
         if self.head.needs_taus:
             shape = (3, *batch.reward.shape, self.config.atoms)
             batch = with_experience(batch, **dict(zip(TAUS, self.draw(*shape, uniform=True), strict=True)))
-        metrics = updater.step(self.compute_loss, self.weigh(batch, updater.sum), "all")
-        self.follow()
+        metrics = updater.step(self.compute_loss, self.with_shares(batch, updater.sum), "all")
+        self.finish_update(self.config.target_every)
         return Learned(metrics, metrics.pop("priority", None))
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """The Huber loss to the target, or the distance of distributions, weighted by importance."""
+        """Return the Huber loss of TD errors, or the distributional loss, weighted by importance."""
         config = self.config
-        now, chosen_by, target_now, target_next = self._outputs(batch)
+        now, selecting, target_now, target_next = self._outputs(batch)
         taus = [batch.experience.get(name) for name in TAUS]
-        action, mask = batch.action[self.name], None if self.mask is None else batch.observation[self.mask][LATER]
+        action, mask = batch.action[self.name], None if self.mask is None else batch.observation[self.mask][NEXT]
         prediction = self.head.evaluate(now, action, taus[0])
         with torch.no_grad():
             if config.values != "expected":
-                chooser = self.head if config.double else self._of_target[0]  # the head of the network that chooses
-                next_action = greedy(chooser.q(chosen_by, taus[1]), mask)
-                aim = self._of_target[0].target(target_next, next_action, batch.reward, batch.discount, taus[2])
+                selector = self.head if config.double else self._of_target[0]  # of the network that selects
+                next_action = greedy(selector.q(selecting, taus[1]), mask)
+                target = self._of_target[0].target(target_next, next_action, batch.reward, batch.discount, taus[2])
             else:
-                aim = self._aim(batch, chosen_by, target_now, target_next, mask)
-        loss, surprise = self.head.loss(prediction, aim, taus[0])
+                target = self._expected_target(batch, selecting, target_now, target_next, mask)
+        loss, td_error_size = self.head.loss(prediction, target, taus[0])
         metrics = {"q": share_sum(self.head.q(now, taus[0]).detach().mean(-1), batch.experience[MEAN])}
         if config.prioritized:
             metrics["priority"] = (
-                mixed_priority(surprise, batch.real, config.priority_mix) if config.sequence else surprise[0]
+                mixed_priority(td_error_size, batch.real, config.priority_mix) if config.sequence else td_error_size[0]
             )
         return {"value": share_sum(loss, batch.share)}, metrics
 
     def _outputs(self, batch: Batch) -> tuple[Tensors, Tensors, Tensors, Tensors]:
-        """What the network says now, what chooses the next action, and what the target says now and next."""
+        """Return online outputs, the outputs that select next actions, and target outputs now and next."""
         config, first = self.config, batch.first
         ready = self.preprocess(batch.observation)
         if config.sequence:
@@ -273,19 +280,21 @@ class DQN(OffPolicy):
             with torch.no_grad():
                 target, _ = self.run("q", ready, batch.state.select("target"), first, target=True)
             online_next = {name: x[1:].detach() for name, x in outputs.items()}
-            target_next, target_now = ({name: x[part] for name, x in target.items()} for part in (LATER, SOONER))
+            target_next, target_now = ({name: x[part] for name, x in target.items()} for part in (NEXT, CURRENT))
             now = {name: x[:-1] for name, x in outputs.items()}
             return now, online_next if config.double else target_next, target_now, target_next
-        sooner, later = ({name: x[part] for name, x in ready.items()} for part in (SOONER, LATER))
+        sooner, later = ({name: x[part] for name, x in ready.items()} for part in (CURRENT, NEXT))
         now, _ = self.run("q", sooner, batch.state, first[:-1])
         with torch.no_grad():
             target_next, _ = self.run("q", later, batch.state, first[1:], target=True)
-            chosen_by = self.run("q", later, batch.state, first[1:])[0] if config.double else target_next
+            selecting = self.run("q", later, batch.state, first[1:])[0] if config.double else target_next
             target_now = self.run("q", sooner, batch.state, first[:-1], target=True)[0] if config.munchausen else {}
-        return now, chosen_by, target_now, target_next
+        return now, selecting, target_now, target_next
 
-    def _aim(self, batch: Batch, chosen_by: Tensors, target_now: Tensors, target_next: Tensors, mask: Any) -> Tensor:
-        """The target of expected values."""
+    def _expected_target(
+        self, batch: Batch, selecting: Tensors, target_now: Tensors, target_next: Tensors, mask: Any
+    ) -> Tensor:
+        """Return the target of expected values."""
         config, reward, q_t = self.config, batch.reward, self._of_target[0].q(target_next)
         if config.munchausen:
             now = None if self.mask is None else batch.observation[self.mask][:-1]
@@ -296,17 +305,17 @@ class DQN(OffPolicy):
                 bonus = config.temperature * policy_entropy(soft_log_policy(q_t, config.temperature, mask))
                 return soft_n_step_targets(reward, batch.discount, batch.continues, value_t, bonus, config.n_step)
             if config.n_step > 1:
-                reward = reward + collected(batch, self._bonus_passed(batch))
+                reward = reward + discounted_bonus(batch, self._intermediate_bonus(batch))
         else:
-            value_t = double_q_value(q_t, self.head.q(chosen_by), mask) if config.double else max_q_value(q_t, mask)
+            value_t = double_q_value(q_t, self.head.q(selecting), mask) if config.double else max_q_value(q_t, mask)
         if config.sequence or config.rescaled:
             n, eps = (config.n_step if config.sequence else 1), (RESCALING if config.rescaled else None)
             return n_step_targets(reward, batch.discount, batch.continues, value_t, n, eps)
         return td_target(reward, batch.discount, value_t)
 
-    def _bonus_passed(self, batch: Batch) -> Tensor:
-        """What Munchausen adds at the states that n-step returns pass, ``[n − 1, B]``: its reward, and the entropy."""
-        config, (observation, first) = self.config, states_passed(batch)
+    def _intermediate_bonus(self, batch: Batch) -> Tensor:
+        """Return the Munchausen reward plus entropy bonus at intermediate states of n-step returns, ``[n − 1, B]``."""
+        config, (observation, first) = self.config, intermediate_observations(batch)
         outputs, _ = self.run("q", self.preprocess(observation), batch.state, first, target=True)
         q: Tensor = self._of_target[0].q(outputs)
         mask = None if self.mask is None else observation[self.mask]
@@ -319,5 +328,5 @@ class DQN(OffPolicy):
         return self.head.episode_warning(episodes, self.config.gamma)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """The learning rate and ε at this share of the run."""
+        """Return the learning rate and ε at this share of the run."""
         return {"epsilon": self.epsilon.set(progress), **super().schedule(progress)}

@@ -1,4 +1,4 @@
-"""Known combinations of DQN's settings, under the names that people use."""
+"""Settings of known DQN variants: other defaults of DQNConfig."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ Values = Literal["expected", "categorical", "quantile", "implicit"]
 class DoubleDQNConfig(DQNConfig):
     """Double DQN (van Hasselt et al. 2016): the online network selects, the target network evaluates."""
 
-    double: bool = True  # the network chooses the next action, the target values it: less optimism
+    double: bool = True  # select next actions online, evaluate them by the target network
 
 
 @dataclass(frozen=True)
 class DuelingDQNConfig(DQNConfig):
     """Dueling Double DQN with prioritized replay (Wang et al. 2016)."""
 
-    double: bool = True  # the network chooses the next action, the target values it: less optimism
-    dueling: bool = True  # the value of a state and the advantage of each action apart
-    prioritized: bool = True  # draw what surprised more often, and correct for it
+    double: bool = True  # select next actions online, evaluate them by the target network
+    dueling: bool = True  # separate streams for state value and advantages
+    prioritized: bool = True  # prioritized replay: sample by TD error, with importance weights
 
 
 @dataclass(frozen=True)
 class C51Config(DQNConfig):
     """C51 (Bellemare et al. 2017): categorical return distribution on fixed atoms."""
 
-    values: Values = "categorical"  # probabilities of fixed returns
+    values: Values = "categorical"  # categorical return distribution
 
 
 @dataclass(frozen=True)
 class QRDQNConfig(DQNConfig):
     """QR-DQN (Dabney et al. 2018a): return distribution by quantile regression."""
 
-    values: Values = "quantile"  # quantiles of the return
+    values: Values = "quantile"  # quantile regression
 
 
 @dataclass(frozen=True)
 class IQNConfig(DQNConfig):
     """IQN (Dabney et al. 2018b): implicit quantile network, quantiles sampled at any level."""
 
-    values: Values = "implicit"  # quantiles of the return at any level
+    values: Values = "implicit"  # quantiles at sampled levels
     atoms: int = 8  # quantiles per update
 
 
@@ -53,20 +53,20 @@ class IQNConfig(DQNConfig):
 class MunchausenDQNConfig(DQNConfig):
     """Munchausen DQN (Vieillard et al. 2020): adds the scaled log-policy to the reward."""
 
-    munchausen: float = 0.9  # share of the policy's own log-probability in the reward; 0: off
+    munchausen: float = 0.9  # weight of the log-policy that is added to the reward; 0: off
 
 
 @dataclass(frozen=True)
 class RainbowConfig(DQNConfig):
     """Rainbow (Hessel et al. 2018): double, dueling, prioritized, n-step, C51 and noisy layers."""
 
-    double: bool = True  # the network chooses the next action, the target values it: less optimism
-    dueling: bool = True  # the value of a state and the advantage of each action apart
-    noisy: bool = True  # layers that explore by themselves (NoisyNet) instead of ε
-    prioritized: bool = True  # draw what surprised more often, and correct for it
-    priority_exponent: float = 0.5  # 0: all alike; 1: in proportion to the surprise
-    n_step: int = 3  # rewards summed before the value of what follows: more is quicker and less exact
-    values: Values = "categorical"  # probabilities of fixed returns
+    double: bool = True  # select next actions online, evaluate them by the target network
+    dueling: bool = True  # separate streams for state value and advantages
+    noisy: bool = True  # noisy layers (NoisyNet) explore instead of ε
+    prioritized: bool = True  # prioritized replay: sample by TD error, with importance weights
+    priority_exponent: float = 0.5  # 0: uniform; 1: proportional to the TD error
+    n_step: int = 3  # steps of n-step returns
+    values: Values = "categorical"  # categorical return distribution
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,16 @@ class R2D2Config(DQNConfig):
 
     NETWORK_DEFAULTS = REMEMBERING
     batch_size: int = 32  # sequences per update
-    sequence: int = 20  # steps of a sequence to learn from
-    burn_in: int = 10  # steps before each sequence that only bring the memory up to date
+    sequence: int = 20  # length of replayed sequences
+    burn_in: int = 10  # steps before each sequence that only warm up the hidden state
     overlap: int = 10  # steps that one sequence shares with the next
-    double: bool = True  # the network chooses the next action, the target values it: less optimism
-    dueling: bool = True  # the value of a state and the advantage of each action apart
-    prioritized: bool = True  # draw what surprised more often, and correct for it
-    priority_exponent: float = 0.9  # 0: all alike; 1: in proportion to the surprise
-    importance_exponent: float = 0.6  # how much of that bias is corrected at first; all of it at nb_step
-    n_step: int = 5  # rewards summed before the value of what follows: more is quicker and less exact
-    rescaled: bool = True  # values on a scale that squeezes large ones
-    epsilon_schedule: Literal["linear", "exponential", "constant"] = "constant"  # of random actions over the run
-    epsilon_start: float = 0.4  # of the first environment
-    epsilon_ladder: float = 7.0  # environments explore differently; 0: all alike
+    double: bool = True  # select next actions online, evaluate them by the target network
+    dueling: bool = True  # separate streams for state value and advantages
+    prioritized: bool = True  # prioritized replay: sample by TD error, with importance weights
+    priority_exponent: float = 0.9  # 0: uniform; 1: proportional to the TD error
+    importance_exponent: float = 0.6  # exponent of the importance weights at first; 1 at nb_step
+    n_step: int = 5  # steps of n-step returns
+    rescaled: bool = True  # learn values on the invertible square-root scale
+    epsilon_schedule: Literal["linear", "exponential", "constant"] = "constant"  # of ε over the run
+    epsilon_start: float = 0.4  # ε of the first environment
+    epsilon_ladder: float = 7.0  # exponent of the ladder of ε over environments (Ape-X)

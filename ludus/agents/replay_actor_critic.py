@@ -1,4 +1,4 @@
-"""What the actor-critics with a replay share (DDPG, TD3, SAC): flat actions, targets, priorities, the entropy bonus."""
+"""Functions that the replay actor-critics share (DDPG, TD3, SAC): flat actions, targets, priorities, soft losses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ludus.agents.off_policy import OffPolicy, with_experience
+from ludus.agents.off_policy import CURRENT, OffPolicy, with_experience
 from ludus.core.batch import Batch, Learned
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from ludus.agents.sac import SAC
     from ludus.agents.sac_discrete import DiscreteSAC
 
-EXCESS = "excess_entropy"  # what an actor's loss tells: the policy's entropy, less what it should keep
-PRIORITY_MIX = 0.9  # share of the largest surprise in a sequence's priority, the rest is the mean (R2D2)
-ADAPT_EVERY = 50  # updates between two looks at how far noise on parameters moves actions
+EXCESS_ENTROPY = "excess_entropy"  # metric of actor losses: the policy's entropy minus the target entropy
+PRIORITY_MIX = 0.9  # weight of the largest TD error in a sequence's priority; the rest is for the mean (R2D2)
+ADAPT_EVERY = 50  # updates between two adaptations of parameter noise
 BELOW_ONE = 1 - 2**-20  # the largest random action: atanh of it is finite
 
 
 class FlatActions:
-    """All actions as one vector ``[…, K]``, in the order of the specs; refuses what is not bounded numbers."""
+    """Joins all actions into one vector ``[…, K]`` and splits it again; refuses all but bounded continuous actions."""
 
     def __init__(self, config: Any, action: Specs) -> None:
         agent = agent_name(config)
@@ -55,12 +55,12 @@ class FlatActions:
         self.size = sum(self._sizes)
 
     def join(self, action: Tensors) -> Tensor:
-        """``[T, B, K]`` of ``[T, B, …]`` by name."""
+        """Join actions ``[T, B, …]`` by name into ``[T, B, K]``."""
         parts = [action[name].reshape(*action[name].shape[:2], size) for name, _, size in self._parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def split(self, flat: Tensor) -> Tensors:
-        """``[B, …]`` by name of ``[B, K]``."""
+        """Split ``[B, K]`` into actions ``[B, …]`` by name."""
         parts = torch.split(flat, self._sizes, -1) if len(self._parts) > 1 else (flat,)
         return {
             name: part.reshape(len(part), *shape) for (name, shape, _), part in zip(self._parts, parts, strict=True)
@@ -68,7 +68,7 @@ class FlatActions:
 
 
 def agent_name(config: Any) -> str:
-    """The agent's name in messages, by its settings: td3 for TD3Config."""
+    """Return the agent's name for messages: td3 for TD3Config."""
     return type(config).__name__.removesuffix("Config").lower()
 
 
@@ -78,22 +78,22 @@ def _kind(spec: Spec) -> str:
     return f"{len(spec.sizes)} choices" if spec.shape else f"a choice of {spec.sizes[0]}"
 
 
-def unused_rate(**rates: float) -> Iterator[tuple[str, str]]:
-    """``learning_rate``, where each network has one of its own."""
+def unused_learning_rate(**rates: float) -> Iterator[tuple[str, str]]:
+    """Yield ``learning_rate`` where every network has a separate one."""
     if all(rates.values()):
         yield "learning_rate", f"{', '.join(f'agent.{name}_learning_rate' for name in rates)} take its place"
 
 
 def observation_shapes(observation: Specs) -> Shapes:
-    """What a network gets of an observation, by name."""
+    """Return the shapes of preprocessed observations by name."""
     return ObsPreprocessor(network_inputs(observation)).shapes
 
 
 def actor_and_critics(observation: Specs, action: Specs, config: Any, outputs: int = 1) -> dict[str, NetworkSpec]:
-    """An actor with ``outputs`` numbers per action element, and critics of observation and action together."""
+    """Specify an actor with ``outputs`` numbers per action element, and Q(s, a) critics."""
     shapes, size = observation_shapes(observation), FlatActions(config, action).size
     if ACTION in shapes:
-        raise UserError(f'An observation is called "{ACTION}", as is what a critic gets beside it; rename it.')
+        raise UserError(f'An observation is called "{ACTION}", as is the input of actions of critics; rename it.')
     return {
         "actor": NetworkSpec(shapes, {"policy": (outputs * size,)}),
         "critic": NetworkSpec(shapes | {ACTION: (size,)}, {"value": (1,)}, concatenate=True, members=config.critics),
@@ -101,7 +101,7 @@ def actor_and_critics(observation: Specs, action: Specs, config: Any, outputs: i
 
 
 def numpy_actor(agent: OffPolicy) -> NumpyMlp | None:
-    """The actor in numpy, where it is a plain MLP on the CPU that sees a single vector; else None."""
+    """Return the actor in numpy where it is a plain MLP of one vector on the CPU, else None."""
     actor: Any = agent.networks["actor"]
     if not (plain_input(agent.preprocess) and plain_network(actor)):
         return None
@@ -109,104 +109,101 @@ def numpy_actor(agent: OffPolicy) -> NumpyMlp | None:
 
 
 def random_actions(steps: int, batch: int, size: int, generator: torch.Generator) -> Tensor:
-    """Uniform in [−1, 1]: what is played before the first update, ``[steps, B, size]``."""
+    """Draw uniform actions in [−1, 1] for the warm-up, ``[steps, B, size]``."""
     return torch.rand(steps, batch, size, generator=generator, device=generator.device).mul_(2).sub_(1)
 
 
-def chunk(numbers: int) -> int:
-    """For how many steps to draw at once, where a step takes so many numbers."""
+def noise_chunk(numbers: int) -> int:
+    """Return for how many steps to draw noise at once, at ``numbers`` per step."""
     return max(1, min(128, 2**21 // numbers))
 
 
-def burned_in(agent: OffPolicy, batch: Batch, action: Callable[[Batch], Tensor] | None) -> Batch:
-    """The batch without its burn-in, with the hidden states after it; those of targets lie under ``target``.
+def apply_burn_in(agent: OffPolicy, batch: Batch, action: Callable[[Batch], Tensor] | None) -> Batch:
+    """Replace the burn-in steps by the hidden states after them; those of target networks are under ``target``.
 
-    ``action`` gives the actions that critics see, ``[T, B, K]``.
+    ``action`` returns the actions as inputs of the critics, ``[T, B, K]``.
     """
     state = HiddenState()
     if agent.recurrent:
         for name in ("actor", "critic"):
             also = {ACTION: action(batch)} if action is not None and name == "critic" else None
-            state |= agent.warm(batch, (name,), also=also)
-            if name in agent.followed:
-                state |= agent.warm(batch, (name,), target=True, also=also).with_prefix("target")
+            state |= agent.burn_in_state(batch, (name,), also=also)
+            if name in agent.with_target:
+                state |= agent.burn_in_state(batch, (name,), target=True, also=also).with_prefix("target")
     return replace(agent.after_burn_in(batch), state=state)
 
 
 @torch.no_grad()
-def adapt(agent: OffPolicy, noise: ParameterNoise, batch: Batch) -> None:
-    """Adapt the noise now and then by how far a new perturbation moves actions.
+def adapt_parameter_noise(agent: OffPolicy, noise: ParameterNoise, batch: Batch) -> None:
+    """Adapt the scale of the noise, every ``ADAPT_EVERY`` updates, to the distance of perturbed actions.
 
-    That which acts stays as it is; it is not measured, as it has stayed behind the policy.
+    A fresh perturbation is measured, since the acting one perturbs older parameters; the acting one is restored.
     """
     if agent.updates % ADAPT_EVERY:
         return
     kept = [x.clone() for x in noise.perturbed.parameters()]
     noise.resample(agent.generator)
-    seen, first = ends(agent.preprocess(batch.observation), batch.first, start=True)
+    inputs, first = at_time(agent.preprocess(batch.observation), batch.first, CURRENT)
     networks, state = (agent.networks["actor"], noise.perturbed), batch.state.select("actor")
-    noise.adapt(rms_distance(*(network(seen, state, first)[0]["policy"].tanh() for network in networks)))
+    noise.adapt(rms_distance(*(network(inputs, state, first)[0]["policy"].tanh() for network in networks)))
     torch._foreach_copy_(list(noise.perturbed.parameters()), kept)
 
 
-def ends(seen: Tensors, first: Tensor, start: bool) -> tuple[Tensors, Tensor]:
-    """The states that transitions start from, or those that they lead to: ``[T, B, …]`` of ``[T+1, B, …]``."""
-    part = slice(None, -1) if start else slice(1, None)
-    return {name: x[part] for name, x in seen.items()}, first[part]
+def at_time(inputs: Tensors, first: Tensor, time: slice) -> tuple[Tensors, Tensor]:
+    """Return the ``CURRENT`` or the ``NEXT`` states of transitions, ``[T, B, …]`` of ``[T+1, B, …]``."""
+    return {name: x[time] for name, x in inputs.items()}, first[time]
 
 
-def collected(batch: Batch, bonus: Tensor) -> Tensor:
-    """The discounted sum ``[1, B]`` of what is added at the states ``[n − 1, B]`` that n-step returns pass."""
+def discounted_bonus(batch: Batch, bonus: Tensor) -> Tensor:
+    """Return the discounted sum ``[1, B]`` of the bonus ``[n − 1, B]`` at intermediate states of n-step returns."""
     discount = batch.window["discount"]
     return (discount * bonus.masked_fill(discount == 0, 0)).sum(0, keepdim=True)
 
 
 def targets(batch: Batch, value: Tensor, config: ReplayConfig, bonus: Tensor | None = None) -> Tensor:
-    """What the values of a batch should be, ``[T, B]``, given those of the states that its transitions lead to.
+    """Return the target values ``[T, B]`` of a batch, given ``value`` of the next states.
 
-    Rewards and discounts of transitions are n-step sums already; those of sequences are summed here. ``bonus`` is
-    what soft values add at states that an n-step return passes: those of ``batch.window`` ``[n − 1, B]``, or in a
-    sequence all that its transitions lead to ``[T, B]``.
+    Transitions have n-step rewards and discounts already; sequences are summed here. ``bonus`` is the entropy bonus at
+    intermediate states: those of ``batch.window`` ``[n − 1, B]``, or all next states of a sequence ``[T, B]``.
     """
     if not config.sequence:
-        reward = batch.reward if bonus is None else batch.reward + collected(batch, bonus)
+        reward = batch.reward if bonus is None else batch.reward + discounted_bonus(batch, bonus)
         return td_target(reward, batch.discount, value)
     if bonus is not None:
         return soft_n_step_targets(batch.reward, batch.discount, batch.continues, value, bonus, config.n_step)
     return n_step_targets(batch.reward, batch.discount, batch.continues, value, config.n_step)
 
 
-def surprise(error: Tensor, batch: Batch, config: ReplayConfig) -> Tensors:
-    """New priorities ``[B]`` as a metric, of the critics' TD errors ``[T, B, critics]``; none for a uniform replay."""
+def priority_metric(error: Tensor, batch: Batch, config: ReplayConfig) -> Tensors:
+    """Return new priorities ``[B]`` from TD errors ``[T, B, critics]``; none without prioritized replay."""
     if not config.prioritized:
         return {}
     size = error.detach().abs().mean(-1)
     return {"priority": mixed_priority(size, batch.real, PRIORITY_MIX) if config.sequence else size[0]}
 
 
-def seeded(numbers: Tensor) -> torch.Generator:
-    """A generator that acting's own numbers seed: learning's must not know of acting."""
+def generator_from(numbers: Tensor) -> torch.Generator:
+    """Return a generator seeded by the noise of acting, so that acting does not change the numbers of learning."""
     return torch.Generator(numbers.device).manual_seed(int(numbers[0]))
 
 
 def soft_targets(agent: SAC | DiscreteSAC, batch: Batch, value: Tensor, bonus: Tensor) -> Tensor:
-    """What the critics should say: n-step returns collect the entropy bonus at every state that they pass.
+    """Return the critics' targets; n-step returns include the entropy bonus of every intermediate state.
 
-    ``value`` and ``bonus`` are those of the states that transitions lead to, ``[T, B]``.
+    ``value`` and ``bonus`` are those of the next states, ``[T, B]``.
     """
     if agent.config.n_step == 1:
         return targets(batch, value, agent.config)
-    passed = bonus if agent.config.sequence else agent.bonus_passed(batch)
-    return targets(batch, value, agent.config, passed)
+    return targets(batch, value, agent.config, bonus if agent.config.sequence else agent.intermediate_bonus(batch))
 
 
 def soft_alpha_loss(agent: SAC | DiscreteSAC, batch: Batch) -> tuple[Tensors, Tensors]:
-    """The temperature rises where the policy has less than the entropy that it should keep."""
-    return {"alpha": temperature_loss(agent.log_alpha, -batch.experience[EXCESS], 0.0)}, {}
+    """Return the temperature loss: the temperature rises while the entropy is below its target."""
+    return {"alpha": temperature_loss(agent.log_alpha, -batch.experience[EXCESS_ENTROPY], 0.0)}, {}
 
 
 def soft_losses(agent: SAC | DiscreteSAC, batch: Batch) -> tuple[Tensors, Tensors]:
-    """The losses of critics, actor and temperature together."""
+    """Return the losses of critics, actor and temperature together."""
     losses, metrics = agent.critic_loss(batch)
     more, found = agent.actor_loss(batch)
     if agent.config.learn_alpha:
@@ -215,14 +212,15 @@ def soft_losses(agent: SAC | DiscreteSAC, batch: Batch) -> tuple[Tensors, Tensor
 
 
 def soft_learn(agent: SAC | DiscreteSAC, batch: Batch, updater: Updater) -> Learned:
-    """A step each of critics, actor and temperature, all with the temperature of before."""
+    """Step critics, actor and temperature, all with the temperature before the update."""
     metrics = updater.step(agent.critic_loss, batch, "critic")
     priority = metrics.pop("priority", None)
     found = updater.step(agent.actor_loss, batch, "actor")
     metrics |= {"loss/actor": found["loss/actor"], "entropy": found["entropy"]}
     metrics["alpha"] = agent.log_alpha.detach().exp()
     if agent.config.learn_alpha:
-        more = with_experience(batch, **{EXCESS: found[EXCESS] / updater.ranks})  # each rank's part of the loss
+        share = found[EXCESS_ENTROPY] / updater.ranks  # losses are summed over ranks
+        more = with_experience(batch, **{EXCESS_ENTROPY: share})
         metrics["loss/alpha"] = updater.step(agent.alpha_loss, more, "alpha")["loss/alpha"]
-    agent.follow()
+    agent.finish_update()
     return Learned(metrics, priority)

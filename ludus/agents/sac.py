@@ -12,23 +12,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ludus.agents.off_policy import MEAN, OffPolicy, states_passed, with_experience
+from ludus.agents.off_policy import CURRENT, MEAN, NEXT, OffPolicy, intermediate_observations, with_experience
 from ludus.agents.replay_actor_critic import (
     BELOW_ONE,
-    EXCESS,
+    EXCESS_ENTROPY,
     FlatActions,
     actor_and_critics,
-    burned_in,
-    chunk,
-    ends,
+    apply_burn_in,
+    at_time,
+    noise_chunk,
     numpy_actor,
+    priority_metric,
     random_actions,
     soft_alpha_loss,
     soft_learn,
     soft_losses,
     soft_targets,
-    surprise,
-    unused_rate,
+    unused_learning_rate,
 )
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import UnusedSetting
@@ -49,7 +49,7 @@ from ludus.ops.distributions import tanh_gaussian_draw, tanh_gaussian_sample
 from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import sac_actor_loss, sac_critic_loss, sac_value
 
-LOG_STD = (-20.0, 2.0)  # bounds of the policy's log-deviation
+LOG_STD = (-20.0, 2.0)  # bounds of the policy's log standard deviation
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,15 @@ class SACConfig(ReplayConfig):
         ),
     )
     learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
-    actor_learning_rate: float = 0.0  # of the policy alone; 0: learning_rate
-    critic_learning_rate: float = 0.0  # of the critics alone; 0: learning_rate
-    alpha_learning_rate: float = 0.0  # of the temperature alone; 0: learning_rate
+    actor_learning_rate: float = 0.0  # of the actor; 0: learning_rate
+    critic_learning_rate: float = 0.0  # of the critics; 0: learning_rate
+    alpha_learning_rate: float = 0.0  # of the temperature; 0: learning_rate
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
-    tau: float = 0.005  # how far targets move after an update: more is quicker and less steady
+    tau: float = 0.005  # Polyak coefficient of the target networks: higher is faster and less stable
     critics: int = 2  # the target takes their minimum; 2 against overestimation
-    alpha: float = 1.0  # temperature: weight of the entropy bonus (the first value, if learned); raise to explore more
-    learn_alpha: bool = True  # learn the temperature so that the entropy stays near target_entropy
+    alpha: float = 1.0  # temperature: weight of the entropy bonus (initial value, if learned); raise to explore more
+    learn_alpha: bool = True  # learn the temperature to keep the entropy near target_entropy
     # none: minus the number of action elements; lower for a more deterministic policy
     target_entropy: float | None = None
     max_grad_norm: float = 0.0  # gradients are scaled down to this norm; 0: never
@@ -87,22 +87,22 @@ class SACConfig(ReplayConfig):
             check_ranges(self, finite=("target_entropy",))
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
-        """Also a learning rate that every part has one of its own for."""
+        """Also ``learning_rate`` where every network has a separate one."""
         yield from super().unused(observation, action, rows)
         alpha = {"alpha": self.alpha_learning_rate} if self.learn_alpha else {}
-        yield from unused_rate(actor=self.actor_learning_rate, critic=self.critic_learning_rate, **alpha)
+        yield from unused_learning_rate(actor=self.actor_learning_rate, critic=self.critic_learning_rate, **alpha)
 
 
 class SAC(OffPolicy):
-    """A policy of Gaussians squashed by tanh that seeks reward and entropy, with critics learned from a replay.
+    """A tanh-squashed Gaussian policy that maximizes reward and entropy, with critics learned from a replay buffer.
 
-    Actions are stored as u before tanh; critics see tanh(u).
+    Actions are stored as u before tanh; critics get tanh(u).
     """
 
     Config: type[Any] = SACConfig
     network_names = ("actor", "critic")
     acting = ("actor",)
-    followed = ("critic",)
+    with_target = ("critic",)
     log_alpha: Tensor
 
     def __init__(
@@ -120,7 +120,7 @@ class SAC(OffPolicy):
 
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
-        """An actor, and critics of observation and action together; they share nothing."""
+        """Ask for an actor and Q(s, a) critics."""
         return actor_and_critics(observation, action, config, outputs=2)
 
     @property
@@ -130,11 +130,11 @@ class SAC(OffPolicy):
 
     @property
     def action_transform(self) -> Mapping[str, str]:
-        """The environment gets tanh(u)."""
+        """Squash u by tanh and rescale it to the Box."""
         return dict.fromkeys(self.action, "tanh")
 
     def parameter_groups(self) -> dict[str, Group]:
-        """Critics, actor and temperature step apart."""
+        """Step critics, actor and temperature separately."""
         config = self.config
         groups = {
             "critic": self.make_group(self.networks["critic"].parameters(), config.critic_learning_rate),
@@ -145,7 +145,7 @@ class SAC(OffPolicy):
         return groups
 
     def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
-        """What the policy samples with, and random actions for the time before the first update."""
+        """Draw normal numbers for sampling, and uniform actions for the warm-up."""
         size, batch = self.flat.size, rows.total
 
         def draw(steps: int, g: torch.Generator) -> Tensors:
@@ -153,7 +153,7 @@ class SAC(OffPolicy):
             random = random_actions(steps, batch, size, g).clamp_(-BELOW_ONE, BELOW_ONE).atanh_()
             return {"normal": normal, "random": random}
 
-        return Noise(draw, generator, rows, chunk(2 * batch * size))
+        return Noise(draw, generator, rows, noise_chunk(2 * batch * size))
 
     def use_numpy(self) -> bool:
         """Act in numpy where the actor is a plain MLP on the CPU."""
@@ -162,7 +162,7 @@ class SAC(OffPolicy):
         return self._numpy is not None
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """The middle of the policy; with ``noise`` a random action before the first update, later a sample."""
+        """Return the mean action; with ``noise``, a uniform one during the warm-up and a sample later."""
         if self._numpy is None or not self._numpy.applies():
             u, state = self._act(step, state, noise)
         else:
@@ -175,109 +175,111 @@ class SAC(OffPolicy):
 
     @torch.inference_mode()
     def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> tuple[Tensor, HiddenState]:
-        seen = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
-        mean, log_std, new = self.policy(seen, state, step.first.unsqueeze(0))
+        inputs = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        mean, log_std, new = self.policy(inputs, state, step.first.unsqueeze(0))
         u = mean if noise is None else tanh_gaussian_sample(mean, log_std, noise["normal"])
         return u.squeeze(0), HiddenState(state | new) if new else state
 
     @torch.inference_mode()
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
-        """The least that a critic says of the policy's middle action."""
-        self.refuse_memory()
-        seen, first = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()}), step.first[None]
-        return self.q(seen, self.policy(seen, state, first)[0].tanh(), state, first).amin(-1).squeeze(0)
+        """Return the minimum over critics of Q at the policy's mean action."""
+        self.refuse_recurrent_value()
+        inputs, first = (
+            self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()}),
+            step.first[None],
+        )
+        return self.q(inputs, self.policy(inputs, state, first)[0].tanh(), state, first).amin(-1).squeeze(0)
 
     @torch.inference_mode()
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
-        """Mean and deviation before tanh."""
-        seen = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
-        mean, log_std, _ = self.policy(seen, state, step.first[None])
+        """Return mean and standard deviation before tanh."""
+        inputs = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        mean, log_std, _ = self.policy(inputs, state, step.first[None])
         parts = {"mean_before_tanh": mean.squeeze(0), "std_before_tanh": log_std.exp().squeeze(0)}
         split = {key: self.flat.split(x) for key, x in parts.items()}
         return {name: {key: x[name] for key, x in split.items()} for name in self.action}
 
-    def policy(self, seen: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensor, Tensor, HiddenState]:
-        """Mean and log-deviation ``[T, B, K]`` of the policy, and the hidden state after."""
-        outputs, new = self.run("actor", seen, state, first)
+    def policy(self, inputs: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensor, Tensor, HiddenState]:
+        """Return mean and log standard deviation ``[T, B, K]``, and the next hidden state."""
+        outputs, new = self.run("actor", inputs, state, first)
         mean, log_std = outputs["policy"].chunk(2, -1)
         return mean, log_std.clamp(*LOG_STD), new
 
-    def sample(self, seen: Tensors, state: HiddenState, first: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions in [−1, 1] ``[T, B, K]`` and their log-probability ``[T, B]``."""
-        mean, log_std, _ = self.policy(seen, state, first)
+    def sample(self, inputs: Tensors, state: HiddenState, first: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
+        """Sample actions in [−1, 1] ``[T, B, K]`` and their log-probability ``[T, B]``."""
+        mean, log_std, _ = self.policy(inputs, state, first)
         u, log_prob = tanh_gaussian_draw(mean, log_std, normal)
         return u.tanh(), log_prob
 
-    def seen_action(self, batch: Batch) -> Tensor:
-        """The batch's actions as critics see them, ``[T, B, K]`` in [−1, 1]."""
+    def critic_action(self, batch: Batch) -> Tensor:
+        """Return the batch's actions as inputs of the critics, ``[T, B, K]`` in [−1, 1]."""
         return self.flat.join(batch.action).tanh()
 
-    def q(self, seen: Tensors, action: Tensor, state: HiddenState, first: Tensor, target: bool = False) -> Tensor:
-        """What each critic says of actions in [−1, 1], ``[T, B, critics]``."""
-        value = self.run("critic", seen | {ACTION: action}, state, first, target)[0]["value"]
+    def q(self, inputs: Tensors, action: Tensor, state: HiddenState, first: Tensor, target: bool = False) -> Tensor:
+        """Return Q(s, a) of each critic for actions in [−1, 1], ``[T, B, critics]``."""
+        value = self.run("critic", inputs | {ACTION: action}, state, first, target)[0]["value"]
         return value if self.config.critics == 1 else value.squeeze(-1)
 
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
-        """Draw what the policy samples with, now, next and at states that n-step returns pass; burn in a memory."""
-        batch = self.weigh(burned_in(self, batch, self.seen_action), sum_over_ranks)
+        """Apply the burn-in, set shares, and draw the noise of sampling at current, next and intermediate states."""
+        batch = self.with_shares(apply_burn_in(self, batch, self.critic_action), sum_over_ranks)
         time, columns = batch.reward.shape
         now = self.draw(time, columns, self.flat.size)
         batch = with_experience(batch, now=now, next=self.draw(time + self.recurrent, columns, self.flat.size))
         if not batch.window:
             return batch
-        return with_experience(batch, passed=self.draw(*batch.window["discount"].shape, self.flat.size))
+        return with_experience(batch, between=self.draw(*batch.window["discount"].shape, self.flat.size))
 
     @torch.no_grad()
-    def target_value(self, batch: Batch, seen: Tensors) -> tuple[Tensor, Tensor]:
-        """The target critics' least value of the policy's next actions with −α log π, and that alone, ``[T, B]``."""
+    def target_value(self, batch: Batch, inputs: Tensors) -> tuple[Tensor, Tensor]:
+        """Return min Q'(s', a') − α log π(a'|s'), and −α log π(a'|s') alone, ``[T, B]`` each."""
         first = batch.first
-        if not self.recurrent:  # a memory sees all steps, to be ready for those that count
-            seen, first = ends(seen, first, start=False)
-        action, log_prob = self.sample(seen, batch.state, first, batch.experience["next"])
-        q = self.q(seen, action, batch.state.select("target"), first, target=True)
+        if not self.recurrent:  # a recurrent network must see all steps
+            inputs, first = at_time(inputs, first, NEXT)
+        action, log_prob = self.sample(inputs, batch.state, first, batch.experience["next"])
+        q = self.q(inputs, action, batch.state.select("target"), first, target=True)
         alpha, time = self.log_alpha.exp(), len(batch.reward)
         return sac_value(q, log_prob, alpha)[-time:], -alpha * log_prob[-time:]
 
     @torch.no_grad()
-    def bonus_passed(self, batch: Batch) -> Tensor:
-        """−α log π of an action that the policy takes at each state that n-step returns pass, ``[n − 1, B]``.
+    def intermediate_bonus(self, batch: Batch) -> Tensor:
+        """Return −α log π of a sampled action at each intermediate state of n-step returns, ``[n − 1, B]``.
 
-        Not of the action that was stored: a policy that has moved on since may call it all but impossible, which would
-        be an endless bonus.
+        Not of the stored action: its probability under the current policy may be near 0, and the bonus unbounded.
         """
-        observation, first = states_passed(batch)
-        log_prob = self.sample(self.preprocess(observation), batch.state, first, batch.experience["passed"])[1]
+        observation, first = intermediate_observations(batch)
+        log_prob = self.sample(self.preprocess(observation), batch.state, first, batch.experience["between"])[1]
         return -self.log_alpha.exp() * log_prob
 
     def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Half the squared TD errors of all critics."""
-        seen = self.preprocess(batch.observation)
-        value, bonus = self.target_value(batch, seen)
+        """Return half the squared TD errors of all critics."""
+        inputs = self.preprocess(batch.observation)
+        value, bonus = self.target_value(batch, inputs)
         target = soft_targets(self, batch, value, bonus)
-        now, first = ends(seen, batch.first, start=True)
-        q = self.q(now, self.seen_action(batch), batch.state, first)
+        now, first = at_time(inputs, batch.first, CURRENT)
+        q = self.q(now, self.critic_action(batch), batch.state, first)
         loss = share_sum(sac_critic_loss(q, target), batch.share)
         metrics = {"q": share_sum(q.detach().mean(-1), batch.experience[MEAN])}
-        return {"critic": loss}, metrics | surprise(q - target.unsqueeze(-1), batch, self.config)
+        return {"critic": loss}, metrics | priority_metric(q - target.unsqueeze(-1), batch, self.config)
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """What the critics say of the policy's actions, negative, and its entropy's worth."""
-        seen, first = ends(self.preprocess(batch.observation), batch.first, start=True)
-        action, log_prob = self.sample(seen, batch.state, first, batch.experience["now"])
-        q = self.q(seen, action, batch.state, first)
+        """Return α log π(a|s) − min Q(s, a) of sampled actions."""
+        inputs, first = at_time(self.preprocess(batch.observation), batch.first, CURRENT)
+        action, log_prob = self.sample(inputs, batch.state, first, batch.experience["now"])
+        q = self.q(inputs, action, batch.state, first)
         loss = share_sum(sac_actor_loss(q, log_prob, self.log_alpha.exp()), batch.share)
         entropy, mean = -log_prob.detach(), batch.experience[MEAN]
         excess = share_sum(entropy - self.target_entropy, mean)
-        return {"actor": loss}, {"entropy": share_sum(entropy, mean), EXCESS: excess}
+        return {"actor": loss}, {"entropy": share_sum(entropy, mean), EXCESS_ENTROPY: excess}
 
     def alpha_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """The temperature's; of a batch that has what ``actor_loss`` told."""
+        """Return the temperature loss of a batch with the excess entropy of ``actor_loss``."""
         return soft_alpha_loss(self, batch)
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """All losses of a batch that ``prepare`` made ready."""
+        """Return all losses of a prepared batch."""
         return soft_losses(self, batch)
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
-        """A step each of critics, actor and temperature."""
+        """Step critics, actor and temperature."""
         return soft_learn(self, self.prepare(batch, updater.sum), updater)

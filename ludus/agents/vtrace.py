@@ -35,17 +35,17 @@ class VTraceConfig(AgentConfig):
     rho_clip: float = 1.0  # largest importance ratio of targets and advantages; higher: less bias, more variance
     c_clip: float = 1.0  # largest importance ratio of the trace: how far corrections reach back
     rollout: int = 8  # steps per environment between two updates; fewer in short runs
-    entropy_coef: float = 0.01  # raise when the policy settles too early
+    entropy_coef: float = 0.01  # raise when the policy becomes deterministic too early
     value_coef: float = 0.5  # weight of the value loss; matters with a shared trunk
     max_grad_norm: float = 0.5  # gradients are scaled down to this norm; 0: never
     optimizer: OptimizerName = "rmsprop"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     weight_decay: float = 0.0  # shrinks weights at each step: adamw apart from the gradient, others as a penalty
     optimizer_eps: float = 3e-3  # raise for smoother steps; 1e-5 for other optimizers than rmsprop
-    normalize_advantage: bool = False  # mean 0 and deviation 1 over the batch
-    normalize_observation: bool = True  # vectors by running mean and deviation, saved with the policy
-    normalize_reward: bool = True  # by the running deviation of the discounted return
+    normalize_advantage: bool = False  # to mean 0 and standard deviation 1 over the batch
+    normalize_observation: bool = True  # vectors by running mean and standard deviation, saved with the policy
+    normalize_reward: bool = True  # by the running standard deviation of the discounted return
     distribution: Literal["gaussian", "tanh", "beta"] = "gaussian"  # of continuous actions
-    log_std_init: float = -0.5  # the Gaussian's first log deviation, in units where the action range is [-1, 1]
+    log_std_init: float = -0.5  # initial log standard deviation of the Gaussian, for actions scaled to [-1, 1]
 
     def validate(self) -> None:
         """Refuse values that cannot train."""
@@ -60,36 +60,36 @@ class VTraceConfig(AgentConfig):
     plan = ActorCriticConfig.plan
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
-        """Settings that continuous actions or normalizers would read."""
+        """Settings of continuous actions and normalizers that do nothing."""
         yield from unused_distribution(self, action)
         yield from unused_normalizer(self, observation)
 
 
 class ActorCriticVTrace(ActorCritic):
-    """A2C whose targets correct for the policy that acted, which may be some updates older than the learner's."""
+    """A2C with off-policy correction: the policy that acted may be some updates older than the learner's."""
 
     Config: type[Any] = VTraceConfig
 
     @torch.no_grad()
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
-        """Add ``advantage`` and ``return`` to the experience, by the values and policy that the networks have now."""
+        """Add ``advantage`` and ``return``, from the current values and policy."""
         outputs, _ = self.outputs(batch.observation, batch.state, batch.first)
-        every = outputs["value"].squeeze(-1)  # [T+1, B]
+        values = outputs["value"].squeeze(-1)  # [T+1, B]
         taken = {name: x[:-1] for name, x in outputs.items()}
-        seen = {name: x[:-1] for name, x in batch.observation.items()}
-        log_ratio = self.policy.evaluate(taken, batch.action, seen)["log_prob"] - batch.experience["log_prob"]
-        value_t = batch.next_value(every, self._final_values(batch))
+        observation = {name: x[:-1] for name, x in batch.observation.items()}
+        log_ratio = self.policy.evaluate(taken, batch.action, observation)["log_prob"] - batch.experience["log_prob"]
+        value_t = batch.next_value(values, self._final_values(batch))
         reward, config = self.scaled_reward(batch, sum_over_ranks), self.config
         clips = {"rho_bar": config.rho_clip, "c_bar": config.c_clip, "pg_rho_bar": config.rho_clip}
-        found = vtrace(
+        corrected = vtrace(
             log_ratio,
             reward,
             batch.discount,
             batch.continues,
-            every[:-1],
+            values[:-1],
             value_t,
             lambda_=config.trace_lambda,
             **clips,
         )
-        added = {"advantage": found.advantage, "return": found.target, "value": every[:-1]}
+        added = {"advantage": corrected.advantage, "return": corrected.target, "value": values[:-1]}
         return replace(batch, experience=batch.experience | added)

@@ -21,6 +21,7 @@ from ludus.core.config import Plan
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.imports import resolve
+from ludus.core.network import Network
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
 from ludus.experience.space import free_room, rollout_bytes
@@ -224,22 +225,22 @@ def default_threads(module: nn.Module) -> int:
 
 
 def _compiles(settings: Settings[Any], agent: Agent) -> bool:
-    recurrent = getattr(agent, "recurrent", False)
     if settings.compile == "on":
-        if recurrent:
+        if agent.recurrent:
             raise UserError(
                 "compile is on, but a recurrent network has shapes that change; set compile to auto or off."
             )
         return True
     repaid = settings.nb_step * settings.agent.plan(settings.env.num).optimizer_steps >= REPAID
     has_compiler = bool(shutil.which(os.environ.get("CXX", "g++")))
-    return settings.compile == "auto" and not recurrent and repaid and has_compiler
+    return settings.compile == "auto" and not agent.recurrent and repaid and has_compiler
 
 
 def linear_networks(agent: Agent) -> str:
     """A warning about networks without a hidden layer, or an empty text."""
-    networks = dict(getattr(agent, "networks", {}))
-    linear = [f'"{name}"' for name, network in networks.items() if getattr(network, "linear", False) is True]
+    named = agent.named_modules()
+    networks = {name.rpartition(".")[2]: module for name, module in named if isinstance(module, Network)}
+    linear = [f'"{name}"' for name, network in networks.items() if network.linear]
     if not linear:
         return ""
     which = f"Network {linear[0]} has" if len(linear) == 1 else f"Networks {' and '.join(linear)} have"

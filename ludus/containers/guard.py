@@ -38,7 +38,7 @@ class Guard:
 
     def __init__(self, agent: Agent, updater: Updater, manager: EnvironmentManager) -> None:
         self.agent, self.updater, self._manager = agent, updater, manager
-        self._name = getattr(manager, "name", "The environment")
+        self._name = manager.name
         self._device = next(agent.parameters()).device
         self._masked = any(map(is_mask, manager.observation))
         replaced = "" if agent.goal_reward is None else "desired_goal"  # replaced by achieved goals in hindsight replay

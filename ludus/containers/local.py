@@ -25,7 +25,6 @@ from ludus.core.rows import Rows
 from ludus.core.seat import Seat
 from ludus.core.types import State, Tensors
 from ludus.core.updater import Updater
-from ludus.experience.replay import ExperienceReplay
 from ludus.logging.clock import Clock
 from ludus.logging.episodes import RecentEpisodes
 from ludus.managers.history import LARGEST, LONGEST
@@ -106,8 +105,8 @@ class LocalWorker(Container):
         self.cache = build_cache(agent, manager, rows)
         self.seat = Seat(agent, self.cache, noise, rows, self.device)
         self.seats = [self.seat]
-        for part, own_seed in zip((agent, self.cache), own_seeds, strict=True):
-            if (generator := getattr(part, "generator", None)) is not None:
+        for generator, own_seed in zip((agent.generator, self.cache.generator), own_seeds, strict=True):
+            if generator is not None:
                 generator.manual_seed(own_seed)
         self.clock = Clock()
         self.guard = Guard(agent, updater, manager)
@@ -218,8 +217,7 @@ class LocalWorker(Container):
     def state_dict(self) -> State:
         """All that a resume needs, by part; in the midst of an update, without the rollout that it breaks off."""
         whole = self.began and self.between
-        replay = self.began and self.in_call and isinstance(self.cache, ExperienceReplay)
-        replay = replay and self.cache.config.save_replay  # type: ignore[attr-defined]
+        replay = self.began and self.in_call and self.cache.saved_within_update
         last = self.last_evaluation
         return {
             "agent": dict(self.agent.state_dict()),
@@ -299,10 +297,8 @@ class LocalWorker(Container):
         rows, manager = self.manager.batch, self.manager
         action = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.action.values())
         step = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.observation.values()) + action + STEP
-        cache = self.cache
-        kept = cache.most_bytes if isinstance(cache, ExperienceReplay) else int(getattr(cache, "bytes", 0))
         plan: Plan = self.settings.agent.plan(rows)
-        kept += rows * step * (plan.rollout + 2)
+        kept = self.cache.most_bytes + rows * step * (plan.rollout + 2)
         actions = min(LARGEST, LONGEST * rows * action)
         return 8 * bytes_of(self.agent) + 2 * (kept + actions) + rows * SNAPSHOT + ROOM
 

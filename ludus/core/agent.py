@@ -34,6 +34,8 @@ class Agent(nn.Module, ABC):
     network_names: tuple[str, ...] = ()  # all networks that ``requirements`` may ask for, as in network.<name>.*
     Config: type[AgentConfig]  # the settings: a frozen dataclass with a comment per field
     config: Any
+    recurrent = False  # whether a network has a hidden state
+    generator: torch.Generator | None = None  # random numbers of learning; the container seeds it
     needs_goal_reward = False  # hindsight replay: ``goal_reward`` must be set before ``make_cache``
     goal_reward: GoalReward | None = None  # the environments' reward function
 

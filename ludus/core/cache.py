@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ludus.core.batch import Batch
@@ -57,7 +58,9 @@ class CacheWriter(ABC):
 class CacheReader(ABC):
     """The interface used for learning."""
 
-    on_warning: Callable[[str], object] = staticmethod(warnings.warn)  # called with messages for the user
+    on_warning: Callable[[str], object] = staticmethod(warnings.warn)  # called with warnings for the user
+    generator: torch.Generator | None = None  # random numbers of sampling; the container seeds it
+    bytes = 0  # memory of a replay when it is full
 
     @abstractmethod
     def ready(self) -> bool:
@@ -74,6 +77,16 @@ class CacheReader(ABC):
     def receive(self, unroll: Unroll) -> None:
         """Copy an unroll that a worker submitted; batches are filled in order of arrival."""
         raise UserError(f"A {type(self).__name__} cannot receive workers' unrolls; use acer_vtrace, ppo or a2c.")
+
+    @property
+    def most_bytes(self) -> int:
+        """An upper bound of ``bytes`` over the run."""
+        return self.bytes
+
+    @property
+    def saved_within_update(self) -> bool:
+        """Whether ``state_dict`` is complete in the middle of an update too."""
+        return False
 
     def schedule(self, progress: float) -> None:
         """Set scheduled values from the progress of the run (0 to 1)."""

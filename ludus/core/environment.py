@@ -90,6 +90,7 @@ class EnvironmentManager(RoleManager):
     without ``terminated`` or ``truncated`` is an error.
     """
 
+    name: str = "The environment"  # for messages
     batch: int
     observation: Specs
     action: Specs

@@ -33,6 +33,11 @@ class Network(nn.Module, ABC):
 
     recurrent = False
 
+    @property
+    def linear(self) -> bool:
+        """Whether the outputs are linear in the observations: no hidden layer."""
+        return False
+
     def initial_state(self, batch: int) -> HiddenState:
         """Return the hidden state of ``batch`` environments before their first observation."""
         return HiddenState()

@@ -57,7 +57,7 @@ class ExperienceReplay(ExperienceCache):
         self.config, self.batch, self.gamma, self.device = config, batch, gamma, device
         self.length = config.replay // batch
         self._pause = max(1, PAUSE // batch)  # writes
-        self.generator = torch.Generator()
+        self.generator: torch.Generator = torch.Generator()
         self.importance_exponent = config.importance_exponent
         self._stride = config.sequence - config.overlap if config.sequence else 1
         self._span = config.burn_in + config.sequence if config.sequence else config.n_step  # transitions of an item
@@ -89,6 +89,11 @@ class ExperienceReplay(ExperienceCache):
     def most_bytes(self) -> int:
         """What the replay takes at most: with whole stacks of every observation that is stacked."""
         return self.bytes + sum(frames.bytes_to_keep_whole() - frames.bytes() for frames in self._frames.values())
+
+    @property
+    def saved_within_update(self) -> bool:
+        """Transitions are complete at any time."""
+        return self.config.save_replay
 
     @property
     def size(self) -> int:

@@ -68,7 +68,9 @@ class UnrollCache(ExperienceCache):
                 f"agent.replay needs {self.bytes / 1e9:,.2f} GB of memory, of which {free / 1e9:,.2f} GB are free; "
                 "lower agent.replay."
             )
-        self.generator = torch.Generator()  # of what is replayed, and how often; the container seeds it
+        self.generator: torch.Generator = (
+            torch.Generator()
+        )  # of what is replayed, and how often; the container seeds it
         self._open = RolloutCache(config.rollout, batch, gamma, device, keeps_return)
         self._ring: Tensors = {}
         self._states = HiddenState()  # [N·B, …]

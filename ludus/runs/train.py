@@ -226,7 +226,7 @@ def _build(
             reporter.note(raw)
     if saved is None and (warning := linear_networks(agent)):
         reporter.warn(warning)
-    if room := getattr(worker.cache, "bytes", 0):
+    if room := worker.cache.bytes:
         where = to_flat(settings).get("agent.replay_folder") or "memory"
         reporter.note(f"The replay will take {room / 1e6:,.1f} MB of {where} when it is full.")
     manager.on_warning = evaluator.on_warning = worker.cache.on_warning = reporter.warn

@@ -347,7 +347,7 @@ def test_the_named_combination_differs_by_its_targets() -> None:
 
 @pytest.mark.parametrize("environment", ["Pendulum-v1", TOY + "MixedActionEnv"])
 def test_other_actions_than_one_discrete_are_refused(environment: str) -> None:
-    with pytest.raises(UserError, match=r"ACER needs one Discrete action, and this environment has .*use ppo"):
+    with pytest.raises(UserError, match=r"ACER needs one Discrete action, but this environment has .*use ppo"):
         make_worker(environment, NAME, **SMALL)
 
 

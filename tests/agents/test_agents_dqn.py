@@ -73,7 +73,7 @@ def test_loss_and_gradient_are_those_of_stable_baselines3() -> None:
     theirs.policy.optimizer.step = lambda: None
     theirs._setup_learn(1)
     theirs.train(1, 16)
-    losses, _ = agent.compute_loss(agent.weigh(batch))
+    losses, _ = agent.compute_loss(agent.with_shares(batch))
     gradients = torch.autograd.grad(losses["value"], list(agent.networks.parameters()))
     assert float(losses["value"].detach()) == pytest.approx(theirs.logger.name_to_value["train/loss"], rel=1e-5)
     for mine, p in zip(gradients, theirs.q_net.parameters(), strict=True):
@@ -106,7 +106,7 @@ def test_iqn_chooses_and_values_with_the_head_of_the_same_network(double: bool, 
     for module, seed in ((agent.networks, 1), (agent.head, 2), (agent.target, 3)):
         spread(module, seed)
     taus = torch.rand(3, 1, 16, 8, generator=torch.Generator().manual_seed(0))
-    batch = replace(batch, experience=dict(zip(("taus", "choosing_taus", "target_taus"), taus, strict=True)))
+    batch = replace(batch, experience=dict(zip(("taus", "selection_taus", "target_taus"), taus, strict=True)))
     observation = batch.observation["observation"].double()
     trunks = deepcopy(agent.networks["q"]).double(), deepcopy(agent.target.networks["q"]).double()
     online, target = (
@@ -123,7 +123,7 @@ def test_iqn_chooses_and_values_with_the_head_of_the_same_network(double: bool, 
     error = aim[:, None, :] - found[:, :, None]  # [M, n, n']
     huber = np.where(abs(error) <= 1, error**2 / 2, abs(error) - 0.5)
     expected = (abs(levels[0][:, :, None] - (error < 0)) * huber).mean(2).sum(1).mean()
-    losses, _ = agent.compute_loss(agent.weigh(batch))
+    losses, _ = agent.compute_loss(agent.with_shares(batch))
     assert float(losses["value"].detach()) == pytest.approx(expected, rel=1e-5)
     worker.close()
 
@@ -150,8 +150,8 @@ def test_padding_teaches_nothing(agent: str) -> None:
     batch = batch_of(worker)
     if worker.agent.head.needs_taus:
         taus = torch.rand(3, 1, 16, 8)
-        batch = replace(batch, experience=dict(zip(("taus", "choosing_taus", "target_taus"), taus, strict=True)))
-    nothing = worker.agent.compute_loss(worker.agent.weigh(replace(batch, real=torch.zeros_like(batch.real))))[0]
+        batch = replace(batch, experience=dict(zip(("taus", "selection_taus", "target_taus"), taus, strict=True)))
+    nothing = worker.agent.compute_loss(worker.agent.with_shares(replace(batch, real=torch.zeros_like(batch.real))))[0]
     assert float(nothing["value"].detach()) == 0
     worker.close()
 
@@ -190,7 +190,7 @@ def test_a_burn_in_gives_the_state_that_acting_had() -> None:
         worker.seat.env_step, worker.seat.hidden_state = worker.manager.step(said.action), said.state
         worker.cache.env_write(worker.seat.env_step, said.state)
     batch = worker.cache.read()
-    warm = agent.warm(batch, ("q",))
+    warm = agent.burn_in_state(batch, ("q",))
     time, row = (batch.index // 4).tolist(), (batch.index % 4).tolist()
     for column, (at, of) in enumerate(zip(time, row, strict=True)):
         for name, x in warm.items():

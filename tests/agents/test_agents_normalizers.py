@@ -68,7 +68,7 @@ def test_a_rollout_is_scaled_by_statistics_that_include_it(agent):
             torch.testing.assert_close(prepared.reward, seen[-1] / float(std), rtol=1e-5, atol=0)
             worker.agent.prepare(replace(batch, index=torch.zeros(4)))
             assert float(scaler.statistics.count) == reward.numel()  # replayed rollouts do not count again
-        worker.agent.observe(batch)
+        worker.agent.update_statistics(batch)
         assert float(scaler.statistics.count) == reward.numel()
     worker.close()
 
@@ -84,5 +84,5 @@ def test_large_rewards_never_reach_the_loss_unscaled(agent, free):
         collect(worker)
         metrics, _ = improve(worker)
         losses.append(float(metrics["loss/value"]))
-    assert max(losses) < 500  # half the square of a return of about 30 at most; unscaled it is about 1e7
+    assert max(losses) < 500  # half the square of a return of about 30 at most; unscale_value it is about 1e7
     worker.close()

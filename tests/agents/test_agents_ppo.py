@@ -132,7 +132,7 @@ def test_rows_that_never_were_do_not_teach() -> None:
         prepared.experience["advantage"][dead] = spoil
         prepared.experience["return"][dead] = spoil
         worker.agent.zero_grad()
-        losses, _ = worker.agent.compute_loss(worker.agent.weigh(prepared))
+        losses, _ = worker.agent.compute_loss(worker.agent.with_shares(prepared))
         sum(losses.values()).backward()  # type: ignore[union-attr]
         gradients.append(torch.cat([p.grad.flatten() for p in worker.agent.parameters() if p.grad is not None]).clone())
     torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
@@ -159,3 +159,14 @@ def test_a_loss_of_a_subclass_counts(minibatches: int) -> None:
     assert learned["loss/extra"] == learned["loss/value"]
     assert learned["extra"] * minibatches == pytest.approx(float(batch.experience["advantage"].sum()), abs=1e-3)
     worker.close()
+
+
+def test_one_step_returns_are_gae_with_lambda_0() -> None:
+    advantages = []
+    for changes in ({"agent__n_step": 1}, {"agent__gae_lambda": 0.0}):
+        worker = make_worker("CartPole-v1", **changes)
+        begin(worker, 0)
+        collect(worker)
+        advantages.append(worker.agent.prepare(worker.cache.read()).experience["advantage"])  # type: ignore[operator]
+        worker.close()
+    torch.testing.assert_close(*advantages)

@@ -97,7 +97,7 @@ def errors(worker: Any, batch: Batch) -> Any:
             type("Look", (), {"sum": lambda _, x: x, "step": lambda _, f, b, group: seen.append(f(b)[1]) or {}})(),
         )
         return seen[0]["priority"]
-    return agent.compute_loss(agent.weigh(batch))[1]["priority"]
+    return agent.compute_loss(agent.with_shares(batch))[1]["priority"]
 
 
 def set_constant(module: nn.Module, last: float) -> None:
@@ -166,7 +166,7 @@ def test_targets_are_those_of_the_definition_on_what_was_written(name: str, n: i
         for p in module.parameters():
             p.data.add_(0.5 * torch.randn(p.shape, generator=generator))
     batch = batch_of(worker)
-    batch = agent.prepare(batch) if name != "dqn" else agent.weigh(batch)
+    batch = agent.prepare(batch) if name != "dqn" else agent.with_shares(batch)
     nets = {True: deepcopy(agent.target.networks).double(), False: deepcopy(agent.networks).double()}
     plain = "observation" if name == "sac" else "seen"
 
@@ -211,7 +211,7 @@ def test_targets_are_those_of_the_definition_on_what_was_written(name: str, n: i
             last = steps[time + k]
             if k == n or last.terminated[row] or last.truncated[row]:
                 break
-            normal = batch.experience["passed"][k - 1, i].double().numpy() if name == "sac" else None
+            normal = batch.experience["between"][k - 1, i].double().numpy() if name == "sac" else None
             total += GAMMA**k * soft(time + k, row, normal)[1]
         if not last.terminated[row]:
             normal = batch.experience["next"][0, i].double().numpy() if name == "sac" else None

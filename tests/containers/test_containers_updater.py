@@ -31,7 +31,7 @@ def make_agent(agent: str = "ppo", environment: str = "CartPole-v1", **changes: 
     collect(worker)
     batch = worker.agent.prepare(worker.cache.read())  # type: ignore[operator]
     by = "environment" if worker.agent.recurrent else "transition"
-    parts = [worker.agent.weigh(x) for x in batch.minibatches(2, by, torch.Generator().manual_seed(0))]  # type: ignore[operator]
+    parts = [worker.agent.with_shares(x) for x in batch.minibatches(2, by, torch.Generator().manual_seed(0))]  # type: ignore[operator]
     fresh = copy.deepcopy(worker.agent)
     for p in fresh.parameters():
         p.data, p.grad = p.detach().clone(memory_format=torch.preserve_format), None

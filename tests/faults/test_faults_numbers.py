@@ -252,7 +252,7 @@ class TwoSteps(PPO):
     Config = PPOConfig
 
     def learn(self, batch, updater):
-        prepared = self.weigh(self.prepare(batch).without_last_observation())
+        prepared = self.with_shares(self.prepare(batch).without_last_observation())
         for updater.learning_rate in (1e-3, 1e-4):
             updater.step(self.compute_loss, prepared, "all")
         return Learned({})
@@ -264,7 +264,7 @@ class Alone(PPO):
     Config = PPOConfig
 
     def learn(self, batch, updater):
-        losses, _ = self.compute_loss(self.weigh(self.prepare(batch).without_last_observation()))
+        losses, _ = self.compute_loss(self.with_shares(self.prepare(batch).without_last_observation()))
         gradients = torch.autograd.grad(sum(losses.values()), list(self.parameters()))
         with torch.no_grad():
             for p, gradient in zip(self.parameters(), gradients, strict=True):

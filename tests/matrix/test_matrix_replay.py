@@ -197,7 +197,7 @@ def test_actions_that_an_agent_does_not_have_are_refused(agent: str, action: str
 
 
 NO_WARMTH = {"agent.burn_in": 0, "agent.overlap": 0}
-MEMORY = "has a memory, which learns from sequences: set agent.sequence"
+MEMORY = "A recurrent network learns from sequences: set agent.sequence"
 EXPECTED = "agent.sequence works on expected values; set agent.values to expected"
 NOISY = 'which a network of your own ("matrix_parts:Joined") is not given'
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
@@ -207,14 +207,19 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     },
     **{f"{agent}, sequences": (agent, "lstm body", {}, EXPECTED) for agent in ("c51", "qr_dqn", "iqn", "rainbow")},
     **{
-        f"{agent}, sequences without memory": (agent, "separate", {"agent.sequence": 4}, "has no memory that needs")
+        f"{agent}, sequences without memory": (
+            agent,
+            "separate",
+            {"agent.sequence": 4},
+            "is not recurrent and needs none",
+        )
         for agent in ("discrete_sac", "ddpg", "sac")
     },
     "r2d2, sequences without memory": (
         "r2d2",
         "separate",
         {"agent.sequence": 4, "network.body": "identity1d"},
-        "has no memory that needs",
+        "is not recurrent and needs none",
     ),
     "noisy layers of one's own": ("rainbow", "own module", {}, NOISY),
     "burn-in without sequences": ("dqn", "separate", {"agent.burn_in": 2}, "agent.burn_in and agent.overlap are about"),

@@ -288,7 +288,7 @@ def test_a_bad_value_is_refused_in_one_sentence_with_its_key(key: str, value: An
         ({"agent": own("Missing")}, "Missing"),
         ({"agent": "no_such_module:Agent"}, "no_such_module"),
         ({"preset": "cartpol/ppo"}, 'Did you mean "cartpole/ppo"'),
-        ({"preset": "cartpole/a2c", "agent": "ppo", "overrides": {"agent.n_step": 3}}, "agent.n_step"),
+        ({"preset": "cartpole/a2c", "agent": "ppo", "overrides": {"agent.trace_lambda": 0.5}}, "agent.trace_lambda"),
         ({"file": "nowhere.toml"}, "nowhere.toml"),
     ],
 )
