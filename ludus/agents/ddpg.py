@@ -196,7 +196,7 @@ class DDPG(OffPolicy):
             network = self.parameter_noise.perturbed
         inputs = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
         outputs, new = network(inputs, state.select("actor") if state else state, step.first.unsqueeze(0))
-        return outputs["policy"].squeeze(0).tanh(), HiddenState(state | new.at("actor")) if new else state
+        return outputs["policy"].squeeze(0).tanh(), HiddenState(state | new.with_prefix("actor")) if new else state
 
     @torch.inference_mode()
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
