@@ -21,7 +21,7 @@ from ludus.core.spec import Specs, network_inputs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
-from ludus.experience.unrolls import UnrollCache, UnrollConfig
+from ludus.experience.rollout_replay import RolloutReplay, RolloutReplayConfig
 from ludus.networks.policy import Policy
 from ludus.networks.target import Target
 from ludus.ops.distributions import categorical_kl, categorical_mode, categorical_sample
@@ -33,7 +33,7 @@ from ludus.preprocess.observation import ObsPreprocessor
 
 
 @dataclass(frozen=True)
-class ACERConfig(UnrollConfig):
+class ACERConfig(RolloutReplayConfig):
     """Settings of ACER."""
 
     UNUSED = (
@@ -154,10 +154,10 @@ class ACER(ActorCritic):
             return {"actor_critic": (inputs, policy | value)}
         return {"actor": (inputs, policy), "critic": (inputs, value)}
 
-    def make_cache(self, rows: Rows) -> UnrollCache:  # type: ignore[override]
+    def make_cache(self, rows: Rows) -> RolloutReplay:
         """Make a cache of the fresh rollout and earlier ones."""
         config = self.config
-        return UnrollCache(config, rows.size, config.gamma, self._observation, self.device, config.normalize_reward)
+        return RolloutReplay(config, rows.size, config.gamma, self._observation, self.device, config.normalize_reward)
 
     @torch.inference_mode()
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:

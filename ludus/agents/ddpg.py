@@ -37,7 +37,7 @@ from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Group, Updater
-from ludus.experience.config import WIDE, ReplayConfig
+from ludus.experience.config import WIDE_MLP, ReplayConfig
 from ludus.exploration.action_noise import ActionNoise, NoiseKind, make_action_noise
 from ludus.exploration.parameter_noise import ParameterNoise
 from ludus.networks.critic import ACTION
@@ -51,7 +51,7 @@ from ludus.ops.q_learning import ddpg_actor_loss, hysteretic_weight, min_over_cr
 class DDPGConfig(ReplayConfig):
     """Settings of DDPG; HDDPG and TD3 are combinations of them."""
 
-    NETWORK_DEFAULTS = WIDE
+    NETWORK_DEFAULTS = WIDE_MLP
     UNUSED = (
         *ReplayConfig.UNUSED,
         UnusedSetting("target_noise_clip", "target_noise", not_, "agent.target_noise is 0"),

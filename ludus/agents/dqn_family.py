@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ludus.agents.dqn import DQNConfig
-from ludus.experience.config import REMEMBERING
+from ludus.experience.config import LSTM_BODY
 
 Values = Literal["expected", "categorical", "quantile", "implicit"]
 
@@ -73,7 +73,7 @@ class RainbowConfig(DQNConfig):
 class R2D2Config(DQNConfig):
     """R2D2 (Kapturowski et al. 2019): recurrent DQN on prioritized sequences with burn-in."""
 
-    NETWORK_DEFAULTS = REMEMBERING
+    NETWORK_DEFAULTS = LSTM_BODY
     batch_size: int = 32  # sequences per update
     sequence: int = 20  # length of replayed sequences
     burn_in: int = 10  # steps before each sequence that only warm up the hidden state

@@ -41,7 +41,7 @@ from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Group, Updater
-from ludus.experience.config import WIDE, ReplayConfig
+from ludus.experience.config import WIDE_MLP, ReplayConfig
 from ludus.networks.critic import ACTION
 from ludus.networks.numpy_actor import NumpyMlp
 from ludus.networks.untouched import methods_of
@@ -56,7 +56,7 @@ LOG_STD = (-20.0, 2.0)  # bounds of the policy's log standard deviation
 class SACConfig(ReplayConfig):
     """Settings of SAC."""
 
-    NETWORK_DEFAULTS = WIDE
+    NETWORK_DEFAULTS = WIDE_MLP
     UNUSED = (
         *ReplayConfig.UNUSED,
         UnusedSetting(

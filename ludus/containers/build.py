@@ -24,7 +24,7 @@ from ludus.core.imports import resolve
 from ludus.core.network import Network
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
-from ludus.experience.space import free_room, rollout_bytes
+from ludus.experience.memory import free_bytes, rollout_bytes
 from ludus.managers.make import make_manager
 from ludus.networks.build import build_network
 from ludus.parallel.resources import cores, free_memory
@@ -140,7 +140,7 @@ def _free(device: str) -> int:
     """Bytes that are free on a device by its setting; ``auto``: on the one that has most."""
     if device == "auto":
         return max([*_gpu_memory(), free_memory()])
-    return free_room(choose_device(device), "")
+    return free_bytes(choose_device(device), "")
 
 
 def _shares(settings: Settings[Any], observation: Specs) -> bool:

@@ -298,7 +298,7 @@ class LocalWorker(Container):
         action = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.action.values())
         step = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.observation.values()) + action + STEP
         plan: Plan = self.settings.agent.plan(rows)
-        kept = self.cache.most_bytes + rows * step * (plan.rollout + 2)
+        kept = self.cache.max_bytes + rows * step * (plan.rollout + 2)
         actions = min(LARGEST, LONGEST * rows * action)
         return 8 * bytes_of(self.agent) + 2 * (kept + actions) + rows * SNAPSHOT + ROOM
 

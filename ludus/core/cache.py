@@ -79,7 +79,7 @@ class CacheReader(ABC):
         raise UserError(f"A {type(self).__name__} cannot receive workers' unrolls; use acer_vtrace, ppo or a2c.")
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """An upper bound of ``bytes`` over the run."""
         return self.bytes
 

@@ -1,4 +1,4 @@
-"""The settings of a replay."""
+"""Settings of agents with a replay buffer."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from operator import not_
 from types import MappingProxyType
 from typing import ClassVar
 
+import torch
+
 from ludus.core.config import AgentConfig, Plan, UnusedSetting
 from ludus.core.errors import UserError, check_ranges
 
-# settings of networks that have other defaults for some agents, which name them in NETWORK
-WIDE = MappingProxyType({"hidden": (256, 256), "activation": "relu"})
-REMEMBERING = MappingProxyType({"body": "lstm"})
+# network defaults of some agents, which they refer to in NETWORK
+WIDE_MLP = MappingProxyType({"hidden": (256, 256), "activation": "relu"})
+LSTM_BODY = MappingProxyType({"body": "lstm"})
 
 
 @dataclass(frozen=True)
 class ReplayConfig(AgentConfig):
-    """Settings that all agents with a replay share."""
+    """Settings shared by all agents with a replay buffer."""
 
     UNUSED: ClassVar[tuple[UnusedSetting, ...]] = (
         UnusedSetting("priority_exponent importance_exponent", "prioritized", not_, "agent.prioritized is off"),
         UnusedSetting(
             "importance_exponent", "priority_exponent", not_, "agent.priority_exponent is 0, so there is no bias"
         ),
-        UnusedSetting("burn_in overlap", "sequence", not_, "agent.sequence is 0, and single transitions are drawn"),
+        UnusedSetting("burn_in overlap", "sequence", not_, "agent.sequence is 0, so single transitions are drawn"),
     )
     replay: int = 100_000  # capacity in transitions, over all environments; more: older experience, more memory
     batch_size: int = 256  # transitions (or sequences) per update
@@ -38,11 +40,21 @@ class ReplayConfig(AgentConfig):
     burn_in: int = 0  # steps before each sequence that only warm up the hidden state
     overlap: int = 0  # steps that one sequence shares with the next
     hindsight: float = 0.0  # share of transitions whose goal becomes one that was reached (HER), as in 0.8
-    save_replay: bool = True  # in checkpoints, for an exact resume; no: smaller ones, and a resume warms up anew
-    replay_folder: str = ""  # keep it in files there instead of in memory
+    save_replay: bool = True  # save it in checkpoints, for an exact resume; off: smaller, and a resume warms up again
+    replay_folder: str = ""  # store it in files in this folder instead of in memory
+
+    @property
+    def span(self) -> int:
+        """Transitions of an item that is drawn: n steps, or a sequence with its burn-in."""
+        return self.burn_in + self.sequence if self.sequence else self.n_step
+
+    @property
+    def stride(self) -> int:
+        """Steps between the starts of two items."""
+        return self.sequence - self.overlap if self.sequence else 1
 
     def validate(self) -> None:
-        """Refuse values that cannot train."""
+        """Refuse invalid values."""
         check_ranges(
             self,
             fraction=("gamma", "tau", "priority_exponent", "importance_exponent", "hindsight"),
@@ -55,15 +67,13 @@ class ReplayConfig(AgentConfig):
                 f"agent.batch_size is {what}, more than agent.replay, {self.replay}; lower it, or raise agent.replay."
             )
         if self.warmup > self.replay:
-            raise UserError(
-                f"agent.warmup is {self.warmup}, more than agent.replay, {self.replay}, will hold; lower it."
-            )
+            raise UserError(f"agent.warmup is {self.warmup}, more than agent.replay, {self.replay}; lower it.")
         if not self.sequence and (self.burn_in or self.overlap):
-            raise UserError("agent.burn_in and agent.overlap are about sequences; set agent.sequence, such as to 20.")
+            raise UserError("agent.burn_in and agent.overlap apply to sequences; set agent.sequence, such as to 20.")
         if self.sequence and self.burn_in > self.sequence:
             raise UserError(
-                f"agent.burn_in is {self.burn_in}, longer than agent.sequence, {self.sequence}; lower it: a burn-in "
-                "teaches nothing."
+                f"agent.burn_in is {self.burn_in}, longer than agent.sequence, {self.sequence}; lower it: nothing "
+                "is learned from the burn-in."
             )
         if self.sequence and self.overlap >= self.sequence:
             raise UserError(f"agent.overlap is {self.overlap}, but must be less than agent.sequence, {self.sequence}.")
@@ -71,22 +81,38 @@ class ReplayConfig(AgentConfig):
             raise UserError("agent.hindsight works on single transitions; set agent.sequence to 0, or hindsight to 0.")
 
     def plan(self, rows: int) -> Plan:
-        """Updates from a replay, which is in memory unless it has a folder."""
+        """Return the replay's transitions in memory (0 with a folder) and the optimizer steps per env step."""
         return Plan(replay=0 if self.replay_folder else self.replay, optimizer_steps=self.updates_per_step)
 
     def check_run_length(self, nb_step: int, rows: int) -> None:
-        """Refuse a run that ends before its replay can be learned from."""
+        """Refuse a run that would end before the first update."""
         if self.warmup >= nb_step:
             raise UserError(
                 f"agent.warmup is {self.warmup}, but nb_step is {nb_step}, so nothing would ever be learned; lower "
                 "agent.warmup, or raise nb_step."
             )
-        span, stride = self.n_step, 1
-        if self.sequence:
-            span, stride = self.burn_in + self.sequence, self.sequence - self.overlap
-        first = rows * (span + stride * (-(-self.batch_size // rows) - 1))  # the fewest steps until a batch is kept
+        first = rows * (self.span + self.stride * (-(-self.batch_size // rows) - 1))  # fewest steps for a full batch
         if first > nb_step:
             raise UserError(
                 f"A batch of agent.batch_size {self.batch_size} takes {first:,} steps to be in the replay, but nb_step "
                 f"is {nb_step:,}, so nothing would ever be learned; lower agent.batch_size, or raise nb_step."
+            )
+
+    def check_replay_size(self, batch: int, device: torch.device) -> None:
+        """Refuse a replay that can never hold one batch, and files unless the device is the CPU."""
+        length = self.replay // batch
+        if self.sequence:
+            shortest, what = self.span + self.stride, f"sequences of {self.span} steps"
+        else:
+            shortest, what = self.n_step + 2, f"agent.n_step {self.n_step}"
+        items = max(length - self.span, 0) // self.stride * batch
+        holds = f"agent.replay is {self.replay}: {length} steps of each of {batch} environments"
+        if length < shortest:
+            raise UserError(f"{holds}, too few for {what}; raise it to {shortest * batch} or more.")
+        if items < self.batch_size:
+            raise UserError(f"{holds}, so never {self.batch_size} (agent.batch_size) to draw; raise it, or lower that.")
+        if self.replay_folder and device.type != "cpu":
+            raise UserError(
+                f'agent.replay_folder is "{self.replay_folder}", but the run is on {device}; set device to cpu, or '
+                "leave agent.replay_folder empty."
             )

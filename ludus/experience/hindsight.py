@@ -1,4 +1,4 @@
-"""Hindsight experience replay (Andrychowicz et al. 2017): what was reached becomes what was wanted."""
+"""Hindsight experience replay (Andrychowicz et al. 2017): replace desired goals by goals achieved later."""
 
 from __future__ import annotations
 
@@ -14,56 +14,55 @@ from ludus.core.errors import UserError
 from ludus.core.spec import Specs
 from ludus.core.step import EnvStep
 from ludus.experience.config import ReplayConfig
-from ludus.experience.row_group import Integers
+from ludus.experience.storage import Integers
 
-REACHED, WANTED = "achieved_goal", "desired_goal"
-OPEN = -1  # the end of an episode that goes on
-CHECKED = 1_000  # rewards other than 0 that are compared with compute_reward before it is trusted
+ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
+RUNNING = -1  # in place of the end of an episode that has not ended
+CHECKED = 1_000  # nonzero rewards that are compared with compute_reward
 
-# of goals reached [n, …] and wanted [n, …]: rewards [n], and whether the episode terminates [n] (None: nothing tells)
+# (achieved [n, …], desired [n, …]) → rewards [n], and whether the episode terminates [n] (None: unknown)
 RewardFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
 class Hindsight:
-    """Knows where each step's episode ends, and draws a goal that was reached between the step and that end.
+    """Draws goals that were achieved between a step and the end of its episode.
 
-    With a new goal, what ``judge`` says holds: a transition that reaches it terminates if the environment would have
-    ended there, and one that terminated for the old goal goes on. Where nothing tells endings, transitions keep
-    theirs, of which there is one warning. Truncation has nothing to do with goals and stays.
+    Transitions with a new goal terminate where ``reward_fn`` returns that they do. Where it returns None, they keep
+    their endings, with one warning. Truncation does not depend on goals and stays.
     """
 
-    def __init__(self, share: float, length: int, batch: int, judge: RewardFunction) -> None:
-        self.judge, self._share, self._length = judge, share, length
+    def __init__(self, fraction: float, length: int, batch: int, reward_fn: RewardFunction) -> None:
+        self.reward_fn, self._fraction, self._length = reward_fn, fraction, length
         self._warned = False
-        self._end = np.full((batch, length), OPEN, np.int64)  # the time of the last observation of a step's episode
-        self._since = np.zeros(batch, np.int64)  # where each row's episode began
-        self._compared, self._agreed, self._wrong = 0, 0, 0  # rewards written, those of them that are not 0 and right
-        self._wanted: dict[int, Tensor] = {}  # the goal of each row's last observation, by its first row
+        self._end = np.full((batch, length), RUNNING, np.int64)  # time of the last observation of a step's episode
+        self._start = np.zeros(batch, np.int64)  # time of the first observation of each row's episode
+        self._compared, self._agreed, self._wrong = 0, 0, 0  # rewards compared; equal and not 0; different
+        self._last_goal: dict[int, Tensor] = {}  # desired goals of the last step, by first row of the group
 
-    def write(self, rows: Integers, time: int, fresh: NDArray[np.bool_]) -> None:
-        """Note where episodes end: at the observation before a ``fresh`` one."""
-        for row in rows[fresh].tolist():
+    def write(self, rows: Integers, time: int, first: NDArray[np.bool_]) -> None:
+        """Record where episodes end: at the observation before ``first``."""
+        for row in rows[first].tolist():
             self._close(row, time)
-        self._end[rows, time % self._length] = OPEN
+        self._end[rows, time % self._length] = RUNNING
 
-    def check(self, start: int, step: EnvStep, fresh: NDArray[np.bool_]) -> None:
-        """Refuse environments whose rewards are not those of ``compute_reward``: new goals would have another scale.
+    def check(self, start: int, step: EnvStep, first: NDArray[np.bool_]) -> None:
+        """Refuse environments with rewards other than those of ``compute_reward``, as relabelled ones would differ.
 
-        Compares the rewards of the first steps. Either the goal before a step or the one after it may be meant. A
-        few may differ, as a distance does that is rounded at a threshold.
+        The rewards of the first steps are compared, with the desired goal before or after the step. A few may differ,
+        for example by rounding at a distance threshold.
         """
         if self._agreed >= CHECKED:
             return
-        reached, wanted = step.observation[REACHED], step.observation[WANTED]
-        before = self._wanted.get(start, wanted)
-        self._wanted[start] = wanted.clone()
-        real = torch.from_numpy(np.flatnonzero(~fresh)).to(reached.device)
+        achieved, desired = step.observation[ACHIEVED], step.observation[DESIRED]
+        before = self._last_goal.get(start, desired)
+        self._last_goal[start] = desired.clone()
+        real = torch.from_numpy(np.flatnonzero(~first)).to(achieved.device)
         if not len(real):
             return
-        given, found = step.reward[real], self.judge(reached[real], wanted[real])[0].to(step.reward)
-        right = torch.isclose(given, found, 1e-3, 1e-4)
+        given, computed = step.reward[real], self.reward_fn(achieved[real], desired[real])[0].to(step.reward)
+        right = torch.isclose(given, computed, 1e-3, 1e-4)
         if not bool(right.all()):
-            earlier = self.judge(reached[real], before[real])[0].to(step.reward)
+            earlier = self.reward_fn(achieved[real], before[real])[0].to(step.reward)
             right |= torch.isclose(given, earlier, 1e-3, 1e-4)
         self._compared += len(real)
         self._agreed += int((right & (given != 0)).sum())
@@ -71,37 +70,37 @@ class Hindsight:
         if self._wrong > max(2, self._compared // 100):
             at = int((~right).nonzero()[0])
             raise UserError(
-                f"agent.hindsight is {self._share:g}, but the environment gave a reward of {float(given[at]):g} where "
-                f"compute_reward gives {float(found[at]):g} for the same goals, as a wrapper does that sums or scales "
-                "rewards; give that wrapper a compute_reward of its own, leave it out, or set agent.hindsight to 0."
+                f"agent.hindsight is {self._fraction:g}, but the environment gave a reward of {float(given[at]):g} "
+                f"where compute_reward gives {float(computed[at]):g} for the same goals, as a wrapper does that sums "
+                "or scales rewards; give that wrapper its own compute_reward, remove it, or set agent.hindsight to 0."
             )
 
     def restore(self, rows: slice, low: int, first: NDArray[np.bool_]) -> None:
-        """Note the episodes of times from ``low`` on, by their beginnings ``[rows, times]``."""
-        self._end[rows], self._since[rows] = OPEN, low
+        """Record the episodes of the times from ``low`` on, given ``first`` ``[rows, times]``."""
+        self._end[rows], self._start[rows] = RUNNING, low
         for row, time in np.argwhere(first).tolist():
             self._close(rows.start + row, low + time)
 
     def _close(self, row: int, time: int) -> None:
-        low = max(int(self._since[row]), time - self._length)
+        low = max(int(self._start[row]), time - self._length)
         self._end[row, np.arange(low, time) % self._length] = time - 1
-        self._since[row] = time
+        self._start[row] = time
 
     def draw(self, time: Integers, row: Integers, now: Integers, generator: torch.Generator) -> tuple[Integers, ...]:
-        """Choose some of the transitions at (``time``, ``row``); return which, and when each reached its new goal.
+        """Choose some of the transitions at (``time``, ``row``); return which, and the times of their new goals.
 
-        ``now`` is the time of each row's last observation. The goal's time is t + 1 or later, in the same episode, each
-        with equal chance ("future").
+        ``now`` is the time of each row's last observation. Goals are drawn uniformly from t + 1 to the end of the
+        episode ("future").
         """
-        chance, moment = torch.rand(2, len(time), dtype=torch.float64, generator=generator).numpy()
-        chosen = np.flatnonzero(chance < self._share)
+        chance, position = torch.rand(2, len(time), dtype=torch.float64, generator=generator).numpy()
+        chosen = np.flatnonzero(chance < self._fraction)
         start = time[chosen]
         end = self._end[row[chosen], start % self._length]
-        left = np.where(end == OPEN, now[chosen], end) - start
-        return chosen, start + 1 + np.minimum((moment[chosen] * left).astype(np.int64), left - 1)
+        left = np.where(end == RUNNING, now[chosen], end) - start
+        return chosen, start + 1 + np.minimum((position[chosen] * left).astype(np.int64), left - 1)
 
-    def keep(self, terminated: Tensor) -> None:
-        """Warn, once, if transitions with new goals ``terminated`` with their old ones and nothing tells endings."""
+    def warn_if_terminated(self, terminated: Tensor) -> None:
+        """Warn once that relabelled transitions keep the endings of their old goals."""
         if not self._warned and bool(terminated.any()):
             self._warned = True
             warnings.warn(
@@ -113,25 +112,25 @@ class Hindsight:
             )
 
 
-def refuse_hindsight(config: ReplayConfig, observation: Specs, reward: RewardFunction | None) -> None:
-    """Refuse hindsight where there are no goals, or rewards cannot be told anew."""
+def check_hindsight(config: ReplayConfig, observation: Specs, reward_fn: RewardFunction | None) -> None:
+    """Refuse hindsight without goals, or without a function for their rewards."""
     if not config.hindsight:
         return
     what = f"agent.hindsight is {config.hindsight:g}, but"
     if config.sequence:
         raise UserError(f"{what} it works on single transitions; set agent.sequence to 0, or agent.hindsight to 0.")
-    missing = [name for name in (REACHED, WANTED) if name not in observation]
+    missing = [name for name in (ACHIEVED, DESIRED) if name not in observation]
     if missing:
         raise UserError(
             f'{what} the environment has no observation "{missing[0]}" (it has {", ".join(observation)}); set it to 0.'
         )
-    if observation[REACHED].shape != observation[WANTED].shape:
+    if observation[ACHIEVED].shape != observation[DESIRED].shape:
         raise UserError(
-            f"{what} {REACHED} has shape {observation[REACHED].shape} and {WANTED} {observation[WANTED].shape}; give "
-            "both one shape, or set it to 0."
+            f"{what} {ACHIEVED} has shape {observation[ACHIEVED].shape} and {DESIRED} {observation[DESIRED].shape}; "
+            "give both the same shape, or set it to 0."
         )
-    if reward is None:
+    if reward_fn is None:
         raise UserError(
-            f"{what} the environment has no compute_reward(achieved_goal, desired_goal, info) to tell rewards anew; "
-            "give it one, or set it to 0."
+            f"{what} the environment has no compute_reward(achieved_goal, desired_goal, info) for the rewards of new "
+            "goals; give it one, or set it to 0."
         )

@@ -1,6 +1,6 @@
-"""The compiled inner loops of a replay: ``native.c``, built when Ludus is installed where there is a C compiler.
+"""Load the compiled inner loops of the replay: ``native.c``, built on installation if there is a C compiler.
 
-Without it all works, more slowly. ``LIBRARY`` says whether it is there.
+``LIBRARY`` is None where it is not compiled; torch and numpy then do the same work more slowly.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from pathlib import Path
 
 from torch import Tensor
 
-DEEPEST = 16  # levels of a tree
+MAX_LEVELS = 16  # of a sum tree
 SOURCE = Path(__file__).with_name("native.c")
 BUILT = SOURCE.with_name("_native.so")
 
 
 class Tree(ctypes.Structure):
-    """Where a sum tree lies; see native.c."""
+    """Pointers of a sum tree; see native.c."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("capacity", "width", "levels", "tops")),
-        ("flat", ctypes.c_void_p * DEEPEST),
+        ("flat", ctypes.c_void_p * MAX_LEVELS),
         ("ends", ctypes.c_void_p),
     )
 
 
 class SlotIndex(ctypes.Structure):
-    """Where the items of a replay lie; see native.c."""
+    """Pointers of a SlotIndex; see native.c."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("length", "batch")),
@@ -36,7 +36,7 @@ class SlotIndex(ctypes.Structure):
 
 
 class Column(ctypes.Structure):
-    """Where rows are copied from and to; see native.c."""
+    """Source and destination of rows to copy; see native.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("source", "out")),
@@ -45,7 +45,7 @@ class Column(ctypes.Structure):
 
 
 def load(path: Path = BUILT, source: Path = SOURCE) -> ctypes.CDLL | None:
-    """The library, or None where there is none, or none that was built from this source."""
+    """Return the library, or None if it is missing or was built from another source."""
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     try:
         library = ctypes.CDLL(str(path))
@@ -54,7 +54,7 @@ def load(path: Path = BUILT, source: Path = SOURCE) -> ctypes.CDLL | None:
             return None
     except (OSError, AttributeError):
         return None
-    for name, takes in (
+    for name, arguments in (
         ("tree_set", [pointer, number, pointer, pointer]),
         ("tree_sample", [pointer, number, *[pointer] * 4]),
         ("tree_total", [pointer]),
@@ -64,18 +64,18 @@ def load(path: Path = BUILT, source: Path = SOURCE) -> ctypes.CDLL | None:
         ("gather", [pointer, number, pointer]),
     ):
         function = getattr(library, f"ludus_{name}")
-        function.argtypes, function.restype = takes, number
+        function.argtypes, function.restype = arguments, number
     library.ludus_tree_total.restype = library.ludus_renew.restype = ctypes.c_double
     return library
 
 
 def columns(pairs: list[tuple[Tensor, Tensor]]) -> ctypes.Array[Column] | None:
-    """What ``gather`` wants to know of sources and outputs ``[rows, …]``; None where it cannot copy them."""
+    """Return the arguments of ``gather`` for pairs of source and output ``[rows, …]``; None if it cannot copy them."""
     if not all(x.device.type == "cpu" and x.is_contiguous() for pair in pairs for x in pair):
         return None
-    told = ((source, out, source[:1].nbytes) for source, out in pairs)
-    every = [Column(s.data_ptr(), o.data_ptr(), size, len(s), len(o)) for s, o, size in told]
-    return (Column * len(every))(*every)
+    return (Column * len(pairs))(
+        *(Column(x.data_ptr(), out.data_ptr(), x[:1].nbytes, len(x), len(out)) for x, out in pairs)
+    )
 
 
 LIBRARY = load()

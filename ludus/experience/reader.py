@@ -1,4 +1,4 @@
-"""From the numbers of what was drawn to a batch."""
+"""Read the items drawn from a replay into a batch, with n-step returns and hindsight goals."""
 
 from __future__ import annotations
 
@@ -13,247 +13,246 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.types import Tensors
 from ludus.experience import native
 from ludus.experience.config import ReplayConfig
-from ludus.experience.frames import Frames
-from ludus.experience.hindsight import REACHED, WANTED, Hindsight
-from ludus.experience.ring import Ring
-from ludus.experience.row_group import ARRIVAL, FINAL, Arrival, Integers
-from ludus.experience.slot_index import SlotIndex
-from ludus.experience.windows import n_step
+from ludus.experience.frames import FrameStorage
+from ludus.experience.hindsight import ACHIEVED, DESIRED, Hindsight
+from ludus.experience.storage import FINAL, FLAGS, Integers, PackedFlags, Ring, SlotIndex
 
 
-class Output:
-    """A column, and memory for what is read of it."""
+class NStep(NamedTuple):
+    """n-step transitions, each ``[M]``."""
 
-    def __init__(self, name: str, source: Tensor, steps: int, drawn: int) -> None:
-        self.name, self.source = name, source  # [slots, …]
-        self.out = torch.empty((steps * drawn, *source.shape[1:]), dtype=source.dtype, device=source.device)
-        self.view = self.out.view(steps, drawn, *source.shape[1:])
-        # On the CPU numpy looks at the same memory, and gathers small rows in half of torch's time.
-        shared = source.device.type == "cpu" and source.dtype != torch.bfloat16
-        self._arrays = (source.numpy(), self.out.numpy()) if shared else None
-
-    def take(self, slots: Tensor) -> None:
-        """Read the rows at the first of ``slots``, as many as there is memory for."""
-        slots = slots[: len(self.out)]
-        if self._arrays is not None:
-            source, out = self._arrays
-            source.take(slots.numpy(), 0, out=out, mode="clip")  # the one mode that does not buffer; all are inside
-        else:
-            torch.index_select(self.source, 0, slots, out=self.out)
+    reward: Tensor  # Σ_{i<k} γ^i r_i
+    discount: Tensor  # γ^k, or 0 if the last transition terminated
+    terminated: Tensor
+    truncated: Tensor
+    steps: Tensor  # k ≤ n: number of transitions
 
 
-class Outputs:
-    """Columns that are read together: by compiled code where there is some, else one after the other."""
+def n_step(reward: Tensor, terminated: Tensor, truncated: Tensor, real: Tensor, powers: Tensor) -> NStep:
+    """Sum up to n rewards ``[n, M]`` (Sutton 1988); ``powers`` are γ^0 to γ^n.
 
-    def __init__(self, outputs: list[Output]) -> None:
-        self._outputs, self._library = outputs, native.LIBRARY
-        self._columns = native.columns([(output.source, output.out) for output in outputs])
+    The sum stops after a transition that terminated or truncated, and before padding (not ``real`` ``[n, M]``); the
+    first transition must be real. Values after the stop may be NaN.
+    """
+    n = len(reward)
+    stopped = torch.zeros(reward.shape, dtype=torch.bool, device=reward.device)  # before this transition
+    torch.logical_or((terminated | truncated)[:-1], ~real[1:], out=stopped[1:])
+    for i in range(2, n):
+        stopped[i] |= stopped[i - 1]
+    steps = n - stopped.sum(0)
+    last = (steps - 1).unsqueeze(0)
+    terminates = terminated.gather(0, last)[0]
+    return NStep(
+        reward=(reward * powers[:n, None]).masked_fill_(stopped, 0).sum(0),
+        discount=powers.index_select(0, steps).masked_fill_(terminates, 0),
+        terminated=terminates,
+        truncated=truncated.gather(0, last)[0],
+        steps=steps,
+    )
 
-    def take(self, slots: Tensor) -> None:
-        """Read all rows at ``slots``; a column that has memory for fewer reads the first of them."""
+
+class Gather:
+    """Copies rows of several columns ``[slots, …]`` into preallocated outputs, with native.c where it is compiled."""
+
+    def __init__(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        self._pairs, self._library = pairs, native.LIBRARY
+        self._columns = native.columns(pairs)
+
+    def __call__(self, slots: Tensor) -> None:
+        """Copy the rows at ``slots``; an output with fewer rows takes the first of them."""
         if self._library is not None and self._columns is not None:
             if self._library.ludus_gather(self._columns, len(self._columns), slots.data_ptr()):
-                raise IndexError("A replay was read outside of its memory.")
+                raise IndexError("A replay was read at a slot outside of its memory.")
             return
-        for output in self._outputs:
-            output.take(slots)
-
-
-class Where(NamedTuple):
-    """The slots of what was drawn, on the device."""
-
-    slots: Tensor  # [W, M]: of all states
-    states: Tensor  # [W * M]: the same
-    acts: Tensor  # of the states that an action is read of
+        for source, out in self._pairs:
+            torch.index_select(source, 0, slots[: len(out)], out=out)
 
 
 class Reader:
-    """Reads transitions or sequences from a replay's memory into a batch's, which is made once."""
+    """Reads transitions, n-step transitions or sequences from a replay's memory into batches.
+
+    The batch's memory is allocated once and overwritten by the next read.
+    """
 
     def __init__(
         self,
         config: ReplayConfig,
         gamma: float,
         names: list[str],
-        places: SlotIndex,
+        slot_index: SlotIndex,
         ring: Ring,
         hidden: Ring,
-        frames: dict[str, Frames],
+        frames: dict[str, FrameStorage],
         hindsight: Hindsight | None,
         window: bool,
     ) -> None:
-        self._names, self._places, self._ring, self._hidden = names, places, ring, hidden
+        self._names, self._slot_index, self._ring, self._hidden = names, slot_index, ring, hidden
         self._frames, self._hindsight, self._device = frames, hindsight, ring.device
         self._sequence, self._stride = config.sequence > 0, config.sequence - config.overlap
-        self._span = config.burn_in + config.sequence if config.sequence else config.n_step
-        self._window = window and self._span > 1 and not self._sequence
-        states, drawn = self._span + 1, config.batch_size
-        self._slots = torch.zeros((states, drawn), dtype=torch.int64)  # [W, M]: where each of an item's states is
-        self._where = self._on_device() if self._device.type == "cpu" else None
-        self._arrived = Output(ARRIVAL, ring.flat[ARRIVAL], states, drawn)
-        arrival = Arrival(self._arrived.view)
-        self._first, self._reward = arrival.first, arrival.reward[1:]  # [W, M] and [W - 1, M]
-        self._terminated, self._truncated, self._real = arrival.terminated[1:], arrival.truncated[1:], arrival.real[1:]
-        self._all_real = torch.ones_like(self._reward[:1], dtype=torch.bool)  # no other transition can be drawn
+        self._span, self._drawn = config.span, config.batch_size  # transitions of an item; items of a batch
+        self._n_step = self._span > 1 and not self._sequence
+        self._window = window and self._n_step
+        states = self._span + 1
+        self._slots = torch.zeros((states, self._drawn), dtype=torch.int64)  # [states, M]
+        self._flags, views = self._outputs([FLAGS], states)
+        flags = PackedFlags(views[FLAGS])
+        self._first, self._reward = flags.first, flags.reward[1:]  # [states, M] and [states - 1, M]
+        self._terminated, self._truncated, self._real = flags.terminated[1:], flags.truncated[1:], flags.real[1:]
+        self._all_real = torch.ones_like(self._reward[:1], dtype=torch.bool)  # padding is never drawn
         self._weight, self._discount = torch.zeros_like(self._reward[:1]), torch.zeros_like(self._reward)
         self._discounts = torch.tensor([0.0, gamma], device=self._device).unbind()
-        powers = gamma ** torch.arange(states, dtype=torch.float64)
-        self._powers = powers.to(self._device, torch.float32)
-        self._at_once, self._later, self._inside = (
-            Outputs([]),
-            Outputs([]),
-            Outputs([]),
-        )  # known when an agent has spoken
-        self._passed: Tensors = {}
-        self._seen: Tensors = {}
-        self._acted: Tensors = {}
-        self._learned: Tensors = {}
+        self._powers = (gamma ** torch.arange(states, dtype=torch.float64)).to(self._device, torch.float32)
+        # created at the first read, when the agent's columns are known
+        self._gather, self._gather_ends, self._gather_window = Gather([]), Gather([]), Gather([])
+        self._observation: Tensors = {}
+        self._action: Tensors = {}
+        self._experience: Tensors = {}
+        self._window_out: Tensors = {}
 
     def read(self, numbers: Tensor, weight: Tensor | None, generator: torch.Generator) -> Batch:
-        """The batch of these items; ``weight``: of priorities."""
-        if not self._acted:
-            self._make_memory()
-        self._places.slots(numbers, len(self._slots), self._slots)
-        where = self._where or self._on_device()
-        weight = self._weight.fill_(1) if weight is None else weight.to(self._device)[None]
-        self._at_once.take(where.states)
-        if self._sequence:
-            read = self._batch(where.states, self._usable(), weight.expand_as(self._reward))
-            read.state = self._states(*self._places.split(numbers.numpy()))
-        elif self._hindsight is not None:
-            time, row = self._places.split(numbers.numpy())
-            drawn = self._hindsight.draw(time, row, self._places.now[row], generator)
-            read = self._relabelled(where, weight, row, *drawn)
-        else:
-            read = self._transitions(where, weight)
-        read.index = numbers
-        return read
-
-    def _on_device(self) -> Where:
+        """Return the batch of these items; ``weight`` are their importance weights."""
+        if not self._action:
+            self._allocate()
+        self._slot_index.slots(numbers, len(self._slots), self._slots)
         slots = self._slots.to(self._device)
-        return Where(slots, slots.flatten(), slots[: self._span if self._sequence else 1].flatten())
+        weight = self._weight.fill_(1) if weight is None else weight.to(self._device)[None]
+        self._gather(slots.flatten())
+        if self._sequence:
+            batch = self._batch(slots, self._usable(), weight.expand_as(self._reward))
+            batch.state = self._hidden_states(*self._slot_index.split(numbers.numpy()))
+        elif self._hindsight is not None:
+            time, row = self._slot_index.split(numbers.numpy())
+            drawn = self._hindsight.draw(time, row, self._slot_index.now[row], generator)
+            batch = self._relabelled(slots, weight, row, *drawn)
+        else:
+            batch = self._transitions(slots, weight)
+        batch.index = numbers
+        return batch
 
-    def _make_memory(self) -> None:
-        """Make what reads are written to; where n-step windows end is known only when arrivals have been read."""
+    def _allocate(self) -> None:
+        """Allocate the outputs. Where n-step transitions end is known only after their flags have been read."""
         states, acts = (self._span + 1, self._span) if self._sequence else (2, 1)
-        names = [f"observation/{name}" for name in self._names if name not in self._frames]
-        seen = [self._output(name, states) for name in names]
-        acted, learned = (
-            [self._output(name, acts) for name in self._ring.columns if name.startswith(kind)]
-            for kind in ("action/", "experience/")
+        observations = [f"observation/{name}" for name in self._names if name not in self._frames]
+        actions, experience = (
+            [name for name in self._ring.columns if name.startswith(kind)] for kind in ("action/", "experience/")
         )
-        self._seen, self._acted, self._learned = ({x.name: x.view for x in part} for part in (seen, acted, learned))
-        others = [*seen, *acted, *learned]
-        windows = self._span > 1 and not self._sequence
-        self._at_once, self._later = Outputs([self._arrived, *([] if windows else others)]), Outputs(others)
+        pairs, views = self._outputs(observations, states)
+        for names in (actions, experience):
+            more = self._outputs(names, acts)
+            pairs, views = pairs + more[0], views | more[1]
+        self._observation, self._action, self._experience = (
+            {name.partition("/")[2]: views[name] for name in names} for names in (observations, actions, experience)
+        )
+        self._gather = Gather(self._flags if self._n_step else [*self._flags, *pairs])
+        self._gather_ends = Gather(pairs)
         if self._window:
-            names += [name for name in self._ring.columns if name.startswith("action/")]
-            drawn = self._slots.shape[1]
-            inside = [Output(name, self._ring.flat[name], self._span - 1, drawn) for name in names]
-            self._inside, self._passed = Outputs(inside), {x.name: x.view for x in inside}
+            inside, self._window_out = self._outputs([*observations, *actions], self._span - 1)
+            self._gather_window = Gather(inside)
 
-    def _output(self, name: str, steps: int) -> Output:
-        return Output(name.partition("/")[2], self._ring.flat[name], steps, self._slots.shape[1])
+    def _outputs(self, names: list[str], steps: int) -> tuple[list[tuple[Tensor, Tensor]], Tensors]:
+        """Allocate memory for some columns; return pairs for ``Gather``, and views ``[steps, M, …]`` by name."""
+        pairs, views = [], {}
+        for name in names:
+            source = self._ring.flat[name]
+            out = torch.empty((steps * self._drawn, *source.shape[1:]), dtype=source.dtype, device=source.device)
+            pairs.append((source, out))
+            views[name] = out.view(steps, self._drawn, *source.shape[1:])
+        return pairs, views
 
-    def _transitions(self, where: Where, weight: Tensor) -> Batch:
-        """One-step transitions, or n-step ones as one."""
-        if self._span == 1:
-            read = self._batch(where.states, self._all_real, weight)
-            return self._with_final(read, where.slots[1], self._first[1]) if self._finals else read
+    def _transitions(self, slots: Tensor, weight: Tensor) -> Batch:
+        """Return one-step or n-step transitions."""
+        if not self._n_step:
+            batch = self._batch(slots, self._all_real, weight)
+            return self._with_final(batch, slots[1], self._first[1]) if self._finals else batch
         window = n_step(self._reward, self._terminated, self._truncated, self._usable(), self._powers)
-        ends = where.slots.gather(0, window.steps[None])
-        states = torch.cat([where.acts, ends[0]])
-        self._later.take(states)
-        read = replace(
-            self._batch(states, self._all_real, weight),
+        steps = window.steps[None]
+        ends = torch.cat([slots[:1], slots.gather(0, steps)])  # [2, M]
+        self._gather_ends(ends.flatten())
+        batch = replace(
+            self._batch(ends, self._all_real, weight),
             first=torch.cat([self._first[:1], torch.zeros_like(self._first[:1])]),
             reward=window.reward[None],
             terminated=window.terminated[None],
             truncated=window.truncated[None],
             discount=window.discount[None],
-            window=self._states_passed(where.slots[1 : self._span], window.steps) if self._window else {},
+            window=self._read_window(slots[1 : self._span], window.steps) if self._window else {},
         )
-        if not self._finals:
-            return read
-        return self._with_final(read, ends[0], self._first.gather(0, window.steps[None])[0])
+        return self._with_final(batch, ends[1], self._first.gather(0, steps)[0]) if self._finals else batch
 
     def _usable(self) -> Tensor:
-        """Which transitions are real and lead to a state that is known ``[W − 1, M]``."""
-        if self._finals:
-            return self._real
-        return self._real & ~(self._first[1:] & ~self._terminated)
+        """Which transitions are real and lead to a known state, ``[states - 1, M]``."""
+        return self._real if self._finals else self._real & ~(self._first[1:] & ~self._terminated)
 
-    def _with_final(self, read: Batch, slots: Tensor, reset: Tensor) -> Batch:
-        """Put last observations in the place of successors that were ``reset`` in the same step ``[M]``."""
-        for name, x in read.observation.items():
+    def _with_final(self, batch: Batch, slots: Tensor, reset: Tensor) -> Batch:
+        """Replace successors that were ``reset`` in the same step ``[M]`` by the final observations."""
+        for name, x in batch.observation.items():
             final = self._ring.flat[FINAL + name].index_select(0, slots)
             x[1] = torch.where(reset.view(-1, *[1] * (final.dim() - 1)), final, x[1])
-        return replace(read, first=torch.cat([self._first[:1], torch.zeros_like(self._first[:1])]))
+        return replace(batch, first=torch.cat([self._first[:1], torch.zeros_like(self._first[:1])]))
 
-    def _states_passed(self, slots: Tensor, steps: Tensor) -> Tensors:
-        """What is at the slots ``[n − 1, M]`` inside of windows that reached so many ``steps`` ``[M]``."""
-        self._inside.take(slots.flatten())
-        passed = dict(self._passed)
+    def _read_window(self, slots: Tensor, steps: Tensor) -> Tensors:
+        """Return the states inside n-step transitions, at slots ``[n - 1, M]``, with a discount of 0 from ``steps``."""
+        self._gather_window(slots.flatten())
+        window = dict(self._window_out)
         for name, frames in self._frames.items():
-            passed[f"observation/{name}"] = frames.read(slots, "window")
+            window[f"observation/{name}"] = frames.read(slots, "window")
         reached = torch.arange(1, self._span, device=self._device)[:, None] < steps
-        passed["discount"] = self._powers[1 : self._span, None] * reached
-        return passed
+        window["discount"] = self._powers[1 : self._span, None] * reached
+        return window
 
-    def _relabelled(self, where: Where, weight: Tensor, row: Integers, chosen: Integers, times: Integers) -> Batch:
-        """Transitions; the ``chosen`` ones want what was reached at ``times``, with the rewards and endings of that."""
+    def _relabelled(self, slots: Tensor, weight: Tensor, row: Integers, chosen: Integers, times: Integers) -> Batch:
+        """Return transitions, of which the ``chosen`` ones have the goals achieved at ``times`` and their rewards."""
         assert self._hindsight is not None
         length = self._ring.length
         which = torch.from_numpy(chosen).to(self._device)
-        at = torch.from_numpy(row[chosen] * length + times % length).to(self._device)
-        goal = self._reached(at)
+        goal = self._achieved(torch.from_numpy(row[chosen] * length + times % length).to(self._device))
         if len(chosen):
-            later = where.slots[1:, which]  # [n, m]: what counts is the state that each transition led to
-            reached = self._reached(later.flatten())
-            wanted = goal.expand(len(later), *goal.shape).flatten(0, 1)
-            reward, ends = self._hindsight.judge(reached, wanted)
-            self._reward[:, which] = reward.view(later.shape).to(self._reward)
-            if ends is not None:  # before the window is cut at endings
-                self._terminated[:, which] = ends.view(later.shape)
+            successors = slots[1:, which]  # [n, m]: rewards depend on the goal achieved after each transition
+            achieved = self._achieved(successors.flatten())
+            desired = goal.expand(len(successors), *goal.shape).flatten(0, 1)
+            reward, terminated = self._hindsight.reward_fn(achieved, desired)
+            self._reward[:, which] = reward.view(successors.shape).to(self._reward)
+            if terminated is not None:  # before n-step returns are cut at endings
+                self._terminated[:, which] = terminated.view(successors.shape)
             else:
-                self._hindsight.keep(self._terminated[:, which])
-        read = self._transitions(where, weight)
-        read.observation[WANTED][:, which] = goal
+                self._hindsight.warn_if_terminated(self._terminated[:, which])
+        batch = self._transitions(slots, weight)
+        batch.observation[DESIRED][:, which] = goal
         if self._window:
-            read.window[f"observation/{WANTED}"][:, which] = goal
-        return read
+            batch.window[f"observation/{DESIRED}"][:, which] = goal
+        return batch
 
-    def _reached(self, slots: Tensor) -> Tensor:
-        """The goals that were reached ``[len(slots), …]``, in memory of their own."""
-        if REACHED in self._frames:
-            return self._frames[REACHED].read(slots[None])[0].clone()
-        return self._ring.flat[f"observation/{REACHED}"].index_select(0, slots)
+    def _achieved(self, slots: Tensor) -> Tensor:
+        """Return a copy of the achieved goals ``[len(slots), …]``."""
+        if ACHIEVED in self._frames:
+            return self._frames[ACHIEVED].read(slots[None])[0].clone()
+        return self._ring.flat[f"observation/{ACHIEVED}"].index_select(0, slots)
 
-    def _states(self, time: Integers, row: Integers) -> HiddenState:
-        """The hidden states with which sequences start."""
+    def _hidden_states(self, time: Integers, row: Integers) -> HiddenState:
+        """Return the hidden states at the start of sequences."""
         starts = row * self._hidden.length + time // self._stride % self._hidden.length
         index = torch.from_numpy(starts).to(self._device)
         return HiddenState({name: x.index_select(0, index) for name, x in self._hidden.flat.items()})
 
     @property
     def _finals(self) -> bool:
-        """Whether the replay keeps last observations of episodes."""
+        """Whether final observations are stored."""
         return FINAL + self._names[0] in self._ring.columns
 
-    def _batch(self, states: Tensor, real: Tensor, weight: Tensor) -> Batch:
-        """What was read of the slots of ``states``."""
-        observation = dict(self._seen)
+    def _batch(self, slots: Tensor, real: Tensor, weight: Tensor) -> Batch:
+        """Return what was read, with the stacked frames at ``slots`` ``[states, M]``."""
+        observation = dict(self._observation)
         for name, frames in self._frames.items():
-            observation[name] = frames.read(states.view(-1, self._slots.shape[1]))
+            observation[name] = frames.read(slots)
         return Batch(
             observation=observation,
             first=self._first,
-            action=dict(self._acted),
+            action=dict(self._action),
             reward=self._reward,
             terminated=self._terminated,
             truncated=self._truncated,
             discount=torch.where(self._terminated, *self._discounts, out=self._discount),
             real=real,
             weight=weight,
-            experience=dict(self._learned),
+            experience=dict(self._experience),
         )

@@ -1,4 +1,4 @@
-"""Off-policy experience: the last N steps of B environments, drawn at random."""
+"""Replay buffer: the last N steps of B environments, for off-policy agents."""
 
 from __future__ import annotations
 
@@ -13,28 +13,25 @@ from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
 from ludus.experience.config import ReplayConfig
-from ludus.experience.frames import Frames
-from ludus.experience.hindsight import Hindsight, RewardFunction, refuse_hindsight
+from ludus.experience.frames import FrameStorage
+from ludus.experience.hindsight import Hindsight, RewardFunction, check_hindsight
+from ludus.experience.memory import check_memory, free_bytes, replay_bytes
 from ludus.experience.priorities import Priorities
 from ludus.experience.reader import Reader
-from ludus.experience.ring import Ring
-from ludus.experience.row_group import ARRIVAL, FINAL, Arrival, Integers, RowGroup, plain
-from ludus.experience.slot_index import SlotIndex
-from ludus.experience.space import bytes_needed, free_room, refuse_if_too_large, refuse_too_short
+from ludus.experience.storage import FINAL, FLAGS, Integers, PackedFlags, Ring, RowGroup, SlotIndex, as_numpy
 
-PAUSE = 32  # steps of all rows, while updates are rarer than that, after which the container gets a word in
-DUE = 1 - 1e-9  # a credit of 1: ten times 0.1 must do
+PAUSE = 32  # env steps after which control returns to the container, while updates are rarer than that
+ONE_UPDATE = 1 - 1e-9  # credit for an update: 10 × 0.1 must suffice
 
 
 class ExperienceReplay(ExperienceCache):
-    """A ring ``[N, B, …]`` per tensor, in native types, from which transitions or sequences are drawn.
+    """A ring buffer per tensor, in native types, from which transitions or sequences are drawn.
 
-    Reward and endings lie with the observation that they came with, as in EnvStep; where episodes are reset in the same
-    step, the last observation of the one that ended lies there too. Only what is real and complete can be drawn: each
-    group of rows has a queue of it (see RowGroup), so that no draw is ever rejected. A truncated transition whose last
-    observation is not known cannot be drawn, since nothing tells the value of what it led to; in a sequence it counts
-    as padding, since the reset has cleared the memory that this value depends on. ``read`` gives memory that the next
-    ``read`` uses again. With ``window``, n-step transitions come with the states that they pass.
+    Reward and flags are stored with the observation that they came with, as in EnvStep, and so are the final
+    observations of same-step resets. Only transitions that are real and complete can be drawn: each group of rows has
+    a queue of them, so no draw is rejected. A truncated transition without a known final observation cannot be drawn,
+    since its successor is unknown; within a sequence it counts as padding. A batch is valid until the next ``read``.
+    With ``window``, n-step transitions contain the states inside of them.
     """
 
     def __init__(
@@ -49,46 +46,42 @@ class ExperienceReplay(ExperienceCache):
         state: HiddenState | None = None,
         window: bool = False,
     ) -> None:
-        refuse_too_short(config, batch, device)
-        refuse_hindsight(config, observation, reward_fn)
-        self.bytes = bytes_needed(config, batch, observation, action, state)
-        room = free_room(device, config.replay_folder)
-        refuse_if_too_large(self.bytes, room, config.replay_folder, device.type)
+        config.check_replay_size(batch, device)
+        check_hindsight(config, observation, reward_fn)
+        self.bytes = replay_bytes(config, batch, observation, action, state)
         self.config, self.batch, self.gamma, self.device = config, batch, gamma, device
+        self._check_memory(self.bytes)
         self.length = config.replay // batch
-        self._pause = max(1, PAUSE // batch)  # writes
         self.generator: torch.Generator = torch.Generator()
         self.importance_exponent = config.importance_exponent
-        self._stride = config.sequence - config.overlap if config.sequence else 1
-        self._span = config.burn_in + config.sequence if config.sequence else config.n_step  # transitions of an item
+        self._stride, self._span = config.stride, config.span
         self._ring = Ring(self.length, batch, device, config.replay_folder)
-        self._ring.add(ARRIVAL, (), Arrival.DTYPE)
-        self._hidden = Ring(self.length // self._stride + 2, batch, device)  # at the starts of sequences
+        self._ring.add(FLAGS, (), PackedFlags.DTYPE)
+        self._flags = PackedFlags(self._ring.columns[FLAGS])
+        self._hidden = Ring(self.length // self._stride + 2, batch, device)  # hidden states where sequences start
         self._frames = {
-            name: Frames(spec, self.length, batch, self._span, device, config.replay_folder)
+            name: FrameStorage(spec, self.length, batch, self._span, device, config.replay_folder)
             for name, spec in observation.items()
             if spec.stack > 1
         }
-        self._plain = [name for name in observation if name not in self._frames]
-        self._seen = [f"observation/{name}" for name in self._plain]
-        self._said: list[str] = []  # action/… and experience/…: known when the agent has spoken
-        self._keys: list[tuple[int, str]] = []  # the same, as places in an AgentStep
-        self._drawable = np.zeros((batch, self.length), np.bool_)  # whether the transition that led to a slot can be
-        self._places = SlotIndex(self.length, batch)
-        self._tracks: dict[int, RowGroup] = {}  # by their first row
-        self._priorities = Priorities(self._places, config.priority_exponent) if config.prioritized else None
+        self._unstacked = [name for name in observation if name not in self._frames]
+        self._agent_keys: list[tuple[int, str]] = []  # (field, name) in AgentStep of each agent column
+        self._drawable = np.zeros((batch, self.length), np.bool_)  # whether the transition that led to a step is
+        self._slot_index = SlotIndex(self.length, batch)
+        self._groups: dict[int, RowGroup] = {}  # by first row
+        self._priorities = Priorities(self._slot_index, config.priority_exponent) if config.prioritized else None
         self._hindsight = None
         if config.hindsight and reward_fn is not None:
             self._hindsight = Hindsight(config.hindsight, self.length, batch, reward_fn)
         self._real, self._earning, self._reads, self._credit = 0, 0, 0, 0.0
-        self._finals = False  # whether last observations of episodes are kept
-        kept = self._ring, self._hidden, self._frames, self._hindsight
-        self._reader = Reader(config, gamma, list(observation), self._places, *kept, window)
+        self._has_finals = False  # whether final observations are stored
+        storage = self._ring, self._hidden, self._frames, self._hindsight
+        self._reader = Reader(config, gamma, list(observation), self._slot_index, *storage, window)
 
     @property
-    def most_bytes(self) -> int:
-        """What the replay takes at most: with whole stacks of every observation that is stacked."""
-        return self.bytes + sum(frames.bytes_to_keep_whole() - frames.bytes() for frames in self._frames.values())
+    def max_bytes(self) -> int:
+        """The bytes of the replay if whole stacks of frames have to be stored."""
+        return self.bytes + sum(frames.whole_bytes - frames.bytes for frames in self._frames.values())
 
     @property
     def saved_within_update(self) -> bool:
@@ -98,92 +91,101 @@ class ExperienceReplay(ExperienceCache):
     @property
     def size(self) -> int:
         """How many transitions, or sequences, can be drawn."""
-        return sum([group.size for group in self._tracks.values()])
+        return sum([group.size for group in self._groups.values()])
 
     def env_write(self, step: EnvStep, state: HiddenState, start: int = 0, final_value: Tensor | None = None) -> None:
-        """Write observation, reward, endings and ``first`` at the next slot, and let what is complete be drawn."""
-        group = self._tracks.get(start) or self._open(step, start)
+        """Write a step at the next slot, and make the items that it completes drawable."""
+        group = self._groups.get(start)
+        if group is None:
+            for name in self._unstacked:
+                x = step.observation[name]
+                self._ring.add(f"observation/{name}", tuple(x.shape[1:]), x.dtype)
+            group = self._add_group(slice(start, start + len(step.first)))
         group.time += 1
-        time, at = group.time, group.at()
-        arrays = group.arrays(step, self._plain)
-        for target, x in zip(group.heard, arrays, strict=True):
-            target[at][...] = x
-        fresh, real = arrays[:2] if step.first.is_cpu else (x.cpu().numpy() for x in (step.first, step.real))
+        time, slot = group.time, group.time % self.length
+        flags = step.first, step.real, step.reward, step.terminated, step.truncated
+        arrays = [as_numpy(x) for x in (*flags, *(step.observation[name] for name in self._unstacked))]
+        for column, x in zip(group.env_columns, arrays, strict=True):
+            column[:, slot] = x
+        first, real = arrays[:2] if step.first.is_cpu else (x.cpu().numpy() for x in flags[:2])
         if step.final is not None and not self.config.sequence:
             self._write_final(group, step.final)
         drawable = real
-        if not self._finals and 1 in (real & fresh).tobytes():  # truncated, and the last observation is not known
-            drawable = real & ~(fresh & ~step.terminated.cpu().numpy())
-        self._drawable[group.rows, time % self.length] = drawable
-        self._places.now[group.rows] = time
+        if not self._has_finals and 1 in (real & first).tobytes():  # same-step resets with unknown successors
+            drawable = real & ~(first & ~step.terminated.cpu().numpy())
+        self._drawable[group.rows, slot] = drawable
+        self._slot_index.now[group.rows] = time
         for name, frames in self._frames.items():
-            frames.write(group.all, time, step.observation[name], fresh)
+            frames.write(group.row_numbers, time, step.observation[name], first)
         if self._hindsight is not None:
-            self._hindsight.check(start, step, fresh)
-            self._hindsight.write(group.all, time, fresh)
+            self._hindsight.check(start, step, first)
+            self._hindsight.write(group.row_numbers, time, first)
         if self.config.sequence and time % self._stride == 0:
-            self._remember(group, state)
+            for name, x in state.items():
+                self._hidden.add(name, tuple(x.shape[1:]), x.dtype)
+                self._hidden.columns[name][group.rows, time // self._stride % self._hidden.length] = x
         self._expire(group)
         for name, frames in self._frames.items():
-            if frames.broken and not frames.whole:
-                self._keep_whole(name)
+            if frames.irregular and not frames.whole:
+                self._store_whole_stacks(name)
                 self.on_warning(
                     f'Observation "{name}": a stack of {frames.stack} frames was not the one before it shifted by one, '
-                    "as under a wrapper around the frame stack that skips frames. The replay keeps whole stacks and "
+                    "as under a wrapper around the frame stack that skips frames. The replay stores whole stacks and "
                     f"will take {self.bytes / 1e6:,.1f} MB when it is full; with the frame stack as the outermost "
                     "wrapper it stores each frame once."
                 )
         if time - self._span >= group.oldest:
-            self._offer(group, time - self._span)
+            self._make_drawable(group, time - self._span)
         if time:
-            self._earn(group, int(np.count_nonzero(real)))
+            self._earn_credit(group, int(np.count_nonzero(real)))
 
     def agent_write(self, step: AgentStep, start: int = 0) -> None:
         """Write action and experience at the slot of the last observation."""
-        group = self._tracks[start]
-        at = group.at()
-        if not group.said:
-            said = {f"action/{name}": x for name, x in step.action.items()}
-            for name, x in (said | {f"experience/{k}": x for k, x in step.experience.items()}).items():
-                self._ring.add(name, tuple(x.shape[1:]), x.dtype)
-            self._listen()
-            group.view()
-        for (kind, name), target in zip(self._keys, group.said, strict=True):
-            target[at][...] = plain(step[kind][name])
+        group = self._groups[start]
+        slot = group.time % self.length
+        if not group.agent_columns:
+            for kind, tensors in (("action", step.action), ("experience", step.experience)):
+                for name, x in tensors.items():
+                    self._ring.add(f"{kind}/{name}", tuple(x.shape[1:]), x.dtype)
+            self._find_agent_columns(group)
+        for (field, name), column in zip(self._agent_keys, group.agent_columns, strict=True):
+            column[:, slot] = as_numpy(step[field][name])
 
     def ready(self) -> bool:
-        """Whether an update has been earned."""
-        return self._credit >= DUE and self.size > 0
+        """Whether enough steps have been taken for another update."""
+        return self._credit >= ONE_UPDATE and self.size > 0
 
     def accepts(self, start: int) -> bool:
-        """Whether these rows may step again; now and then one no lets the container log and heed signals.
+        """Whether these rows may step again; while updates are rare, the container gets control every 32 env steps.
 
-        When, follows from what is saved, not from a clock or a signal: schedules move at every pause.
+        That depends on saved state alone, not on a clock or a signal, since schedules are updated at every pause.
         """
         rare = not self._earning or self.config.updates_per_step * PAUSE < 1
-        pauses = rare and self._tracks[start].time % self._pause == 0
+        pauses = rare and self._groups[start].time % max(1, PAUSE // self.batch) == 0
         return not pauses and not self.ready()
 
     def read(self) -> Batch:
-        """Draw a batch; it is valid until the next one. ``index`` is on the CPU, where priorities are."""
+        """Draw a batch, which is valid until the next one; ``index`` is on the CPU."""
         self._credit -= 1
         self._reads += 1
-        numbers, weight = self._uniform() if self._priorities is None else self._prioritized(self._priorities)
-        return self._reader.read(numbers, weight, self.generator)
+        if self._priorities is None:
+            return self._reader.read(self._draw_uniform(), None, self.generator)
+        # the weights are (N·P)^−β over the largest of the batch, in which N and Σp cancel
+        numbers, ratio = self._priorities.draw(self.config.batch_size, self.generator)
+        return self._reader.read(numbers, ratio.pow_(-self.importance_exponent), self.generator)
 
     def feedback(self, index: Tensor, priority: Tensor) -> None:
-        """Take |δ| of what was read; what has expired since is ignored."""
-        if self._priorities is None:
-            return
-        self._priorities.update(index.cpu(), priority.detach().cpu())
+        """Set priorities from the |δ| of what was read; items that were overwritten since are ignored."""
+        if self._priorities is not None:
+            self._priorities.update(index.cpu(), priority.detach().cpu())
 
     def schedule(self, progress: float) -> None:
-        """Let the correction of priorities' bias grow from its first value to all of it."""
+        """Anneal the exponent of the importance weights from its initial value to 1."""
         start = self.config.importance_exponent
         self.importance_exponent = start + (1 - start) * progress
 
     def metrics(self) -> dict[str, float]:
-        """Numbers for the log; updates per real step after the warm-up, those included that it waited for a batch."""
+        """Return metrics for logging; updates are counted per real step after the warm-up."""
         values = {"replay/size": float(self.size)}
         if (past := self._real - self.config.warmup) > 0:
             values["replay/updates_per_step"] = self._reads / past
@@ -193,206 +195,182 @@ class ExperienceReplay(ExperienceCache):
         return values
 
     def amend(self, step: EnvStep) -> None:
-        """Write the last observation of every row again; a transition that led to one that is now lost is no more."""
-        for group in self._tracks.values():
-            rows, at = step.rows(group.rows), group.at()
-            slot, fresh, real = group.time % self.length, rows.first.cpu().numpy(), rows.real.cpu().numpy()
-            first, was_real = group.heard[0][at], group.heard[1][at]
-            was_fresh = torch.as_tensor(first).cpu().numpy().copy()
-            begun = fresh & ~was_fresh
-            first[...] = plain(rows.first)
-            was_real &= plain(rows.real)
-            for name, target in zip(self._plain, group.heard[5:], strict=True):
-                target[at][...] = plain(rows.observation[name])
-            self._drawable[group.rows, slot] &= real
+        """Overwrite the last observation of every row; transitions to an episode that was lost are not drawn."""
+        for group in self._groups.values():
+            rows, here = step.rows(group.rows), (group.rows, group.time % self.length)
+            first, real = rows.first.cpu().numpy(), rows.real.cpu().numpy()
+            was_first = self._flags.first[here].cpu().numpy().copy()
+            self._flags.first[here] = rows.first
+            self._flags.real[here] &= rows.real
+            for name in self._unstacked:
+                self._ring.columns[f"observation/{name}"][here] = rows.observation[name]
+            self._drawable[here] &= real
             for name, frames in self._frames.items():
-                frames.amend(group.all, group.time, rows.observation[name], fresh, was_fresh)
+                frames.amend(group.row_numbers, group.time, rows.observation[name], first, was_first)
             if self._hindsight is not None:
-                self._hindsight.write(group.all[begun], group.time, begun[begun])
+                begun = first & ~was_first
+                self._hindsight.write(group.row_numbers[begun], group.time, begun[begun])
             if self._span == 1 and not self.config.sequence:
                 newest = group.take_back((group.time - 1) * self.batch)
-                lost = np.isin(newest % self.batch, group.all[~real])
+                lost = np.isin(newest % self.batch, group.row_numbers[~real])
                 group.push(newest[~lost])
                 if self._priorities is not None:
                     self._priorities.drop(torch.from_numpy(newest[lost]))
             self._expire(group)
 
     def state_dict(self) -> State:
-        """The filled part of the ring and all counters; without the replay, the last step of each row alone."""
+        """Return the filled part of the ring and all counters; without ``save_replay``, the last step alone."""
         return {
             "generator": self.generator.get_state(),
             "whole": self.config.save_replay,
             "counters": [self._real, self._earning, self._reads, self._credit],
             "largest": self._priorities.largest if self._priorities is not None else None,
-            "groups": [self._save(group) for group in self._tracks.values()],
+            "groups": [self._save(group) for group in self._groups.values()],
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Take over what ``state_dict`` gave; time goes on where it was, so that no number comes twice."""
+        """Load what ``state_dict`` returned; time continues, so that numbers of items stay unique."""
         self.generator.set_state(state["generator"])
-        self._tracks = {}
+        self._groups = {}
         if state["whole"]:
             self._real, self._earning, self._reads, self._credit = state["counters"]
         if self._priorities is not None:
-            self._priorities = Priorities(self._places, self.config.priority_exponent)
-            self._priorities.largest = state["largest"] or 1.0  # none: the run had no priorities before
+            self._priorities = Priorities(self._slot_index, self.config.priority_exponent)
+            self._priorities.largest = state["largest"] or 1.0  # None: the run had no priorities before
         for saved in state["groups"]:
             self._load(saved)
 
-    def _open(self, step: EnvStep, start: int) -> RowGroup:
-        """Make the group of the rows from ``start`` on, at its first write."""
-        for name in self._plain:
-            x = step.observation[name]
-            self._ring.add(f"observation/{name}", tuple(x.shape[1:]), x.dtype)
-        return self._add_track(start, start + len(step.first))
-
-    def _add_track(self, start: int, stop: int) -> RowGroup:
-        capacity = (stop - start) * (self.length // self._stride + 1)
-        self._tracks[start] = group = RowGroup(slice(start, stop), self._ring, capacity, self._seen, self._said)
-        self._tracks = dict(sorted(self._tracks.items()))
+    def _add_group(self, rows: slice) -> RowGroup:
+        group, flags = RowGroup(rows, (rows.stop - rows.start) * (self.length // self._stride + 1)), self._flags
+        columns = [flags.first, flags.real, flags.reward, flags.terminated, flags.truncated]
+        columns += [self._ring.columns[f"observation/{name}"] for name in self._unstacked]
+        group.env_columns = [as_numpy(x[rows]) for x in columns]
+        self._groups = dict(sorted({**self._groups, rows.start: group}.items()))
         return group
 
-    def _listen(self) -> None:
-        """Look which columns there are of what the agent says."""
-        self._said[:] = [name for name in self._ring.columns if name.startswith(("action/", "experience/"))]
-        self._keys = [(int(kind == "experience"), name) for kind, _, name in (x.partition("/") for x in self._said)]
+    def _find_agent_columns(self, group: RowGroup) -> None:
+        names = [name for name in self._ring.columns if name.startswith(("action/", "experience/"))]
+        self._agent_keys = [(int(kind == "experience"), name) for kind, _, name in (x.partition("/") for x in names)]
+        group.agent_columns = [as_numpy(self._ring.columns[name][group.rows]) for name in names]
 
     def _write_final(self, group: RowGroup, final: Tensors) -> None:
-        """Keep the last observations of episodes that were reset in the same step."""
-        if not self._finals:
-            shapes = {name: (tuple(x.shape[1:]), x.dtype) for name, x in final.items()}
+        """Store the final observations of episodes that were reset in the same step."""
+        if not self._has_finals:
             needed = sum(self.batch * self.length * x[0].numel() * x.element_size() for x in final.values())
-            room = free_room(self.device, self.config.replay_folder)
-            why = "The environments reset in the same step, and keeping the last observations of episodes too "
-            refuse_if_too_large(needed, room, self.config.replay_folder, self.device.type, why)
-            for name, (shape, dtype) in shapes.items():
-                self._ring.add(FINAL + name, shape, dtype)
-            self._finals, self.bytes = True, self.bytes + needed
-        slot = group.time % self.length
+            self._check_memory(needed, "The environments reset in the same step, and storing final observations too ")
+            for name, x in final.items():
+                self._ring.add(FINAL + name, tuple(x.shape[1:]), x.dtype)
+            self._has_finals, self.bytes = True, self.bytes + needed
         for name, x in final.items():
-            self._ring.columns[FINAL + name][group.rows, slot] = x
-
-    def _remember(self, group: RowGroup, state: HiddenState) -> None:
-        """Keep the hidden state with which a sequence starts."""
-        for name, x in state.items():
-            self._hidden.add(name, tuple(x.shape[1:]), x.dtype)
-            self._hidden.columns[name][group.rows, group.time // self._stride % self._hidden.length] = x
+            self._ring.columns[FINAL + name][group.rows, group.time % self.length] = x
 
     def _expire(self, group: RowGroup) -> None:
-        """Let nothing be drawn of which a part has been overwritten."""
+        """Remove the items of which a part has been overwritten."""
         oldest = max(group.oldest, group.time - self.length + 1)
         for frames in self._frames.values():
             oldest = frames.oldest(group.rows, oldest, group.time)
         if oldest > group.oldest:
-            group.oldest = self._places.oldest[group.rows] = oldest
-            gone = group.expire(oldest * self.batch)
-            if self._priorities is not None and gone[0] < gone[1]:
-                self._priorities.drop(torch.from_numpy(group.between(*gone)))
+            group.oldest = self._slot_index.oldest[group.rows] = oldest
+            expired = group.expire(oldest * self.batch)
+            if self._priorities is not None and len(expired):
+                self._priorities.drop(torch.from_numpy(expired))
 
-    def _keep_whole(self, name: str) -> None:
-        """Keep whole stacks of an observation from now on; refuse if there is no room for them."""
-        frames, config = self._frames[name], self.config
-        for group in self._tracks.values():
-            self._expire(group)  # what the smaller stream has overwritten
-        needed, total = frames.bytes_to_keep_whole(), self.bytes + frames.bytes_to_keep_whole() - frames.bytes()
-        if self.device.type == "cpu" and not config.replay_folder:  # memory is taken only as it is written
-            filled = max((min(1.0, group.time / self.length) for group in self._tracks.values()), default=0.0)
+    def _store_whole_stacks(self, name: str) -> None:
+        """Store whole stacks of an observation from now on; refuse if there is not enough memory for them."""
+        frames = self._frames[name]
+        for group in self._groups.values():
+            self._expire(group)  # steps that the smaller stream has overwritten
+        needed, total = frames.whole_bytes, self.bytes + frames.whole_bytes - frames.bytes
+        if self.device.type == "cpu" and not self.config.replay_folder:  # pages are allocated when they are written
+            filled = max((min(1.0, group.time / self.length) for group in self._groups.values()), default=0.0)
             needed = total - int(filled * self.bytes)
-        why = (
+        self._check_memory(
+            needed,
             f'Observation "{name}": a stack of {frames.stack} frames was not the one before it shifted by one, so the '
-            "replay keeps whole stacks, for which "
+            "replay stores whole stacks, for which ",
         )
-        refuse_if_too_large(
-            needed, free_room(self.device, config.replay_folder), config.replay_folder, self.device.type, why
-        )
-        frames.keep_whole()
+        frames.store_whole_stacks()
         self.bytes = total
 
-    def _offer(self, group: RowGroup, time: int) -> None:
-        """Let what began at ``time`` and is complete now be drawn: real transitions, or sequences."""
+    def _check_memory(self, needed: int, why: str = "") -> None:
+        folder = self.config.replay_folder
+        check_memory(needed, free_bytes(self.device, folder), folder, self.device.type, why)
+
+    def _make_drawable(self, group: RowGroup, time: int) -> None:
+        """Add the items that start at ``time`` to the queue: real transitions, or sequences."""
         if time % self._stride:
             return
-        rows = group.all
+        rows = group.row_numbers
         if not self.config.sequence:
-            drawable = self._drawable[group.rows, (time + 1) % self.length]
-            rows = rows if np.count_nonzero(drawable) == len(rows) else rows[drawable]
+            rows = rows[self._drawable[group.rows, (time + 1) % self.length]]
         numbers = rows + time * self.batch
         group.push(numbers)
         if self._priorities is not None:
             self._priorities.add(torch.from_numpy(numbers))
 
-    def _earn(self, group: RowGroup, real: int) -> None:
-        """Count real transitions; after the warm-up each earns a share of an update."""
+    def _earn_credit(self, group: RowGroup, real: int) -> None:
+        """Count real steps; after the warm-up, each adds ``updates_per_step`` to the credit."""
         self._real += real
         over = min(real, self._real - self.config.warmup)
-        if over > 0 and (self._earning or self._holds_enough(group)):
+        # updates start when there is a full batch, or the ring is full and will never hold one
+        if over > 0 and (self._earning or self.size >= self.config.batch_size or group.oldest > group.start_time):
             self._earning += over
             self._credit += over * self.config.updates_per_step
 
-    def _holds_enough(self, group: RowGroup) -> bool:
-        """Whether there is a batch to draw, or the ring is full and will not hold more than it does."""
-        return self.size >= self.config.batch_size or group.oldest > group.since
-
-    def _uniform(self) -> tuple[Tensor, None]:
-        groups, size = list(self._tracks.values()), self.size
-        drawn: Integers = torch.randint(size, (self.config.batch_size,), generator=self.generator).numpy()
-        if len(groups) == 1:
-            return torch.from_numpy(groups[0].pick(drawn)), None
+    def _draw_uniform(self) -> Tensor:
+        drawn: Integers = torch.randint(self.size, (self.config.batch_size,), generator=self.generator).numpy()
+        if len(self._groups) == 1:
+            return torch.from_numpy(next(iter(self._groups.values())).pick(drawn))
         numbers, low = np.empty_like(drawn), 0
-        for group in groups:
+        for group in self._groups.values():
             here = (drawn >= low) & (drawn < low + group.size)
             numbers[here] = group.pick(drawn[here] - low)
             low += group.size
-        return torch.from_numpy(numbers), None
-
-    def _prioritized(self, priorities: Priorities) -> tuple[Tensor, Tensor]:
-        """Numbers, and (N·P)^−β over the largest of the batch: of N and the sum of all priorities nothing is left."""
-        numbers, ratio = priorities.draw(self.config.batch_size, self.generator)
-        return numbers, ratio.pow_(-self.importance_exponent)
+        return torch.from_numpy(numbers)
 
     def _save(self, group: RowGroup) -> State:
-        low = group.oldest if self.config.save_replay else group.time
-        rows, numbers = group.rows, group.numbers[: group.size if self.config.save_replay else 0]
+        whole = self.config.save_replay
+        rows, low = group.rows, group.oldest if whole else group.time
+        numbers = torch.from_numpy(group.numbers[: group.size if whole else 0])
         starts = -(-low // self._stride), group.time // self._stride
         return {
             "start": rows.start,
             "stop": rows.stop,
             "time": group.time,
             "low": low,
-            "since": group.since if self.config.save_replay else group.time,
+            "start_time": group.start_time if whole else group.time,
             "steps": self._ring.save(rows, low, group.time),
             "hidden": self._hidden.save(rows, *starts) if starts[0] <= starts[1] else {},
             "frames": {name: frames.save(rows, low, group.time) for name, frames in self._frames.items()},
-            "numbers": torch.from_numpy(numbers),
-            "priorities": None if self._priorities is None else self._priorities.get(torch.from_numpy(numbers)),
+            "numbers": numbers,
+            "priorities": None if self._priorities is None else self._priorities.get(numbers),
         }
 
     def _load(self, saved: State) -> None:
-        group, time = self._add_track(saved["start"], saved["stop"]), saved["time"]
-        rows = group.rows
+        time, rows = saved["time"], slice(saved["start"], saved["stop"])
         self._ring.load(rows, time, saved["steps"])
         self._hidden.load(rows, time // self._stride, saved["hidden"])
         for name, frames in self._frames.items():
-            if saved["frames"][name].get("whole") and not frames.whole:
-                self._keep_whole(name)
+            if saved["frames"][name]["whole"] and not frames.whole:
+                self._store_whole_stacks(name)
             frames.load(rows, time, saved["frames"][name])
-        self._listen()
-        group.time, group.since, group.oldest = time, saved["since"], saved["low"]
-        self._places.now[rows], self._places.oldest[rows] = time, saved["low"]
-        arrival = Arrival(self._ring.columns[ARRIVAL])
-        first, real, terminated = (x[rows].cpu().numpy() for x in (arrival.first, arrival.real, arrival.terminated))
-        self._finals = any(name.startswith(FINAL) for name in self._ring.columns)
-        self._drawable[rows] = real if self._finals else real & ~(first & ~terminated)
+        group = self._add_group(rows)
+        self._find_agent_columns(group)
+        group.time, group.start_time, group.oldest = time, saved["start_time"], saved["low"]
+        self._slot_index.now[rows], self._slot_index.oldest[rows] = time, saved["low"]
+        flags = self._flags
+        first, real, terminated = (x[rows].cpu().numpy() for x in (flags.first, flags.real, flags.terminated))
+        self._has_finals = any(name.startswith(FINAL) for name in self._ring.columns)
+        self._drawable[rows] = real if self._has_finals else real & ~(first & ~terminated)
         if self._hindsight is not None:
             times = np.arange(max(saved["low"], time - self.length + 1), time + 1)
             self._hindsight.restore(rows, int(times[0]), first[:, times % self.length])
-        numbers, priorities = saved["numbers"].numpy(), saved["priorities"]
-        kept = numbers >= (time - self.length + 1) * self.batch  # this ring may be shorter
-        numbers = numbers[kept]
-        group.push(numbers)
+        numbers, priorities = saved["numbers"], saved["priorities"]
+        fits = numbers >= (time - self.length + 1) * self.batch  # this ring may be shorter
+        group.push(numbers[fits].numpy())
         if self._priorities is not None:
             if priorities is None:
-                self._priorities.add(torch.from_numpy(numbers))
+                self._priorities.add(numbers[fits])
             else:
-                self._priorities.set(torch.from_numpy(numbers), priorities[torch.from_numpy(kept)])
+                self._priorities.set(numbers[fits], priorities[fits])
         self._expire(group)

@@ -1,4 +1,4 @@
-"""On-policy experience: the last T steps of B environments."""
+"""Rollout buffer: the last T steps of B environments, for on-policy agents."""
 
 from __future__ import annotations
 
@@ -13,43 +13,38 @@ from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
 from ludus.ops.returns import running_returns
 
-ENDING = ("reward", "terminated", "truncated", "real")
-FINAL_VALUE = "experience/final_value"  # written with the step after the action, not with it
+TRANSITION = ("reward", "terminated", "truncated", "real")
+FINAL_VALUE = "experience/final_value"  # written by env_write, unlike the rest of the experience
 
 
-class RolloutRows:
-    """Rows that are written together: their views by time step, made once, as indexing costs more than the copy."""
+class RolloutGroup:
+    """Rows that step together. Views of each time step are created once, since indexing costs more than copying."""
 
     def __init__(self, rows: slice, blocks: Tensors) -> None:
-        self.rows = rows
-        self.cursor = -1  # the time step of the last observation; -1 before the first
-        self.state, self.last_state = HiddenState(), HiddenState()
-        self.carried = torch.zeros(rows.stop - rows.start, dtype=torch.float64, device=blocks["first"].device)
-        self.view(blocks)
+        self.rows, self.size = rows, rows.stop - rows.start
+        self.cursor = -1  # time step of the last observation; -1 before the first
+        self.state, self.last_state = HiddenState(), HiddenState()  # at the first and at the last time step
+        self.last_return = torch.zeros(self.size, dtype=torch.float64, device=blocks["first"].device)
+        self.make_views(blocks)
 
-    def view(self, blocks: Tensors) -> None:
-        """Look at the blocks that there are; actions and final observations come later than the first observation."""
+    def make_views(self, blocks: Tensors) -> None:
+        """Create views of all blocks; those of actions and final observations are allocated after the first step."""
         views = {name: list(x[:, self.rows].unbind(0)) for name, x in blocks.items()}
-        self.observation = [x for name, x in views.items() if name.startswith("observation/")]
-        self.final_value = views.pop(FINAL_VALUE, [])
-        self.agent = [x for kind in ("action/", "experience/") for name, x in views.items() if name.startswith(kind)]
-        self.final = [x for name, x in views.items() if name.startswith("final/")]
-        self.first, self.reward, self.terminated, self.truncated, self.real = (
-            views[name] for name in ("first", *ENDING)
+        final_value = views.pop(FINAL_VALUE, None)
+        observation, action, experience, final = (
+            [x for name, x in views.items() if name.startswith(kind)]
+            for kind in ("observation/", "action/", "experience/", "final/")
         )
-
-    def carry(self, length: int) -> None:
-        """Make the last observation the first of the next rollout."""
-        for rows in (*self.observation, self.first):
-            rows[0].copy_(rows[length])
-        self.state, self.cursor = self.last_state, 0
+        self.observation, self.agent = [*observation, views["first"]], [*action, *experience]
+        self.transition = [views[name] for name in TRANSITION]
+        self.final = final if final_value is None else [final_value]
 
 
 class RolloutCache(ExperienceCache):
-    """A preallocated block ``[T+1, B, …]`` per tensor; each tensor is copied into it once.
+    """Preallocated blocks ``[T+1, B, …]`` or ``[T, B, …]``, one per tensor.
 
-    Row T of one rollout is row 0 of the next: the agent acts on that observation only after it has learned. Groups of
-    environments that step on their own write lanes of the block, each at its own time step.
+    The observation at T is also the first of the next rollout: the agent acts on it after learning. Groups of
+    environments that step independently write their own rows, each at its own time step.
     """
 
     def __init__(
@@ -58,69 +53,68 @@ class RolloutCache(ExperienceCache):
         batch: int,
         gamma: float,
         device: torch.device,
-        keeps_return: bool = False,
+        with_returns: bool = False,
         rows: Rows | None = None,
         memory: Tensors | None = None,
     ) -> None:
         self.rows = rows or Rows.all(batch)
-        self.memory = memory or {}  # blocks that are used in place of new ones
-        self.versions: Tensor | None = None  # [B] of what was received
-        self.received = 0  # columns of the batch that were
-        self.keeps_return = keeps_return  # give each row's running return too (Batch.row_state)
+        self.memory = memory or {}  # blocks to use instead of allocating them
+        self.versions: Tensor | None = None  # [B] version of the weights that acted, for received unrolls
+        self.with_returns = with_returns  # whether batches contain each row's running return (Batch.row_state)
         self.length, self.batch, self.gamma, self.device = length, batch, gamma, device
         self.consumed = False
-        self.blocks: dict[str, Tensor] = {}
-        self.lanes: dict[int, RolloutRows] = {}  # by their first row
-        self.covered = 0  # rows that belong to a lane
+        self.blocks: Tensors = {}
+        self.groups: dict[int, RolloutGroup] = {}  # by first row
 
     def env_write(self, step: EnvStep, state: HiddenState, start: int = 0, final_value: Tensor | None = None) -> None:
-        """Write observation and ``first`` at the next row, reward, endings and ``final`` at the one before."""
-        lane = self.lanes.get(start) or self._open(step, start)
-        lane.cursor += 1
-        at = lane.cursor
-        for target, x in zip(lane.observation, step.observation.values(), strict=True):
-            target[at].copy_(x)
-        lane.first[at].copy_(step.first)
-        if at == 0:
-            lane.state = state.map(torch.clone)
+        """Write the observation and ``first`` at the next time step, and the transition that led to it."""
+        group = self.groups.get(start)
+        if group is None:
+            observation = {f"observation/{name}": x for name, x in step.observation.items()}
+            self._allocate(observation | {"first": step.first}, self.length + 1)
+            self._allocate({name: getattr(step, name) for name in TRANSITION}, self.length)
+            group = self._add_group(start, start + len(step.first))
+        group.cursor += 1
+        time = group.cursor
+        for views, x in zip(group.observation, (*step.observation.values(), step.first), strict=True):
+            views[time].copy_(x)
+        if time == 0:
+            group.state = state.map(torch.clone)
             return
-        lane.reward[at - 1].copy_(step.reward)
-        lane.terminated[at - 1].copy_(step.terminated)
-        lane.truncated[at - 1].copy_(step.truncated)
-        lane.real[at - 1].copy_(step.real)
+        for views, x in zip(group.transition, (step.reward, step.terminated, step.truncated, step.real), strict=True):
+            views[time - 1].copy_(x)
         if step.final is not None:
-            self._write_final(lane, step.final, final_value)
-        if at == self.length:
-            lane.last_state = state.map(torch.clone)  # acting's own are inference tensors
-            if self.keeps_return:
-                self._sum_returns(lane)
+            self._write_final(group, step.final, final_value)
+        if time == self.length:
+            group.last_state = state.map(torch.clone)  # the state given is an inference tensor
+            if self.with_returns:
+                self._write_returns(group)
 
     def agent_write(self, step: AgentStep, start: int = 0) -> None:
-        """Write action and experience at the row of the last observation."""
-        lane = self.lanes[start]
-        if lane.cursor == self.length:
-            self.consumed = False
-            lane.carry(self.length)
-        if not lane.agent:
-            self.allocate({f"action/{k}": x for k, x in step.action.items()}, self.length)
-            self.allocate({f"experience/{k}": x for k, x in step.experience.items()}, self.length)
-            lane.view(self.blocks)
-        at = lane.cursor
-        for target, x in zip(lane.agent, (*step.action.values(), *step.experience.values()), strict=True):
-            target[at].copy_(x)
+        """Write action and experience at the time step of the last observation."""
+        group = self.groups[start]
+        if group.cursor == self.length:  # start the next rollout with the last observation
+            for views in group.observation:
+                views[0].copy_(views[self.length])
+            group.state, group.cursor, self.consumed = group.last_state, 0, False
+        if not group.agent:
+            self._allocate({f"action/{name}": x for name, x in step.action.items()}, self.length)
+            self._allocate({f"experience/{name}": x for name, x in step.experience.items()}, self.length)
+            group.make_views(self.blocks)
+        for views, x in zip(group.agent, (*step.action.values(), *step.experience.values()), strict=True):
+            views[group.cursor].copy_(x)
 
     def ready(self) -> bool:
-        """Whether T steps of every row are there and have not been read."""
-        if self.consumed or self.covered < self.batch:
-            return False
-        return all([lane.cursor == self.length for lane in self.lanes.values()])
+        """Whether all rows have T steps that have not been read."""
+        full = sum([group.size for group in self.groups.values() if group.cursor == self.length])
+        return full == self.batch and not self.consumed
 
     def accepts(self, start: int) -> bool:
-        """Whether these rows have less than T steps."""
-        return self.lanes[start].cursor < self.length
+        """Whether these rows have fewer than T steps."""
+        return self.groups[start].cursor < self.length
 
     def read(self) -> Batch:
-        """The rollout, as views into the block."""
+        """Return the rollout as views into the blocks."""
         self.consumed = True
         terminated, reward = self.blocks["terminated"], self.blocks["reward"]
         return Batch(
@@ -134,139 +128,131 @@ class RolloutCache(ExperienceCache):
             real=self.blocks["real"],
             weight=torch.ones_like(reward),
             experience=self._named("experience"),
-            state=HiddenState.concatenate([lane.state for lane in self.lanes.values()]),
-            last_state=HiddenState.concatenate([lane.last_state for lane in self.lanes.values()]),
+            state=HiddenState.concatenate([group.state for group in self.groups.values()]),
+            last_state=HiddenState.concatenate([group.last_state for group in self.groups.values()]),
             final=self._named("final"),
             version=self.versions,
             row_state=self._named("row_state"),
         )
 
     def submit(self) -> Unroll:
-        """The rollout in its memory, hidden states included."""
+        """Return the full rollout with its hidden states, in the memory given to the constructor."""
         if not self.ready():
             raise ValueError("an unroll was submitted before it was full")
         self.consumed = True
         tensors = dict(self.blocks)
         for kind in ("state", "last_state"):
-            for name, x in HiddenState.concatenate([getattr(lane, kind) for lane in self.lanes.values()]).items():
-                place = f"{kind}/{name}"
-                tensors[place] = self.memory[place].copy_(x) if place in self.memory else x
+            for name, x in HiddenState.concatenate([getattr(group, kind) for group in self.groups.values()]).items():
+                key = f"{kind}/{name}"
+                tensors[key] = self.memory[key].copy_(x) if key in self.memory else x
         return Unroll(tensors, self.rows, self.version)
 
     def receive(self, unroll: Unroll) -> None:
-        """Copy an unroll into the next free columns; the first after a read begins another batch."""
+        """Copy an unroll into the next free columns; the first one after a read starts a new batch."""
         if self.consumed or self.versions is None:
-            self.consumed, self.received, self.lanes, self.covered = False, 0, {}, 0
+            self.consumed, self.groups = False, {}
             self.versions = torch.zeros(self.batch, dtype=torch.int64)
-        start, stop = self.received, self.received + unroll.rows.size
+        start = max((group.rows.stop for group in self.groups.values()), default=0)
+        stop = start + unroll.rows.size
         if stop > self.batch:
             raise ValueError(f"the batch has {self.batch} columns, of which {start} are full; read it first")
         states: dict[str, HiddenState] = {"state": HiddenState(), "last_state": HiddenState()}
-        for place, x in unroll.tensors.items():
-            kind, _, name = place.partition("/")
+        for key, x in unroll.tensors.items():
+            kind, _, name = key.partition("/")
             if kind in states:
                 states[kind][name] = x.to(self.device, copy=True)
             else:
-                self.allocate({place: x[0]}, len(x))
-                self.blocks[place][:, start:stop].copy_(x)
-        lane = self.add_lane(start, stop)
-        lane.cursor, lane.state, lane.last_state = self.length, states["state"], states["last_state"]
-        self.versions[start:stop], self.received = unroll.version, stop
+                self._allocate({key: x[0]}, len(x))
+                self.blocks[key][:, start:stop].copy_(x)
+        group = self._add_group(start, stop)
+        group.cursor, group.state, group.last_state = self.length, states["state"], states["last_state"]
+        self.versions[start:stop] = unroll.version
 
     def amend(self, step: EnvStep) -> None:
-        """Write the last observation of every row again; a transition to one that is lost is no longer real."""
-        for lane in self.lanes.values():
-            for target, x in zip(lane.observation, step.observation.values(), strict=True):
-                target[lane.cursor].copy_(x[lane.rows])
-            lane.first[lane.cursor].copy_(step.first[lane.rows])
-            if lane.cursor:
-                lane.real[lane.cursor - 1].logical_and_(step.real[lane.rows])
-            if lane.cursor == self.length:
-                lane.carried = lane.carried.masked_fill(step.first[lane.rows], 0)
+        """Overwrite the last observation of every row; where an episode was lost, the transition to it is not real."""
+        for group in self.groups.values():
+            rows, time = step.rows(group.rows), group.cursor
+            for views, x in zip(group.observation, (*rows.observation.values(), rows.first), strict=True):
+                views[time].copy_(x)
+            if time:
+                self.blocks["real"][time - 1, group.rows].logical_and_(rows.real)
+            if time == self.length:
+                group.last_return = group.last_return.masked_fill(rows.first, 0)
 
     def state_dict(self) -> State:
-        """The open rollout; of one that was learned from, only the row that begins the next."""
+        """Return the unfinished rollout; of one that was read, only the last observation, which starts the next."""
         blocks = self.blocks
         if self.consumed:
-            blocks = {name: x[self.length :] for name, x in blocks.items() if _carried(name)}
+            blocks = {name: x[self.length :] for name, x in blocks.items() if _has_last_step(name)}
         return {
             "consumed": self.consumed,
             "blocks": dict(blocks),
-            "lanes": [
-                {"start": lane.rows.start, "stop": lane.rows.stop, "cursor": lane.cursor}
-                | {"state": dict(lane.state), "last_state": dict(lane.last_state), "carried": lane.carried}
-                for lane in self.lanes.values()
+            "groups": [
+                {"start": group.rows.start, "stop": group.rows.stop, "cursor": group.cursor}
+                | {"state": dict(group.state), "last_state": dict(group.last_state), "last_return": group.last_return}
+                for group in self.groups.values()
             ],
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Take over an open rollout."""
+        """Load what ``state_dict`` returned."""
         self.consumed = state["consumed"]
         start = self.length if self.consumed else 0
         for name, x in state["blocks"].items():
-            self.allocate({name: x[0]}, self.length + _carried(name))
+            self._allocate({name: x[0]}, self.length + _has_last_step(name))
             self.blocks[name][start : start + len(x)].copy_(x)
         if self.blocks:
-            ending = (torch.zeros(1), *(torch.zeros(1, dtype=torch.bool) for _ in range(3)))
-            self.allocate(dict(zip(ENDING, ending, strict=True)), self.length)
-        self.lanes, self.covered = {}, 0
-        for saved in state["lanes"]:
-            lane = self.add_lane(saved["start"], saved["stop"])
-            lane.cursor, lane.carried = saved["cursor"], saved["carried"].to(self.device)
-            lane.state, lane.last_state = (
+            flag = torch.zeros(1, dtype=torch.bool)
+            self._allocate(dict.fromkeys(TRANSITION, flag) | {"reward": torch.zeros(1)}, self.length)
+        self.groups = {}
+        for saved in state["groups"]:
+            group = self._add_group(saved["start"], saved["stop"])
+            group.cursor, group.last_return = saved["cursor"], saved["last_return"].to(self.device)
+            group.state, group.last_state = (
                 HiddenState(saved[name]).map(lambda x: x.to(self.device)) for name in ("state", "last_state")
             )
 
-    def _write_final(self, lane: RolloutRows, final: Tensors, value: Tensor | None) -> None:
-        """Write the last observations of episodes, or in their place what a network with a memory made of them."""
-        kept = {f"final/{k}": x for k, x in final.items()} if value is None else {FINAL_VALUE: value}
-        if not (lane.final or lane.final_value):
-            self.allocate(kept, self.length)
-            lane.view(self.blocks)
-        targets = lane.final if value is None else [lane.final_value]
-        for target, x in zip(targets, kept.values(), strict=True):
-            target[lane.cursor - 1].copy_(x)
+    def _write_final(self, group: RolloutGroup, final: Tensors, value: Tensor | None) -> None:
+        """Write the last observations of episodes, or their values where a recurrent critic computed them."""
+        tensors = {f"final/{name}": x for name, x in final.items()} if value is None else {FINAL_VALUE: value}
+        if not group.final:
+            self._allocate(tensors, self.length)
+            group.make_views(self.blocks)
+        for views, x in zip(group.final, tensors.values(), strict=True):
+            views[group.cursor - 1].copy_(x)
 
-    def _sum_returns(self, lane: RolloutRows) -> None:
+    def _write_returns(self, group: RolloutGroup) -> None:
         """Compute the running returns of a full rollout."""
-        rows, blocks = lane.rows, self.blocks
-        reward, terminated, truncated, real = (blocks[name][:, rows] for name in ENDING)
-        returns, lane.carried = running_returns(reward, terminated | truncated, real, self.gamma, lane.carried)
-        self.allocate({"row_state/return": returns[0]}, self.length)
-        blocks["row_state/return"][:, rows].copy_(returns)
+        reward, terminated, truncated, real = (self.blocks[name][:, group.rows] for name in TRANSITION)
+        ended = terminated | truncated
+        returns, group.last_return = running_returns(reward, ended, real, self.gamma, group.last_return)
+        self._allocate({"row_state/return": returns[0]}, self.length)
+        self.blocks["row_state/return"][:, group.rows].copy_(returns)
 
-    def _open(self, step: EnvStep, start: int) -> RolloutRows:
-        """Make the lane of the rows from ``start`` on, at its first write."""
-        observation = {f"observation/{k}": x for k, x in step.observation.items()}
-        self.allocate(observation | {"first": step.first}, self.length + 1)
-        self.allocate({k: getattr(step, k) for k in ENDING}, self.length)
-        return self.add_lane(start, start + len(step.first))
+    def _add_group(self, start: int, stop: int) -> RolloutGroup:
+        group = self.groups[start] = RolloutGroup(slice(start, stop), self.blocks)
+        self.groups = dict(sorted(self.groups.items()))
+        return group
 
-    def add_lane(self, start: int, stop: int) -> RolloutRows:
-        """Make the lane of some rows."""
-        lane = self.lanes[start] = RolloutRows(slice(start, stop), self.blocks)
-        self.lanes = dict(sorted(self.lanes.items()))
-        self.covered += stop - start
-        return lane
-
-    def allocate(self, like: Tensors, length: int) -> None:
-        """Make the blocks that are missing, for tensors like these."""
+    def _allocate(self, like: Tensors, length: int) -> None:
+        """Allocate the missing blocks for tensors ``[B, …]`` like these."""
         for name, x in like.items():
             if name not in self.blocks:
                 given = self.memory.get(name)
-                self.blocks[name] = block(length, self.batch, x, self.device) if given is None else given
+                self.blocks[name] = zeros_like_step(x, length, self.batch, self.device) if given is None else given
 
     def _named(self, kind: str) -> Tensors:
-        return {k[len(kind) + 1 :]: x for k, x in self.blocks.items() if k.startswith(kind + "/")}
+        return {name[len(kind) + 1 :]: x for name, x in self.blocks.items() if name.startswith(f"{kind}/")}
 
 
-def block(length: int, batch: int, x: Tensor, device: torch.device) -> Tensor:
-    """Zeros ``[length, batch, …]``; images ``[B, C, H, W]`` lie channels-last, so that no update has to turn them."""
+def zeros_like_step(x: Tensor, length: int, batch: int, device: torch.device) -> Tensor:
+    """Return zeros ``[length, batch, …]`` for steps ``[B, …]`` like ``x``; images are channels-last in memory."""
     if x.dim() == 4 and x.shape[1] < min(x.shape[2:]):
         channels, height, width = x.shape[1:]
         return torch.zeros(length, batch, height, width, channels, dtype=x.dtype, device=device).movedim(-1, 2)
     return torch.zeros((length, batch, *x.shape[1:]), dtype=x.dtype, device=device)
 
 
-def _carried(name: str) -> bool:
+def _has_last_step(name: str) -> bool:
+    """Whether a block has T+1 steps."""
     return name == "first" or name.startswith("observation/")

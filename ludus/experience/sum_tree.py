@@ -1,4 +1,4 @@
-"""Values with their sums in blocks of blocks: draws indices in proportion to values, a batch at a time."""
+"""Sum tree: draws batches of indices with probabilities proportional to their values."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ludus.experience import native
-from ludus.experience.ring import allocate
-from ludus.experience.row_group import Integers
+from ludus.experience.storage import Integers, allocate
 
-# values per block, and sums that are not summed in blocks again, as a running sum over all of them takes less time
-COMPILED = 16, 512  # two lines of a processor's cache
-PLAIN = 48, 32_768  # for numpy and torch a level costs more than a long sum
+# values per block, and the largest top level, over which a running sum is computed
+COMPILED = 16, 512  # a block is two cache lines
+PLAIN = 48, 32_768  # with numpy and torch, a level costs more than a long sum
 Numbers = NDArray[np.float64]
 
 
 class SumTree:
-    """``capacity`` values ≥ 0, the sum of each 16 of them, the sum of each 16 sums, and so on until few are left.
+    """``capacity`` values ≥ 0 in float64, the sum of every 16 of them, the sum of every 16 sums, and so on.
 
-    All is float64 on the CPU. A sum is made anew from its block, from left to right, and never incremented: no rounding
-    error can pile up, and the sums are a function of the values alone. So neither the order of calls nor a reload
-    changes what is drawn. Compiled code does the work where there is some (native.c); else torch and numpy do, which
-    look at the same memory, as each is far slower at some of the steps. With blocks of one size both draw the same, to
-    the bit; those that suit each differ, and so does the last digit of a sum.
+    A sum is always recomputed from its block, from left to right, and never incremented. So rounding errors do not
+    accumulate, the sums depend on the values alone, and neither the order of calls nor a reload changes what is drawn.
+    native.c is used where it is compiled, else torch and numpy on the same memory, whichever is faster. With equal
+    block sizes both draw the same, bit for bit; the default block sizes differ, and so may the last digit of a sum.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -42,10 +40,10 @@ class SumTree:
         self._flat = [*(level.reshape(-1) for level in self._levels), self._top]
         self._leaves = self._flat[0][:capacity]
         self._ends = np.zeros(len(self._top) + 1)  # 0, then the running sum over the top
-        self.stale = False  # whether the top has changed since then
-        where = (ctypes.c_void_p * native.DEEPEST)(*(x.ctypes.data for x in self._flat))
-        tree = native.Tree(capacity, self._width, len(self._levels), len(self._top), where, self._ends.ctypes.data)
-        self.pointer = ctypes.pointer(tree)  # for compiled code
+        self.stale = False  # whether the top has changed since the running sum was computed
+        levels = (ctypes.c_void_p * native.MAX_LEVELS)(*(x.ctypes.data for x in self._flat))
+        tree = native.Tree(capacity, self._width, len(self._levels), len(self._top), levels, self._ends.ctypes.data)
+        self.pointer = ctypes.pointer(tree)  # for native.c
 
     @property
     def total(self) -> float:
@@ -60,26 +58,26 @@ class SumTree:
 
     @property
     def values(self) -> Tensor:
-        """All values ``[capacity]``, as a view to read from: the whole state, of which ``set`` makes the same tree."""
+        """All values ``[capacity]``, as a view; they determine the whole tree."""
         return torch.from_numpy(self._leaves)
 
     def get(self, index: Tensor) -> Tensor:
-        """The values at ``index``, as float64."""
+        """Return the values at ``index``, as float64."""
         return torch.from_numpy(self._leaves.take(index.numpy()))
 
     def set(self, index: Tensor, value: Tensor) -> None:
-        """Write values at indices from 0 to capacity − 1; of an index that comes twice, the last value stays."""
+        """Write values at indices from 0 to capacity − 1; of a repeated index, the last value counts."""
         self.stale = True
         if self._library is not None:
             index, value = index.long().contiguous(), value.double().expand(len(index)).contiguous()
             if not self._library.ludus_tree_set(self.pointer, len(index), index.data_ptr(), value.data_ptr()):
                 return
-        self._set(index.numpy(), value.numpy())  # it says what was wrong, if something was
+        self._set(index.numpy(), value.numpy())  # raises the error if native.c refused the input
 
     def sample(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """An index for each number in [0, 1), with probability value / total and never of value 0; and the values.
+        """Return an index of a value > 0 for each number in [0, 1), with probability value / total, and the values.
 
-        Sorted numbers are faster, as they walk through memory in order.
+        Sorted numbers are faster, as memory is then read in order.
         """
         total = self.total
         if not 0.0 < total < np.inf:
@@ -88,8 +86,8 @@ class SumTree:
             uniform = uniform.double().contiguous()
             index = torch.empty(len(uniform), dtype=torch.int64)
             rest, value = torch.empty_like(uniform), torch.empty_like(uniform)
-            room = uniform.data_ptr(), rest.data_ptr(), index.data_ptr(), value.data_ptr()
-            if not self._library.ludus_tree_sample(self.pointer, len(uniform), *room):
+            pointers = uniform.data_ptr(), rest.data_ptr(), index.data_ptr(), value.data_ptr()
+            if not self._library.ludus_tree_sample(self.pointer, len(uniform), *pointers):
                 return index, value
         index = torch.from_numpy(self._sample(uniform.numpy(), total))
         return index, self.get(index)
@@ -98,16 +96,16 @@ class SumTree:
         low, high = np.minimum.reduce(values, initial=0.0), np.maximum.reduce(values, initial=0.0)
         if not (low >= 0.0 and high < np.inf):  # NaN fails too
             raise ValueError(
-                f"Priorities must be finite and not negative, but the new ones reach from {low} to {high}."
+                f"Priorities must be finite and not negative, but the new ones range from {low} to {high}."
             )
-        self._leaves[nodes] = values  # of equal indices, numpy writes the last one last; torch does not say
+        self._leaves[nodes] = values  # of equal indices numpy writes the last one last, unlike torch
         for level, above in zip(self._levels, self._flat[1:], strict=True):
             nodes = nodes // self._width
             above[nodes] = _running_sums(level, nodes).numpy()[:, -1]
 
     def _sample(self, uniform: NDArray[Any], total: float) -> Integers:
-        # ``rest`` is kept below the sum that it is looked up in, which rounding may have made it reach. So the running
-        # sum that passes it first is greater than the one before: a child that is not 0.
+        # ``rest`` is clamped below the sum of its block, which it may reach by rounding. So the first running sum above
+        # it is greater than the one before, and the child's value is not 0.
         rest = np.minimum(np.multiply(uniform, total, dtype=np.float64), np.nextafter(total, 0.0))  # [n]
         nodes = self._ends.searchsorted(rest, "right")
         nodes -= 1
@@ -126,5 +124,5 @@ class SumTree:
 
 
 def _running_sums(level: Numbers, nodes: Integers) -> Tensor:
-    """Those within the block of each node, from left to right ``[n, width]``."""
+    """Return the running sums within the block of each node, from left to right ``[n, width]``."""
     return torch.from_numpy(level.take(nodes, 0)).cumsum_(1)

@@ -10,7 +10,7 @@ from ludus.core.spec import Specs
 from ludus.core.types import State
 from ludus.environments.config import EnvConfig
 from ludus.experience.config import ReplayConfig
-from ludus.experience.unrolls import UnrollConfig
+from ludus.experience.rollout_replay import RolloutReplayConfig
 from ludus.parallel.resources import cores
 from ludus.settings.settings import to_flat
 
@@ -124,7 +124,7 @@ def left_out(worker: LocalWorker, state: State) -> str:
     """What follows where a checkpoint lacks the replay; empty where it has it or there is none."""
     config = worker.settings.agent
     every = isinstance(config, ReplayConfig)
-    if not every and not (isinstance(config, UnrollConfig) and config.replay_ratio):
+    if not every and not (isinstance(config, RolloutReplayConfig) and config.replay_ratio):
         return ""
     if config.save_replay and state["cache"] is not None:  # a checkpoint lacks it where the run broke off
         return ""

@@ -34,7 +34,7 @@ def test_groups_that_alternate_step_equally_often(per_step: float) -> None:
     worker = make_worker("CartPole-v1", "dqn", network__hidden=(2,), **changes)
     worker.run(2000)
     cache: Any = worker.cache
-    times = [track.time for track in cache._tracks.values()]
+    times = [group.time for group in cache._groups.values()]
     worker.close()
     assert sum(times) >= 2000
     assert abs(times[0] - times[1]) <= 2

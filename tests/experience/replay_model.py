@@ -13,7 +13,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Spec, Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.experience.config import ReplayConfig
-from ludus.experience.frames import frames_kept
+from ludus.experience.frames import frames_needed
 from ludus.experience.replay import ExperienceReplay
 
 STACK, GAMMA = 4, 0.5  # powers of 0.5 and whole rewards add up exactly, in any order
@@ -128,7 +128,7 @@ class World:
     def _first_whole(self, row: Row, length: int, span: int) -> int:
         """The first time whose whole stack is among the last frames that are kept."""
         places = np.cumsum([STACK if moment.first else 1 for moment in row.steps])
-        kept = frames_kept(self.specs["frames"], length, span)
+        kept = frames_needed(self.specs["frames"], length, span)
         return int(np.flatnonzero(places - STACK >= places[-1] - kept)[0])
 
     def transition(self, t: int, row: int, n: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from test_experience_replay import play
 
 from ludus.core.batch import Batch
 from ludus.experience import native, sum_tree
-from ludus.experience.reader import Output, Outputs
+from ludus.experience.reader import Gather
 from ludus.experience.sum_tree import SumTree
 
 compiled = pytest.mark.skipif(native.LIBRARY is None, reason="native.c was not compiled: there is no C compiler")
@@ -96,9 +96,8 @@ def test_a_tree_draws_the_same_with_it_and_without(values: list[float], uniform:
 @compiled
 @pytest.mark.parametrize("slot", [-1, 20, 2**60])
 def test_a_slot_outside_is_refused(slot: int) -> None:
-    output = Output("x", torch.zeros(20, 3), 1, 2)
     with pytest.raises(IndexError, match="outside"):
-        Outputs([output]).take(torch.tensor([3, slot]))
+        Gather([(torch.zeros(20, 3), torch.zeros(2, 3))])(torch.tensor([3, slot]))
 
 
 @pytest.mark.parametrize("index", [1_000, 2**60])

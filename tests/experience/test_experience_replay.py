@@ -14,9 +14,8 @@ from replay_model import CPU, GAMMA, PLAIN, STACKED, World
 from ludus.core.batch import Batch
 from ludus.core.errors import UserError
 from ludus.core.spec import Specs
-from ludus.experience.reader import Output, Outputs
+from ludus.experience.reader import Gather, n_step
 from ludus.experience.replay import ExperienceReplay
-from ludus.experience.windows import n_step
 
 LANES = st.sampled_from([[1], [3], [2, 1]])
 pytestmark = pytest.mark.usefixtures("each_way")
@@ -33,8 +32,8 @@ def play(world: World, steps: int, *replays: ExperienceReplay) -> None:
 def poison(replay: ExperienceReplay) -> None:
     """Put NaN where nothing was written yet."""
     for name, x in replay._ring.columns.items():
-        for group in replay._tracks.values():
-            if name != "arrival" and group.time + 1 < replay.length:
+        for group in replay._groups.values():
+            if name != "flags" and group.time + 1 < replay.length:
                 x[group.rows, group.time + 1 :] = torch.nan
 
 
@@ -164,9 +163,9 @@ def test_torn_stacks_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch
     world = World([1], 0, longest=50, specs=STACKED)
     replay = world.replay(replay=800)
     play(world, 3, replay)
-    monkeypatch.setattr("ludus.experience.replay.free_room", lambda *_: replay.bytes + 1)
+    monkeypatch.setattr("ludus.experience.replay.free_bytes", lambda *_: replay.bytes + 1)
     world.rows[0].torn = 1.0
-    with pytest.raises(UserError, match=r'Observation "frames": .* keeps whole stacks, for which agent.replay needs'):
+    with pytest.raises(UserError, match=r'Observation "frames": .* stores whole stacks, for which agent.replay needs'):
         play(world, 100, replay)
 
 
@@ -221,7 +220,7 @@ def test_new_items_get_the_largest_priority_and_what_is_overwritten_none() -> No
     assert old is not None
     replay.feedback(old, torch.full((32,), 7.0))
     play(world, 30, replay)
-    numbers = replay._tracks[0].numbers
+    numbers = replay._groups[0].numbers
     values = replay._priorities.get(torch.from_numpy(numbers)).numpy()  # type: ignore[union-attr]
     known = np.isin(numbers, old.numpy())
     assert known.any()
@@ -229,12 +228,12 @@ def test_new_items_get_the_largest_priority_and_what_is_overwritten_none() -> No
     assert (values[numbers > 45] == np.float32(7 + 1e-6)).all()  # written since
     assert (values[~known & (numbers < 44)] == 1).all()  # never read
     play(world, 25, replay)
-    gone = ~np.isin(old.numpy(), replay._tracks[0].numbers)
+    gone = ~np.isin(old.numpy(), replay._groups[0].numbers)
     assert gone.any()
     replay.feedback(old[torch.from_numpy(gone)], torch.full((int(gone.sum()),), 1e9))  # of what is there no more
     assert replay.metrics()["replay/largest_priority"] == np.float32(7 + 1e-6)
     drawn = np.concatenate([replay.read().index.numpy() for _ in range(20)])  # type: ignore[union-attr]
-    assert set(drawn.tolist()) <= set(replay._tracks[0].numbers.tolist())
+    assert set(drawn.tolist()) <= set(replay._groups[0].numbers.tolist())
 
 
 def drawn_from() -> tuple[ExperienceReplay, torch.Tensor]:
@@ -395,10 +394,10 @@ def test_it_learns_even_where_half_of_the_steps_are_resets() -> None:
 def test_rows_are_gathered(dtype: torch.dtype) -> None:
     source = (torch.arange(60) % 7 > 3).to(dtype).view(20, 3)
     slots = torch.tensor([3, 19, 0, 3])
-    outputs = [Output("x", source, 2, 2), Output("y", source, 1, 3)]
-    Outputs(outputs).take(slots)
-    assert torch.equal(outputs[0].view, source[slots].view(2, 2, 3))
-    assert torch.equal(outputs[1].view, source[slots[:3]].view(1, 3, 3))  # it has no memory for more
+    four, three = (torch.empty(n, 3, dtype=dtype) for n in (4, 3))
+    Gather([(source, four), (source, three)])(slots)
+    assert torch.equal(four, source[slots])
+    assert torch.equal(three, source[slots[:3]])  # an output with fewer rows takes the first
 
 
 def test_gamma_and_memory_are_as_told() -> None:

@@ -130,7 +130,7 @@ def test_a_replay_that_keeps_whole_stacks_comes_back_and_says_so_once(tmp_path: 
     resumed = ludus.resume(stopped.run).run
     assert_same_run(straight, resumed)
     for run in (straight, resumed):
-        assert (run / "log.txt").read_text().count("The replay keeps whole stacks") == 1
+        assert (run / "log.txt").read_text().count("The replay stores whole stacks") == 1
 
 
 def test_a_replay_that_keeps_whole_stacks_is_within_what_a_checkpoint_may_hold(
@@ -148,7 +148,7 @@ def test_a_replay_that_keeps_whole_stacks_is_within_what_a_checkpoint_may_hold(
     settings |= {"env__wrappers": wrappers, "nb_step": 1500, "agent__replay": 1000, "agent__updates_per_step": 0.01}
     catch = "ludus.environments.image_toy:CatchEnv"
     stopped = train(tmp_path, catch, "dqn", stop_after("step", 1300), **settings)
-    assert "The replay keeps whole stacks" in (stopped.run / "log.txt").read_text()
+    assert "The replay stores whole stacks" in (stopped.run / "log.txt").read_text()
     assert ludus.resume(stopped.run).steps >= 1500
 
 

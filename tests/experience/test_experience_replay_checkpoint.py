@@ -16,8 +16,8 @@ from ludus.core.errors import UserError
 from ludus.core.spec import Spec
 from ludus.core.types import State
 from ludus.experience.config import ReplayConfig
+from ludus.experience.memory import check_memory, replay_bytes
 from ludus.experience.replay import ExperienceReplay
-from ludus.experience.space import bytes_needed, refuse_if_too_large
 from ludus.runs.encoding import decode, encode
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -244,15 +244,15 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], batch: int, says: s
 
 def test_room_is_counted() -> None:
     config = ReplayConfig(replay=1000)
-    small = bytes_needed(config, 2, PLAIN, {"a": Spec((3,), "float64")})
+    small = replay_bytes(config, 2, PLAIN, {"a": Spec((3,), "float64")})
     assert small == 1000 * (8 + 24 + 17)
     frames = {"frames": Spec((4, 84, 84), "uint8", stack=4)}
     whole = {"frames": Spec((4, 84, 84), "uint8")}
     large = ReplayConfig(replay=1_000_000)
-    assert bytes_needed(large, 1, frames) < 0.29 * bytes_needed(large, 1, whole)
-    refuse_if_too_large(10, 10, "")
+    assert replay_bytes(large, 1, frames) < 0.29 * replay_bytes(large, 1, whole)
+    check_memory(10, 10, "")
     with pytest.raises(UserError, match=r"needs 7.00 GB in memory, where 3.50 GB are free; lower agent.replay"):
-        refuse_if_too_large(7_000_000_000, 3_500_000_000, "")
+        check_memory(7_000_000_000, 3_500_000_000, "")
 
 
 def test_what_is_counted_is_what_is_taken() -> None:
@@ -262,8 +262,8 @@ def test_what_is_counted_is_what_is_taken() -> None:
     play(world, 3, replay)
     columns = {k: x for k, x in replay._ring.columns.items() if not k.startswith("experience/")}
     frames = replay._frames["frames"]
-    taken = [*columns.values(), frames._stream.columns["frame"], frames._places.columns["place"]]
-    taken += [torch.from_numpy(x) for x in (replay._drawable, replay._tracks[0]._numbers)]
+    taken = [*columns.values(), frames._stream.columns["frame"], frames._newest_ring.columns["newest"]]
+    taken += [torch.from_numpy(x) for x in (replay._drawable, replay._groups[0]._queue)]
     bytes_taken = sum(x.numel() * x.element_size() for x in taken) + 16 * 1000  # and the tree
-    needed = bytes_needed(ReplayConfig(**settings), 2, STACKED, {"a": Spec((), "float32")})
+    needed = replay_bytes(ReplayConfig(**settings), 2, STACKED, {"a": Spec((), "float32")})
     assert needed == pytest.approx(bytes_taken, rel=0.01)

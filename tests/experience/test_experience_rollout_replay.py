@@ -12,7 +12,7 @@ from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Spec
 from ludus.core.step import AgentStep, EnvStep
-from ludus.experience.unrolls import UnrollCache, UnrollConfig
+from ludus.experience.rollout_replay import RolloutReplay, RolloutReplayConfig
 
 B, T, GAMMA, A = 3, 4, 0.9, 2
 CPU = torch.device("cpu")
@@ -20,9 +20,9 @@ SPECS = {"x": Spec((1,), "float32"), "frame": Spec((2, 3, 3), "uint8")}
 GROUPS = [slice(0, 2), slice(2, 3)]
 
 
-def make_cache(**changes: Any) -> UnrollCache:
+def make_cache(**changes: Any) -> RolloutReplay:
     settings = {"rollout": T, "replay": 3 * T * B, "replay_ratio": 2.0, "warmup": 0} | changes
-    return UnrollCache(UnrollConfig(**settings), B, GAMMA, SPECS, CPU)
+    return RolloutReplay(RolloutReplayConfig(**settings), B, GAMMA, SPECS, CPU)
 
 
 def env_step(t: int, ended: bool = False, first: bool = False) -> EnvStep:
@@ -45,7 +45,7 @@ def agent_step(t: int) -> AgentStep:
 class Writer:
     """Writes step after step, as the loop does; episodes of 6 steps."""
 
-    def __init__(self, cache: UnrollCache, groups: list[slice] | None = None) -> None:
+    def __init__(self, cache: RolloutReplay, groups: list[slice] | None = None) -> None:
         self.cache, self.groups, self.t = cache, groups or [slice(0, B)], 0
         state = HiddenState({"net/h": torch.arange(B).float().unsqueeze(-1)})
         for rows in self.groups:

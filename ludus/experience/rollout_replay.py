@@ -1,0 +1,180 @@
+"""ACER's cache: fresh rollouts, then replayed ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ludus.core.batch import Batch
+from ludus.core.config import AgentConfig
+from ludus.core.errors import UserError
+from ludus.core.hidden_state import HiddenState
+from ludus.core.spec import Specs
+from ludus.core.types import State, Tensors
+from ludus.experience.memory import free_bytes, spec_bytes
+from ludus.experience.rollout import RolloutCache, zeros_like_step
+
+STEP_BYTES = 2 * 4 + 3  # per step beside observation and action: reward, discount and three flags
+NAMED = ("observation", "action", "experience", "final")  # fields of a batch that are dicts
+UNNAMED = ("first", "reward", "terminated", "truncated", "discount", "real")
+
+
+@dataclass(frozen=True)
+class RolloutReplayConfig(AgentConfig):
+    """Settings of agents that learn from fresh and replayed rollouts."""
+
+    rollout: int = 20  # steps per environment between two updates, and of replayed rollouts: longer sees further
+    replay: int = 50_000  # capacity in transitions, over all environments; more: older experience, more memory
+    replay_ratio: float = 4.0  # updates from replayed rollouts per update from a fresh one, on average; 0: none
+    warmup: int = 1_000  # steps before the first update from replayed rollouts
+    save_replay: bool = True  # save it in checkpoints, for an exact resume; off: smaller, and a resume warms up again
+
+    def check_run_length(self, nb_step: int, rows: int) -> None:
+        """Refuse a warm-up that is longer than the run."""
+        if self.replay_ratio and self.warmup >= nb_step:
+            raise UserError(
+                f"agent.warmup is {self.warmup}, but nb_step is {nb_step}, so nothing would ever be replayed; lower "
+                "agent.warmup, or raise nb_step."
+            )
+
+
+class RolloutReplay(RolloutCache):
+    """A rollout that is being written, and a ring buffer of past ones ``[T+1, N·B, …]`` with their initial states.
+
+    It is ready when a rollout is full, and then again for a Poisson(``replay_ratio``) number of replayed batches (Wang
+    et al. 2017, algorithm 1). A replayed batch has B columns drawn uniformly from all stored ones and an ``index``.
+    """
+
+    def __init__(
+        self,
+        config: RolloutReplayConfig,
+        batch: int,
+        gamma: float,
+        observation: Specs,
+        device: torch.device,
+        with_returns: bool = False,
+    ) -> None:
+        super().__init__(config.rollout, batch, gamma, device, with_returns)
+        self.config = config
+        self.capacity = config.replay // (config.rollout * batch) if config.replay_ratio else 0  # rollouts
+        observed = sum(spec_bytes(spec) for spec in observation.values())
+        columns = self.capacity * batch
+        self.bytes = columns * ((config.rollout + 1) * (observed + 1) + config.rollout * STEP_BYTES)
+        if self.bytes > (free := free_bytes(device, "")):
+            raise UserError(
+                f"agent.replay needs {self.bytes / 1e9:,.2f} GB of memory, of which {free / 1e9:,.2f} GB are free; "
+                "lower agent.replay."
+            )
+        # draws the number and the columns of replayed batches
+        self.generator: torch.Generator = torch.Generator()
+        self._ring: Tensors = {}
+        self._states = HiddenState()  # [N·B, …]
+        self._written = 0  # rollouts stored so far; the ring has the last of them
+        self._steps = 0  # real steps in them
+        self._due = 0  # replayed batches to read before stepping again
+        self._fresh, self._replayed = 0, 0  # batches since the warm-up
+
+    @property
+    def stored(self) -> int:
+        """The number of rollouts in the ring."""
+        return min(self._written, self.capacity)
+
+    def ready(self) -> bool:
+        """Whether there is an unread full rollout, or a replayed batch is due."""
+        return self._due > 0 or super().ready()
+
+    def read(self) -> Batch:
+        """Return the full rollout, if it has not been read, else a replayed batch."""
+        if super().ready():
+            batch = super().read()
+            if self.capacity:
+                self._store(batch)
+            return batch
+        self._due -= 1
+        columns = torch.randint(self.stored * self.batch, (self.batch,), generator=self.generator).to(self.device)
+        tensors = {name: _pick(x, columns) for name, x in self._ring.items()}
+        slot, row = columns // self.batch, columns % self.batch
+        last = self._written - 1
+        number = (last - (last - slot) % self.capacity) * self.batch + row  # monotone write number
+        return _to_batch(tensors, self._states.rows(columns), number)
+
+    def _store(self, batch: Batch) -> None:
+        """Copy a rollout over the oldest one in the ring, and draw the number of replayed batches that follow."""
+        tensors = _to_tensors(batch)
+        if not self._ring:
+            self._allocate_ring(tensors, batch.state)
+        start = self._written % self.capacity * self.batch
+        for name, x in tensors.items():
+            self._ring[name][:, start : start + self.batch].copy_(x)
+        for name, x in batch.state.items():
+            self._states[name][start : start + self.batch].copy_(x)
+        self._written += 1
+        self._steps += int(batch.real.sum())
+        if self._steps >= self.config.warmup:
+            self._due = int(torch.poisson(torch.tensor(self.config.replay_ratio), self.generator))
+            self._fresh, self._replayed = self._fresh + 1, self._replayed + self._due
+
+    def metrics(self) -> dict[str, float]:
+        """Return the transitions stored, and the replayed batches per fresh one since the warm-up."""
+        size = float(self.stored * self.config.rollout * self.batch)
+        return {"replay/size": size, "replay/ratio": self._replayed / max(self._fresh, 1)}
+
+    def state_dict(self) -> State:
+        """Return the unfinished rollout, the filled part of the ring, the generator and the counters."""
+        saves = self.config.save_replay
+        columns = self.stored * self.batch
+        counters = [self._written, self._steps, self._due, self._fresh, self._replayed]
+        return {
+            "rollout": super().state_dict(),
+            "generator": self.generator.get_state(),
+            "ring": {name: x[:, :columns] for name, x in self._ring.items()} if saves else {},
+            "states": {name: x[:columns] for name, x in self._states.items()} if saves else {},
+            "counters": counters if saves else [0] * len(counters),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Load what ``state_dict`` returned."""
+        super().load_state_dict(state["rollout"])
+        self.generator.set_state(state["generator"])
+        self._ring, self._states = {}, HiddenState()
+        if state["ring"]:
+            self._allocate_ring(state["ring"], state["states"])
+        for name, x in state["ring"].items():
+            self._ring[name][:, : x.shape[1]].copy_(x)
+        for name, x in state["states"].items():
+            self._states[name][: len(x)].copy_(x)
+        self._written, self._steps, self._due, self._fresh, self._replayed = state["counters"]
+
+    def _allocate_ring(self, like: Tensors, states: Tensors) -> None:
+        columns = self.capacity * self.batch
+        self._ring = {name: zeros_like_step(x[0], len(x), columns, self.device) for name, x in like.items()}
+        self._states = HiddenState(
+            {name: torch.zeros(columns, *x.shape[1:], dtype=x.dtype, device=self.device) for name, x in states.items()}
+        )
+
+
+def _to_tensors(batch: Batch) -> Tensors:
+    """Return all ``[T, B, …]`` and ``[T+1, B, …]`` tensors of a batch by field and name."""
+    named = {f"{kind}/{name}": x for kind in NAMED for name, x in getattr(batch, kind).items()}
+    return named | {name: getattr(batch, name) for name in UNNAMED}
+
+
+def _to_batch(tensors: Tensors, state: HiddenState, index: Tensor) -> Batch:
+    """Return the batch of what ``_to_tensors`` returned."""
+    named: dict[str, Tensors] = {kind: {} for kind in NAMED}
+    for key, x in tensors.items():
+        kind, slash, name = key.partition("/")
+        if slash:
+            named[kind][name] = x
+    unnamed = {name: tensors[name] for name in UNNAMED}
+    weight = torch.ones_like(unnamed["reward"])
+    return Batch(**named, **unnamed, weight=weight, state=state, index=index)  # type: ignore[arg-type]
+
+
+def _pick(x: Tensor, columns: Tensor) -> Tensor:
+    """Return ``x[:, columns]``; images that are channels-last in memory stay so."""
+    if x.dim() == 5 and not x.is_contiguous():
+        return x.movedim(2, -1).index_select(1, columns).movedim(-1, 2)
+    return x.index_select(1, columns)
