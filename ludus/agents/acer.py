@@ -23,7 +23,7 @@ from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.rollout_replay import RolloutReplay, RolloutReplayConfig
 from ludus.networks.policy import Policy
-from ludus.networks.target import Target
+from ludus.networks.target import TargetNetworks
 from ludus.ops.distributions import categorical_kl, categorical_mode, categorical_sample
 from ludus.ops.policy_gradient import shares, value_loss
 from ludus.ops.retrace import acer_policy_loss, acer_weights, retrace
@@ -123,7 +123,7 @@ class ACER(ActorCritic):
         (self._action,) = action
         self._logits, self._observation = f"policy/{self._action}", observation
         acting = {name: network for name, network in networks.items() if name != "critic"}
-        self.average = Target(acting if config.trust_region else {})
+        self.average = TargetNetworks(acting if config.trust_region else {})
         self._policy_networks = list(acting)
         # a recurrent critic must see every step in training
         self._acting_networks = [name for name, network in networks.items() if name in acting or network.recurrent]
@@ -259,7 +259,7 @@ class ACER(ActorCritic):
         """Take one step, update the average policy, and the statistics from a fresh rollout."""
         metrics = updater.step(self.compute_loss, self.prepare(batch, updater.sum), "all")
         if self.config.trust_region:
-            self.average.follow(1 - self.config.average_decay)
+            self.average.update(1 - self.config.average_decay)
         if batch.index is None:
             self.update_statistics(batch, updater.sum)
         return Learned(metrics)

@@ -23,9 +23,9 @@ from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.rollout import RolloutCache
+from ludus.networks.module_checks import uses_methods_of
 from ludus.networks.numpy_actor import NumpyActor
 from ludus.networks.policy import Policy
-from ludus.networks.untouched import methods_of
 from ludus.ops.policy_gradient import (
     entropy_loss,
     explained_variance,
@@ -180,7 +180,7 @@ class ActorCritic(Agent):
 
     def use_numpy(self) -> bool:
         """Act in numpy where the networks are plain MLPs on the CPU and nothing is overridden."""
-        ours = methods_of(self, ActorCritic, ("act", "_act", "experience", "outputs"))
+        ours = uses_methods_of(self, ActorCritic, ("act", "_act", "experience", "outputs"))
         if self.masked or self.stores_distribution or not ours:
             return False
         self._numpy = NumpyActor.build(self.networks, self.policy, self.preprocess, self.normalizer)
@@ -213,7 +213,7 @@ class ActorCritic(Agent):
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Sample with ``noise``, else take the mode; the experience is log_prob and value."""
-        if self._numpy is not None and self._numpy.applies():
+        if self._numpy is not None and self._numpy.usable():
             return self._numpy.act(step, state, noise)
         return self._act(step, state, noise)
 

@@ -41,8 +41,8 @@ from ludus.experience.config import WIDE_MLP, ReplayConfig
 from ludus.exploration.action_noise import ActionNoise, NoiseKind, make_action_noise
 from ludus.exploration.parameter_noise import ParameterNoise
 from ludus.networks.critic import ACTION
-from ludus.networks.numpy_actor import NumpyMlp
-from ludus.networks.untouched import methods_of
+from ludus.networks.module_checks import uses_methods_of
+from ludus.networks.numpy_actor import NumpyMLP
 from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import ddpg_actor_loss, hysteretic_weight, min_over_critics, smoothed_action
 
@@ -132,7 +132,7 @@ class DDPG(OffPolicy):
         shape = {"clip": config.noise_clip, "theta": config.noise_theta}
         self.noise: ActionNoise = make_action_noise(kind, sigma, config.noise_sigma_end, **shape)
         self.parameter_noise = ParameterNoise(actor, sigma, sigma) if config.noise == "parameter" else None
-        self._numpy: NumpyMlp | None = None
+        self._numpy: NumpyMLP | None = None
         self.register_buffer("last_actor_loss", torch.zeros(()))  # logged at updates that do not step the actor
 
     @classmethod
@@ -170,13 +170,13 @@ class DDPG(OffPolicy):
 
     def use_numpy(self) -> bool:
         """Act in numpy where the actor is a plain MLP on the CPU."""
-        ours = methods_of(self, DDPG, ("act", "_act", "run"))
+        ours = uses_methods_of(self, DDPG, ("act", "_act", "run"))
         self._numpy = numpy_actor(self) if ours and self.parameter_noise is None else None
         return self._numpy is not None
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Return the policy's action; with ``noise``, a uniform one during the warm-up and a noisy one later."""
-        if self._numpy is None or not self._numpy.applies():
+        if self._numpy is None or not self._numpy.usable():
             action, state = self._act(step, state, noise)
         else:
             action = torch.from_numpy(np.tanh(self._numpy(next(iter(step.observation.values())).numpy())))
@@ -192,7 +192,7 @@ class DDPG(OffPolicy):
         network = self.networks["actor"]
         if noise is not None and self.parameter_noise is not None:
             if self.training:  # an evaluation does not resample it
-                self.parameter_noise.begin(step.first, generator_from(noise["perturbation"]))
+                self.parameter_noise.resample_on_reset(step.first, generator_from(noise["perturbation"]))
             network = self.parameter_noise.perturbed
         inputs = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
         outputs, new = network(inputs, state.select("actor") if state else state, step.first.unsqueeze(0))
@@ -284,7 +284,7 @@ class DDPG(OffPolicy):
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Return the learning rate and the noise at this share of the run."""
-        level = self.noise.set(progress)
+        level = self.noise.update(progress)
         if self.parameter_noise is not None:
             self.parameter_noise.target = level
         return {"noise_sigma": level, **super().schedule(progress)}

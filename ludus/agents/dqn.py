@@ -34,10 +34,10 @@ from ludus.core.types import Tensors
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.epsilon import Epsilon, epsilon_greedy, epsilon_greedy_numpy
-from ludus.networks.noisy import quiet, resample_noise
-from ludus.networks.numpy_actor import NumpyMlp, plain_input, plain_network
-from ludus.networks.untouched import methods_of
-from ludus.networks.values import LEVELS, Expected, ValueHead, make_value_head
+from ludus.networks.module_checks import uses_methods_of
+from ludus.networks.noisy import resample_noise, without_noise
+from ludus.networks.numpy_actor import NumpyMLP, is_plain_mlp, is_plain_vector
+from ludus.networks.value_heads import ACTING_QUANTILES, ExpectedValue, ValueHead, make_value_head
 from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import (
     double_q_value,
@@ -152,7 +152,7 @@ class DQN(OffPolicy):
         self.mask = mask_name(self.name, action) if mask_name(self.name, action) in observation else None
         settings = (config.epsilon_start, config.epsilon_end, config.epsilon_share, config.epsilon_ladder)
         self.epsilon = Epsilon("constant", 0.0) if config.noisy else Epsilon(config.epsilon_schedule, *settings)
-        self._numpy: NumpyMlp | None = None
+        self._numpy: NumpyMLP | None = None
 
     @staticmethod
     def make_head(action: Specs, c: Any) -> ValueHead:
@@ -173,11 +173,13 @@ class DQN(OffPolicy):
 
     def use_numpy(self) -> bool:
         """Act in numpy where the network is a plain MLP with expected values and nothing is overridden."""
-        plain = plain_input(self.preprocess) and plain_network(self.networks["q"]) and self.mask is None
-        plain = plain and type(self.head) is Expected and "q" in self.head.outputs and type(self.epsilon) is Epsilon
-        plain = plain and methods_of(self, DQN, ("act", "_act", "run"))
+        plain = is_plain_vector(self.preprocess) and is_plain_mlp(self.networks["q"]) and self.mask is None
+        plain = (
+            plain and type(self.head) is ExpectedValue and "q" in self.head.outputs and type(self.epsilon) is Epsilon
+        )
+        plain = plain and uses_methods_of(self, DQN, ("act", "_act", "run"))
         called = self.preprocess.modules()
-        self._numpy = NumpyMlp(self.networks["q"], "q", called) if plain else None  # type: ignore[arg-type]
+        self._numpy = NumpyMLP(self.networks["q"], "q", called) if plain else None  # type: ignore[arg-type]
         return plain
 
     def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
@@ -188,18 +190,20 @@ class DQN(OffPolicy):
             if self.config.noisy:  # a seed, so that acting is a pure function
                 drawn["noisy"] = torch.randint(2**31, (steps, rows.total), generator=generator, device=generator.device)
             if self.head.needs_taus:
-                drawn["taus"] = torch.rand(steps, rows.total, LEVELS, generator=generator, device=generator.device)
+                drawn["taus"] = torch.rand(
+                    steps, rows.total, ACTING_QUANTILES, generator=generator, device=generator.device
+                )
             return drawn
 
         return Noise(draw, generator, rows)
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Return the greedy choice; with ``noise``, ε-greedy."""
-        if self._numpy is None or not self._numpy.applies():
+        if self._numpy is None or not self._numpy.usable():
             return self._act(step, state, noise)
         q = self._numpy(next(iter(step.observation.values())).numpy())
         drawn = None if noise is None else (noise["explore"].numpy(), noise["choice"].numpy())
-        action = q.argmax(-1) if drawn is None else epsilon_greedy_numpy(q, *drawn, self.epsilon.level)
+        action = q.argmax(-1) if drawn is None else epsilon_greedy_numpy(q, *drawn, self.epsilon.value)
         return AgentStep({self.name: torch.from_numpy(action)}, {}, state)
 
     @torch.inference_mode()
@@ -207,21 +211,21 @@ class DQN(OffPolicy):
         ready = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
         if noise is not None and "noisy" in noise:
             resample_noise(self, generator_from(noise["noisy"]))
-        with quiet(self) if noise is None else nullcontext():
+        with without_noise(self) if noise is None else nullcontext():
             outputs, state = self.run("q", ready, state, step.first.unsqueeze(0))
             outputs = {name: x.squeeze(0) for name, x in outputs.items()}
             q = self.head.q(outputs, (noise or {}).get("taus"))
         mask = None if self.mask is None else step.observation[self.mask]
         if noise is None:
             return AgentStep({self.name: greedy(q, mask)}, {}, state)
-        action = epsilon_greedy(q, noise["explore"], noise["choice"], self.epsilon.level, mask)
+        action = epsilon_greedy(q, noise["explore"], noise["choice"], self.epsilon.value, mask)
         return AgentStep({self.name: action}, {}, state)
 
     @torch.inference_mode()
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
         """Return the largest Q of allowed choices."""
         ready = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
-        with quiet(self):
+        with without_noise(self):
             outputs, _ = self.run("q", ready, state, step.first.unsqueeze(0))
             q = self.head.q({name: x.squeeze(0) for name, x in outputs.items()})
         value = max_q_value(q, None if self.mask is None else step.observation[self.mask])
@@ -329,4 +333,4 @@ class DQN(OffPolicy):
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Return the learning rate and ε at this share of the run."""
-        return {"epsilon": self.epsilon.set(progress), **super().schedule(progress)}
+        return {"epsilon": self.epsilon.update(progress), **super().schedule(progress)}

@@ -20,7 +20,7 @@ from ludus.core.spec import Specs, network_inputs
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.experience.hindsight import RewardFunction
 from ludus.experience.replay import ExperienceReplay
-from ludus.networks.target import Target
+from ludus.networks.target import TargetNetworks
 from ludus.ops.policy_gradient import shares
 from ludus.preprocess.observation import ObsPreprocessor
 
@@ -50,7 +50,7 @@ class OffPolicy(Agent):
         super().__init__()
         self.config, self.observation, self.action = config, observation, action
         self.networks = nn.ModuleDict(networks)
-        self.target = Target({name: networks[name] for name in self.with_target} | dict(more or {}))
+        self.target = TargetNetworks({name: networks[name] for name in self.with_target} | dict(more or {}))
         self.preprocess = ObsPreprocessor(network_inputs(observation))
         self.recurrent = any(network.recurrent for network in networks.values())
         if self.recurrent and not config.sequence:
@@ -164,7 +164,7 @@ class OffPolicy(Agent):
         """Count an update, and move the target networks at every ``target_every``-th."""
         self.updates += 1
         if self.updates % target_every == 0:
-            self.target.follow(self.config.tau)
+            self.target.update(self.config.tau)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Return the learning rate, of the first parameter group, at this share of the run."""

@@ -20,7 +20,7 @@ from ludus.core.updater import Updater
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.parameter_noise import ParameterNoise, rms_distance
 from ludus.networks.critic import ACTION
-from ludus.networks.numpy_actor import NumpyMlp, plain_input, plain_network
+from ludus.networks.numpy_actor import NumpyMLP, is_plain_mlp, is_plain_vector
 from ludus.ops.q_learning import mixed_priority, n_step_targets, soft_n_step_targets, td_target, temperature_loss
 from ludus.preprocess.observation import ObsPreprocessor
 
@@ -100,12 +100,12 @@ def actor_and_critics(observation: Specs, action: Specs, config: Any, outputs: i
     }
 
 
-def numpy_actor(agent: OffPolicy) -> NumpyMlp | None:
+def numpy_actor(agent: OffPolicy) -> NumpyMLP | None:
     """Return the actor in numpy where it is a plain MLP of one vector on the CPU, else None."""
     actor: Any = agent.networks["actor"]
-    if not (plain_input(agent.preprocess) and plain_network(actor)):
+    if not (is_plain_vector(agent.preprocess) and is_plain_mlp(actor)):
         return None
-    return NumpyMlp(actor, "policy", agent.preprocess.modules())
+    return NumpyMLP(actor, "policy", agent.preprocess.modules())
 
 
 def random_actions(steps: int, batch: int, size: int, generator: torch.Generator) -> Tensor:

@@ -43,8 +43,8 @@ from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Group, Updater
 from ludus.experience.config import WIDE_MLP, ReplayConfig
 from ludus.networks.critic import ACTION
-from ludus.networks.numpy_actor import NumpyMlp
-from ludus.networks.untouched import methods_of
+from ludus.networks.module_checks import uses_methods_of
+from ludus.networks.numpy_actor import NumpyMLP
 from ludus.ops.distributions import tanh_gaussian_draw, tanh_gaussian_sample
 from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import sac_actor_loss, sac_critic_loss, sac_value
@@ -111,7 +111,7 @@ class SAC(OffPolicy):
         super().__init__(observation, action, config, networks)
         self.flat = FlatActions(config, action)
         self.target_entropy = -float(self.flat.size) if config.target_entropy is None else config.target_entropy
-        self._numpy: NumpyMlp | None = None
+        self._numpy: NumpyMLP | None = None
         log_alpha = torch.tensor(math.log(config.alpha))
         if config.learn_alpha:
             self.log_alpha = nn.Parameter(log_alpha)
@@ -157,13 +157,13 @@ class SAC(OffPolicy):
 
     def use_numpy(self) -> bool:
         """Act in numpy where the actor is a plain MLP on the CPU."""
-        ours = methods_of(self, SAC, ("act", "_act", "policy", "run"))
+        ours = uses_methods_of(self, SAC, ("act", "_act", "policy", "run"))
         self._numpy = numpy_actor(self) if ours else None
         return self._numpy is not None
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Return the mean action; with ``noise``, a uniform one during the warm-up and a sample later."""
-        if self._numpy is None or not self._numpy.applies():
+        if self._numpy is None or not self._numpy.usable():
             u, state = self._act(step, state, noise)
         else:
             mean, log_std = np.split(self._numpy(next(iter(step.observation.values())).numpy()), 2, axis=1)

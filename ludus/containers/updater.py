@@ -15,7 +15,7 @@ from ludus.core.batch import Batch
 from ludus.core.errors import UserError
 from ludus.core.types import State, Tensors
 from ludus.core.updater import Group, LossFunction, NonFiniteError, Updater
-from ludus.networks.mode import depends_on_mode
+from ludus.networks.module_checks import depends_on_training_mode
 from ludus.ops.fused import gradients
 from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_, rmsprop_tf_, sgd_
 
@@ -94,7 +94,7 @@ class LocalUpdater(Updater):
         # visits every layer
         modules = [module.eval() for module in agent.children()]
         learning = [module for module in modules if any(p.requires_grad for p in module.parameters())]
-        self._modal = [module for module in learning if depends_on_mode(module)]
+        self._modal = [module for module in learning if depends_on_training_mode(module)]
         self._flushed = bool(torch.tensor(2e-38).mul(0.1) == 0)  # whether the user has turned that on for all
 
     @property

@@ -1,4 +1,4 @@
-"""Noise on continuous actions in [−1, 1]: normal, clipped normal, uniform, and Ornstein–Uhlenbeck."""
+"""Noise on continuous actions in [−1, 1]: normal, clipped normal, uniform and Ornstein–Uhlenbeck."""
 
 from __future__ import annotations
 
@@ -15,69 +15,69 @@ from ludus.core.hidden_state import HiddenState
 from ludus.exploration.schedule import Schedule
 
 NoiseKind = Literal["normal", "clipped_normal", "uniform", "ornstein_uhlenbeck"]
-OU = "exploration/ou"  # where the hidden state has what Ornstein–Uhlenbeck noise remembers
+OU = "exploration/ou"  # the state of Ornstein–Uhlenbeck noise in the hidden state
 
 
 class ActionNoise(ABC):
-    """Numbers drawn for many steps at once, and their way onto an action; independent between rows and elements.
+    """Noise that is drawn for many steps at once and added to actions, independent across rows and elements.
 
-    ``sigma`` is one number, or ``[B, 1]`` with one for each environment. With ``end`` it goes there in a straight line
-    over the run (the largest does, if there are several: they keep their proportions).
+    ``sigma`` is a number, or ``[B, 1]`` with one per environment. With ``end`` it changes linearly over the run; if
+    there are several, the largest goes to ``end`` and the others stay in proportion.
     """
 
     def __init__(self, sigma: float | Tensor = 0.1, end: float | None = None) -> None:
-        self._rows: Tensor | None = None  # [B, 1]: each environment's share of the level
+        self._row_scale: Tensor | None = None  # [B, 1]: each environment's σ relative to the largest
         if isinstance(sigma, Tensor):
             if sigma.dim() != 2 or sigma.shape[1] != 1:
                 shape = list(sigma.shape)
-                raise UserError(f"agent.noise_sigma has shape {shape}; give one number, or [environments, 1].")
-            _refuse(noise_sigma=float(sigma.min()))
+                raise UserError(f"agent.noise_sigma has shape {shape}; give one number or [environments, 1].")
+            check_ranges(SimpleNamespace(noise_sigma=float(sigma.min())), nonnegative=("noise_sigma",))
             largest = float(sigma.max())
-            self._rows, sigma = sigma / (largest or 1.0), largest
+            self._row_scale, sigma = sigma / (largest or 1.0), largest
         end = sigma if end is None else end
-        _refuse(noise_sigma=sigma, noise_sigma_end=end)
+        settings = SimpleNamespace(noise_sigma=sigma, noise_sigma_end=end)
+        check_ranges(settings, nonnegative=("noise_sigma", "noise_sigma_end"))
         self.schedule = Schedule("linear", sigma, end)
-        self.level = self.schedule.at(0.0)
+        self.sigma = self.schedule.at(0.0)
 
-    def set(self, progress: float) -> float:
-        """Take σ from the share of the run that is done (0 to 1); return it."""
-        self.level = self.schedule.at(progress)
-        return self.level
+    def update(self, progress: float) -> float:
+        """Set σ by the fraction of the run that is done (0 to 1) and return it."""
+        self.sigma = self.schedule.at(progress)
+        return self.sigma
 
     def initial_state(self, batch: int, size: int, device: torch.device | None = None) -> HiddenState:
-        """What it remembers before the first step, for actions of ``size`` elements; of most kinds nothing."""
+        """Return the noise's state before the first step, for actions of ``size`` elements; most kinds have none."""
         return HiddenState()
 
     def draw(self, steps: int, batch: int, size: int, generator: torch.Generator) -> Tensor:
-        """The numbers of ``steps`` steps, ``[steps, B, size]``, in units of σ; on the generator's device."""
-        numbers = self._numbers((steps, batch, size), generator)
-        if self._rows is None:
-            return numbers
-        if len(self._rows) != batch:
-            raise UserError(
-                f"agent.noise_sigma has {len(self._rows)} rows and there are {batch} environments; give one for each."
-            )
-        return numbers.mul_(self._rows.to(numbers))
+        """Draw noise for ``steps`` steps in units of σ: ``[steps, B, size]`` on the generator's device."""
+        noise = self._standard_noise((steps, batch, size), generator)
+        if self._row_scale is None:
+            return noise
+        rows = len(self._row_scale)
+        if rows != batch:
+            raise UserError(f"agent.noise_sigma has {rows} rows and there are {batch} environments; give one for each.")
+        return noise.mul_(self._row_scale.to(noise))
 
     @abstractmethod
-    def _numbers(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor: ...
+    def _standard_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor: ...
 
     def apply(self, action: Tensor, drawn: Tensor, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
-        """Add one step of what was drawn, ``[B, K]``, within [−1, 1]; rows with ``first`` begin an episode."""
-        return torch.add(action, drawn, alpha=self.level).clamp_(-1, 1), state
+        """Add one step of drawn noise ``[B, K]`` and clip to [−1, 1]; rows with ``first`` start an episode."""
+        return torch.add(action, drawn, alpha=self.sigma).clamp_(-1, 1), state
 
 
 class NormalNoise(ActionNoise):
     """N(0, σ²)."""
 
-    def _numbers(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def _standard_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn(shape, generator=generator, device=generator.device)
 
 
 class ClippedNormalNoise(NormalNoise):
-    """N(0, σ²), what lies beyond ±clip·σ put on that bound: of clip 2.5 as in TD3's targets, one number in 80.
+    """N(0, σ²) clipped to ±clip·σ; TD3's target noise has clip 2.5.
 
-    That narrows it: the deviation is 0.96 σ with clip 2 and 0.72 σ with clip 1.
+    Clipping reduces the standard deviation, to 0.96 σ with clip 2 and 0.72 σ with clip 1.
     """
 
     def __init__(self, sigma: float | Tensor = 0.1, end: float | None = None, clip: float = 2.5) -> None:
@@ -85,31 +85,31 @@ class ClippedNormalNoise(NormalNoise):
         check_ranges(SimpleNamespace(noise_clip=clip), positive=("noise_clip",))
         self.clip = clip
 
-    def _numbers(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return super()._numbers(shape, generator).clamp_(-self.clip, self.clip)
+    def _standard_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return super()._standard_noise(shape, generator).clamp_(-self.clip, self.clip)
 
 
 class UniformNoise(ActionNoise):
-    """Uniform between −σ and σ: σ is half the width here, and the deviation σ/√3."""
+    """Uniform on [−σ, σ]; the standard deviation is σ/√3."""
 
-    def _numbers(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def _standard_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.rand(shape, generator=generator, device=generator.device).mul_(2).sub_(1)
 
 
 class OrnsteinUhlenbeckNoise(NormalNoise):
-    """Noise that drifts: x ← x + θ(μ − x)dt + σ√dt·ε (Uhlenbeck & Ornstein 1930, in DDPG since Lillicrap et al. 2016).
+    """Ornstein–Uhlenbeck noise x ← x + θ(μ − x)dt + σ√dt·ε, as in DDPG (Lillicrap et al. 2016).
 
-    x is 0 before an episode's first action, for each environment, and one step is correlated with the next by
-    1 − θ·dt. In the long run the deviation is σ/√(2θ − θ²dt), so 1.9 σ with θ = 0.15 and dt = 1.
+    x starts at 0 in each episode, and successive steps have the correlation 1 − θ·dt. The stationary standard deviation
+    is σ/√(2θ − θ²dt): 1.9 σ with θ = 0.15 and dt = 1.
     """
 
     def __init__(
         self,
         sigma: float | Tensor = 0.1,
         end: float | None = None,
-        theta: float = 0.15,  # how fast it comes back
-        mean: float = 0.0,  # where to (μ)
-        dt: float = 1.0,  # the time between two steps
+        theta: float = 0.15,  # rate of return to the mean
+        mean: float = 0.0,  # μ
+        dt: float = 1.0,  # time between two steps
     ) -> None:
         super().__init__(sigma, end)
         given = SimpleNamespace(noise_theta=theta, noise_dt=dt, noise_mean=mean)
@@ -119,21 +119,21 @@ class OrnsteinUhlenbeckNoise(NormalNoise):
                 f"agent.noise_theta is {theta} and agent.noise_dt is {dt}; their product must be 1 at most, or the "
                 "noise overshoots its mean."
             )
-        self._kept, self._drift, self._root = 1 - theta * dt, theta * mean * dt, math.sqrt(dt)
+        self._decay, self._drift, self._sqrt_dt = 1 - theta * dt, theta * mean * dt, math.sqrt(dt)
 
     def initial_state(self, batch: int, size: int, device: torch.device | None = None) -> HiddenState:
-        """Zeros."""
         return HiddenState({OU: torch.zeros(batch, size, device=device)})
 
     def apply(self, action: Tensor, drawn: Tensor, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
-        """Move x by one step and add it."""
-        x = state[OU].masked_fill(first.unsqueeze(-1), 0).mul_(self._kept).add_(drawn, alpha=self.level * self._root)
+        """Advance x by one step and add it to the action."""
+        x = state[OU].masked_fill(first.unsqueeze(-1), 0).mul_(self._decay)
+        x.add_(drawn, alpha=self.sigma * self._sqrt_dt)
         if self._drift:
             x += self._drift
         return (action + x).clamp_(-1, 1), HiddenState(state | {OU: x})
 
 
-KINDS: dict[str, type[ActionNoise]] = {
+NOISES: dict[str, type[ActionNoise]] = {
     "normal": NormalNoise,
     "clipped_normal": ClippedNormalNoise,
     "uniform": UniformNoise,
@@ -151,16 +151,11 @@ def make_action_noise(
     mean: float = 0.0,
     dt: float = 1.0,
 ) -> ActionNoise:
-    """Make noise of a kind; what the kind does not have (``clip``, or ``theta``, ``mean`` and ``dt``) is ignored."""
-    if kind not in KINDS:
-        raise UserError(f'agent.noise is "{kind}"; use one of {", ".join(KINDS)}.{did_you_mean(kind, KINDS)}')
+    """Make noise of one kind, which ignores the settings of the others (``clip``; ``theta``, ``mean``, ``dt``)."""
+    if kind not in NOISES:
+        raise UserError(f'agent.noise is "{kind}"; use one of {", ".join(NOISES)}.{did_you_mean(kind, NOISES)}')
     if kind == "clipped_normal":
         return ClippedNormalNoise(sigma, sigma_end, clip)
     if kind == "ornstein_uhlenbeck":
         return OrnsteinUhlenbeckNoise(sigma, sigma_end, theta, mean, dt)
-    return KINDS[kind](sigma, sigma_end)
-
-
-def _refuse(**given: float) -> None:
-    """Refuse deviations that are none."""
-    check_ranges(SimpleNamespace(**given), nonnegative=tuple(given))
+    return NOISES[kind](sigma, sigma_end)

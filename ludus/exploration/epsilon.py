@@ -1,4 +1,4 @@
-"""ε-greedy: a uniformly random choice with probability ε, else the best one (Watkins 1989)."""
+"""ε-greedy: a uniformly random action with probability ε, else the greedy one (Watkins 1989)."""
 
 from __future__ import annotations
 
@@ -12,35 +12,34 @@ from torch import Tensor
 
 from ludus.core.errors import UserError, check_ranges, did_you_mean
 from ludus.core.types import Tensors
-from ludus.exploration.schedule import Kind, Schedule
+from ludus.exploration.schedule import Schedule, ScheduleKind
 
 BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
 
 
 class Epsilon:
-    """How often to explore: a schedule over the run, the same for all environments or a ladder over them.
+    """The schedule of ε, optionally with a different ε for each environment.
 
-    With ``ladder`` α, environment i of N explores with ε_i = ε^(1 + α·i/(N−1)), where ε is what the schedule says:
-    most of them hardly explore, the first do it all the time (Horgan et al. 2018; ε = 0.4 and α = 7, for R2D2 too). A
-    single environment has ε itself.
+    With ``ladder`` α, environment i of N explores with ε_i = ε^(1 + α·i/(N−1)), as in Ape-X and R2D2, which use
+    ε = 0.4 and α = 7 (Horgan et al. 2018). A single environment uses ε.
 
-    Acting compares the numbers of ``draw`` with ``level``, which is ε. The ladder lies in these numbers, so that a
-    group of rows need not know where in the batch it is, and ``set`` shows at the next step, not when all numbers are
-    used up. It costs less than a microsecond: ε may change at every step.
+    To act, compare the ``explore`` numbers of ``draw`` with ``value``, the current ε. The ladder is part of these
+    numbers, so a group of rows needs no ε per row, and ``update`` takes effect at the next step although numbers are
+    drawn for many steps ahead.
     """
 
     def __init__(
         self,
-        schedule: Kind = "linear",
-        start: float = 1.0,  # constant: ε of the whole run
+        schedule: ScheduleKind = "linear",
+        start: float = 1.0,  # ε of the whole run for "constant"
         end: float = 0.05,
-        share: float = 0.1,  # of the run, until ``end`` is reached
-        ladder: float = 0.0,  # α; 0: all environments alike
+        share: float = 0.1,  # fraction of the run until ``end`` is reached
+        ladder: float = 0.0,  # α; 0: the same ε for all environments
     ) -> None:
-        if schedule not in get_args(Kind):
-            kinds = ", ".join(get_args(Kind))
+        kinds = get_args(ScheduleKind)
+        if schedule not in kinds:
             raise UserError(
-                f'agent.epsilon_schedule is "{schedule}"; use one of {kinds}.{did_you_mean(schedule, get_args(Kind))}'
+                f'agent.epsilon_schedule is "{schedule}"; use one of {", ".join(kinds)}.{did_you_mean(schedule, kinds)}'
             )
         given = SimpleNamespace(epsilon_start=start, epsilon_end=end, epsilon_share=share, epsilon_ladder=ladder)
         both = ("epsilon_start", "epsilon_end")
@@ -50,42 +49,35 @@ class Epsilon:
         if schedule == "exponential":
             check_ranges(given, positive=both)
         self.schedule, self.ladder = Schedule(schedule, start, end, share), ladder
-        self.level = self.schedule.at(0.0)
+        self.value = self.schedule.at(0.0)
 
-    def set(self, progress: float) -> float:
-        """Take ε from the share of the run that is done (0 to 1); return it."""
-        self.level = self.schedule.at(progress)
-        return self.level
-
-    def exponents(self, batch: int) -> Tensor:
-        """1 + α·i/(N−1) for each of ``batch`` environments, in float64."""
-        return 1 + self.ladder * torch.arange(batch, dtype=torch.float64) / max(batch - 1, 1)
-
-    def values(self, batch: int) -> Tensor:
-        """The ε of each of ``batch`` environments now, ``[B]``."""
-        return (self.level ** self.exponents(batch)).float()
+    def update(self, progress: float) -> float:
+        """Set ε by the fraction of the run that is done (0 to 1) and return it."""
+        self.value = self.schedule.at(progress)
+        return self.value
 
     def draw(self, steps: int, batch: int, size: int, generator: torch.Generator) -> Tensors:
-        """The numbers of ``steps`` choices among ``size``: ``explore`` ``[steps, B]``, ``choice`` ``[steps, B, size]``.
+        """Draw random numbers for ``size`` actions: ``explore`` ``[steps, B]`` and ``choice`` ``[steps, B, size]``.
 
-        ``explore`` of row i is below ε with probability ε_i, as u < ε^e is u^(1/e) < ε.
+        ``explore`` of row i is below ε with probability ε_i, since u < ε^e is the same as u^(1/e) < ε.
         """
         device = generator.device
         explore = torch.rand(steps, batch, generator=generator, device=device)
         if self.ladder:
-            roots = self.exponents(batch).reciprocal().to(device, torch.float32)
-            explore = explore.pow(roots).clamp(max=BELOW_ONE)  # ε = 1 explores always
+            exponents = 1 + self.ladder * torch.arange(batch, dtype=torch.float64) / max(batch - 1, 1)
+            roots = exponents.reciprocal().to(device, torch.float32)
+            explore = explore.pow(roots).clamp(max=BELOW_ONE)  # so that ε = 1 always explores
         return {"explore": explore, "choice": torch.rand(steps, batch, size, generator=generator, device=device)}
 
 
 def epsilon_greedy(
     q: Tensor, uniform: Tensor, choice: Tensor, epsilon: float | Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """Choose where ``uniform`` < ε an allowed action at random, else the allowed one of the highest ``q``.
+    """Return a random allowed action where ``uniform`` < ε, else the allowed action with the highest ``q``.
 
-    ``q`` ``[…, A]``, ``uniform`` ``[…]`` in [0, 1), ``choice`` ``[…, A]`` independent numbers of any one continuous
-    distribution, whose largest marks the random action; ``epsilon`` one number or ``[…]``; ``mask`` ``[…, A]``: 0
-    forbids. Returns ``[…]`` int64. Where a mask forbids everything the action is 0.
+    ``q`` ``[…, A]``; ``uniform`` ``[…]`` in [0, 1); ``choice`` ``[…, A]`` i.i.d. continuous noise, of which the largest
+    gives the random action; ``epsilon`` a number or ``[…]``; ``mask`` ``[…, A]``, 0 for forbidden actions. Returns
+    int64 ``[…]``, 0 where the mask forbids every action.
     """
     scores = torch.where((uniform < epsilon).unsqueeze(-1), choice, q)
     if mask is not None:
@@ -100,7 +92,7 @@ def epsilon_greedy_numpy(
     epsilon: float,
     mask: NDArray[Any] | None = None,
 ) -> NDArray[np.int64]:
-    """As ``epsilon_greedy``, for acting in numpy."""
+    """Do the same as ``epsilon_greedy`` in numpy."""
     explore = uniform < epsilon
     scores = np.where(explore[..., None], choice, q) if 1 in explore.tobytes() else q
     if mask is not None:

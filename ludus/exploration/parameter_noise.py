@@ -1,4 +1,4 @@
-"""Noise on parameters instead of actions: one perturbed policy acts for an episode (Plappert et al. 2018)."""
+"""Parameter space noise: a perturbed copy of the policy acts for an episode (Plappert et al. 2018)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from ludus.core.errors import UserError, check_ranges
 
 
 class ParameterNoise(nn.Module):
-    """A frozen copy of a module with θ̃ = θ + σ·ε, and the σ that keeps its actions at a desired distance.
+    """A copy of a module with θ̃ = θ + σ·ε, where σ adapts to keep its actions at a target distance.
 
-    ``perturbed`` acts; ``resample`` makes it anew from the module's parameters of that moment, ``adapt`` moves σ. The
-    state dict has both σ and the copy, but not the module, which belongs to the agent. Parameters of LayerNorms are
-    copied without noise, as they scale whole layers.
+    ``perturbed`` acts, ``resample`` redraws it from the module's current parameters, and ``adapt`` changes σ. The state
+    dict has σ and the copy, but not the module, which belongs to the agent. LayerNorm parameters get no noise.
 
-    All environments share one perturbation, which is why ``begin`` makes a new one when row 0 begins an episode: the
-    episodes of the other rows may see it change on the way. Of rows that step in groups, each group's first counts.
+    All environments share one perturbation. It is redrawn when row 0 starts an episode, so it may change during the
+    episodes of other rows. If rows step in groups, the first row of each group counts.
     """
 
     sigma: Tensor
@@ -33,32 +32,32 @@ class ParameterNoise(nn.Module):
         if rate <= 1:
             raise UserError(f"agent.parameter_noise_rate is {rate}; it must be greater than 1, or σ cannot adapt.")
         self.target, self.rate = target, rate
-        self._module = (module,)  # in a tuple, lest the state dict and the optimizer see it twice
+        self._module = (module,)  # in a tuple, so that PyTorch does not register it
         self.perturbed = copy.deepcopy(module).requires_grad_(False)
         self.register_buffer("sigma", torch.tensor(sigma_init, dtype=torch.float64))
-        still = {id(p) for m in self.perturbed.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()}
-        self._moved: list[Tensor] = [
-            p for p in self.perturbed.parameters() if p.is_floating_point() and id(p) not in still
+        norms = {id(p) for m in self.perturbed.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()}
+        self._noisy: list[Tensor] = [
+            p for p in self.perturbed.parameters() if p.is_floating_point() and id(p) not in norms
         ]
 
     @torch.no_grad()
     def resample(self, generator: torch.Generator) -> None:
-        """Perturb the module's current parameters anew, with numbers of ``generator``."""
+        """Copy the module's current parameters and add new noise to them."""
         torch._foreach_copy_(_tensors(self.perturbed), _tensors(*self._module))
-        sizes = [p.numel() for p in self._moved]
+        sizes = [p.numel() for p in self._noisy]
         flat = torch.randn(sum(sizes), generator=generator, device=generator.device).to(self.sigma.device)
         parts = torch.split(flat.mul_(self.sigma), sizes)
-        noise = [part.view_as(p).to(p.dtype) for part, p in zip(parts, self._moved, strict=True)]
-        torch._foreach_add_(self._moved, noise)
+        noise = [part.view_as(p).to(p.dtype) for part, p in zip(parts, self._noisy, strict=True)]
+        torch._foreach_add_(self._noisy, noise)
 
-    def begin(self, first: Tensor, generator: torch.Generator) -> None:
-        """Resample if row 0 begins an episode (``first``: ``[B]``)."""
+    def resample_on_reset(self, first: Tensor, generator: torch.Generator) -> None:
+        """Resample if row 0 starts an episode (``first``: ``[B]``)."""
         if bool(first[0]):
             self.resample(generator)
 
     @torch.no_grad()
     def adapt(self, distance: Tensor) -> None:
-        """Widen σ by ``rate`` where the perturbed actions are within the target of the others, else narrow it."""
+        """Increase σ by the factor ``rate`` if the distance of the actions is within the target, else decrease it."""
         self.sigma.copy_(torch.where(distance <= self.target, self.sigma * self.rate, self.sigma / self.rate))
 
 
@@ -67,5 +66,5 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 def rms_distance(action: Tensor, perturbed: Tensor) -> Tensor:
-    """Return √(mean (a − ã)²) over rows and elements: its target is the σ of action noise as strong."""
+    """Return √(mean (a − ã)²), which equals σ for Gaussian action noise of that σ."""
     return (action - perturbed).square().mean().sqrt()

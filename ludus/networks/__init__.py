@@ -1,4 +1,4 @@
-"""Networks: tensors in by name, tensors out by name. The tables say which class a name on the command line means."""
+"""Networks: named tensors in, named tensors out. The tables map names on the command line to classes."""
 
 NETWORKS = {
     "modular": "ludus.networks.modular:ModularNetwork",

@@ -1,4 +1,4 @@
-"""From one rank to another: features first, then space. Every cast is a reshape, so nothing is lost.
+"""Reshape tensors from one rank to another: features first, then space.
 
 ======================  =========  ========  =========  =========
 from                    to 1D      to 2D     to 3D      to 4D
@@ -20,7 +20,7 @@ from ludus.core.network import Shape
 
 
 def cast_shape(shape: Shape, dim: int | None) -> Shape:
-    """The shape of one row of rank 1 to 4 as rank ``dim``; ``None`` keeps it."""
+    """Return the shape of a row of rank 1 to 4 cast to rank ``dim``; unchanged if ``dim`` is None."""
     rank = len(shape)
     if dim is None or dim == rank:
         return shape
@@ -34,7 +34,7 @@ def cast_shape(shape: Shape, dim: int | None) -> Shape:
 
 
 def cast(x: Tensor, dim: int) -> Tensor:
-    """Cast ``[N, …]``, with exactly one leading dimension, to rank ``dim``."""
+    """Cast ``x`` ``[N, …]``, with one leading dimension, to rank ``dim``."""
     if x.dim() - 1 == dim:
         return x
     return x.reshape(x.shape[0], *cast_shape(tuple(x.shape[1:]), dim))

@@ -1,4 +1,4 @@
-"""The settings of a network."""
+"""Settings of a network."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from ludus.core.errors import UserError
 
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
 
-NATURE_CNN_SIDE = 36  # the smallest side that leaves one pixel after the three layers of nature_cnn
+NATURE_CNN_SIDE = 36  # the smallest image side that nature_cnn accepts
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """How observations become outputs; --network.critic.hidden sets it for the critic alone.
+    """How observations become outputs; --network.critic.hidden sets a value for the critic only.
 
-    A piece of your own is pkg.mod:Class, made as Class(input_shape, config).
+    A custom piece is pkg.mod:Class, made as Class(input_shape, config).
     """
 
-    name: str = "modular"  # or your own as package.module:Class: a Network, or any torch module (ludus.networks.build)
-    net1d: str = "mlp"  # what each vector observation goes through first
-    net2d: str = "flat_mlp"  # what each matrix observation [F, S] goes through first; flat_mlp: an mlp on all entries
-    # what each image observation [F, H, W] goes through first; auto: nature_cnn, and small_cnn below 36×36
+    name: str = "modular"  # or package.module:Class: a custom Network, or any torch module (ludus.networks.build)
+    net1d: str = "mlp"  # source of each vector observation
+    net2d: str = "flat_mlp"  # source of each matrix observation [F, S]; flat_mlp: an mlp over the flattened matrix
+    # source of each image observation [F, H, W]; auto: nature_cnn, or small_cnn below 36×36
     net3d: str = "auto"
-    net4d: str = "identity4d"  # what each volume or clip observation [F, D, H, W] goes through first
-    # what all observations go through together; lstm gives a memory; auto: an mlp, where there are several of them
+    net4d: str = "identity4d"  # source of each volume or clip observation [F, D, H, W]
+    # applied to all observations, concatenated; lstm makes the network recurrent; auto: an mlp for several observations
     body: str = "auto"
-    head: str = "identity1d"  # what lies between the body and the outputs of the same rank as this piece
-    hidden: tuple[int, ...] = (64, 64)  # the layers of an mlp; wider fits more and is slower: 256 256 suits robots
-    activation: Activation = "tanh"  # after each layer of an mlp; tanh is steady for PPO and A2C, relu quick off-policy
-    lstm_size: int = 64  # how much an lstm remembers; its cost grows with the square
-    # one trunk for policy and value: less work, often slower to learn; auto: yes for images of 64×64 and more
+    head: str = "identity1d"  # between the body and the outputs of the same rank as this piece
+    hidden: tuple[int, ...] = (64, 64)  # layer sizes of an mlp; larger fits more and is slower: 256 256 suits robots
+    activation: Activation = "tanh"  # after each layer of an mlp; tanh suits PPO and A2C, relu off-policy agents
+    lstm_size: int = 64  # units of an lstm; its cost grows with the square
+    # one network for policy and value: cheaper, often learns slower; auto: yes for images of 64×64 and more
     shared: Literal["auto", "yes", "no"] = "auto"
-    # observations that the network gets, by name; * stands for any part of a name: network.actor.sees 'policy/*'
+    # names of the observations that the network gets; * matches any part of a name: network.actor.sees 'policy/*'
     sees: tuple[str, ...] = ("*",)
-    orthogonal: bool = True  # orthogonal first weights and a nearly uniform first policy; off: PyTorch's own
+    orthogonal: bool = True  # orthogonal initial weights and a nearly uniform initial policy; off: PyTorch's defaults
 
     def resolved(self, inputs: int) -> NetworkConfig:
-        """The same with ``auto`` decided: several observations meet before an mlp, vectors and matrices as they are.
+        """Return the settings with ``body`` "auto" decided by the number of inputs.
 
-        With layers of their own first and none together, what is learned of each would only be added up.
+        Several vectors and matrices are concatenated before an mlp: with separate layers joined only by a linear one,
+        the output would be a sum over observations.
         """
         if self.body != "auto":
             return self
@@ -57,26 +58,26 @@ class NetworkConfig:
 
     @property
     def may_be_recurrent(self) -> bool:
-        """Whether some piece is an lstm or the user's own, which may have a memory too."""
+        """Return whether some piece is an lstm, or custom and so possibly recurrent."""
         return self.name != "modular" or any(piece == "lstm" or ":" in piece for piece in self.piece_names)
 
     @property
     def piece_names(self) -> tuple[str, ...]:
-        """The names of all classes that the network is made of."""
+        """Return the names of the network and all its pieces."""
         return (self.name, self.net1d, self.net2d, self.net3d, self.net4d, self.body, self.head)
 
     def net3d_for(self, shape: tuple[int, ...]) -> str:
-        """Return the piece that an image ``[F, H, W]`` goes through, with ``auto`` decided by its size."""
+        """Return the source of an image ``[F, H, W]``, with ``auto`` decided by its size."""
         if self.net3d != "auto":
             return self.net3d
         return "nature_cnn" if min(shape[1:]) >= NATURE_CNN_SIDE else "small_cnn"
 
     def visible(self, names: Iterable[str]) -> list[str]:
-        """Return those of ``names`` that the network sees."""
+        """Return the observations among ``names`` that the network gets."""
         return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.sees)]
 
     def validate(self, table: str = "network") -> None:
-        """Refuse sizes that no layer can have; ``table`` is where these settings are given."""
+        """Raise a UserError for invalid sizes; ``table`` prefixes the setting's name."""
         for size in self.hidden:
             if size < 1:
                 raise UserError(f"{table}.hidden has a layer of {size}; every layer needs a size of 1 or more.")

@@ -1,4 +1,4 @@
-"""Q(s, a) critics: the action is concatenated before the first layer; a recurrent piece sees observations alone."""
+"""Q(s, a) critics: the action is concatenated before the first layer; recurrent pieces see only observations."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ludus.networks import SUBMODULES
 from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
 
-ACTION = "taken_action"  # the critic's input beside the observations
+ACTION = "taken_action"  # the critic's input besides the observations
 MEMORY = "memory"  # the output of the recurrent part
 
 
 def concatenate_inputs(config: NetworkConfig) -> NetworkConfig:
-    """The same pieces with the source layers of vectors and matrices moved behind their concatenation.
+    """Return settings where vectors and matrices are concatenated before their first layer.
 
-    With a layer each for observation and action and a linear layer that adds them up, the best action would not depend
-    on the observation. Images keep their sources. The concatenated features go through the body, if one is set, else
-    through ``net1d``; an mlp follows where these are something else.
+    If observation and action had separate layers joined only by a linear one, Q would be a sum of both and the best
+    action would not depend on the observation. Images keep their sources. The concatenated features go through the
+    body if one is set, else through ``net1d``; if that is not an mlp, an mlp follows.
     """
     if config.body not in ("auto", "identity1d"):
         body, head = config.body, "mlp"
@@ -41,7 +41,7 @@ def concatenate_inputs(config: NetworkConfig) -> NetworkConfig:
 
 
 def is_recurrent(config: NetworkConfig, spec: NetworkSpec) -> bool:
-    """Whether a piece of such a network is recurrent."""
+    """Return whether a piece of the network would be recurrent."""
     shapes = [shape for shape in spec.inputs.values() if len(shape) in (1, 2, 3, 4)]
     sources = {config.net3d_for(shape) if len(shape) == 3 else getattr(config, f"net{len(shape)}d") for shape in shapes}
     names = {*sources, config.resolved(len(spec.inputs)).body, config.head}
@@ -49,25 +49,25 @@ def is_recurrent(config: NetworkConfig, spec: NetworkSpec) -> bool:
 
 
 class RecurrentCritic(Network):
-    """A recurrent network of the observations, whose output is concatenated with the action for an mlp.
+    """A recurrent network over observations, followed by an mlp over its output and the action.
 
-    The hidden state does not depend on the action, so Q of other actions at a step needs no other history.
+    The hidden state does not depend on the actions, so Q can be evaluated for any action at each step.
     """
 
     recurrent = True
 
     def __init__(self, spec: NetworkSpec, config: NetworkConfig) -> None:
         super().__init__()
-        seen = {name: shape for name, shape in spec.inputs.items() if name != ACTION}
-        self.memory = ModularNetwork(seen, {MEMORY: (config.lstm_size,)}, config)
-        plain = replace(config, net1d="mlp", body="auto", head="identity1d")
+        observations = {name: shape for name, shape in spec.inputs.items() if name != ACTION}
+        self.memory = ModularNetwork(observations, {MEMORY: (config.lstm_size,)}, config)
+        mlp = concatenate_inputs(replace(config, net1d="mlp", body="auto", head="identity1d"))
         inputs = {MEMORY: (config.lstm_size,), ACTION: spec.inputs[ACTION]}
-        self.q_network = ModularNetwork(inputs, spec.outputs, concatenate_inputs(plain), spec.streams, spec.noisy)
+        self.q_network = ModularNetwork(inputs, spec.outputs, mlp, spec.streams, spec.noisy)
 
     def initial_state(self, batch: int) -> HiddenState:
         return self.memory.initial_state(batch)
 
     def forward(self, observation: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensors, HiddenState]:
-        remembered, new = self.memory(observation, state, first)
-        outputs, _ = self.q_network(remembered | {ACTION: observation[ACTION]}, HiddenState(), first)
-        return outputs, new
+        features, new_state = self.memory(observation, state, first)
+        outputs, _ = self.q_network(features | {ACTION: observation[ACTION]}, HiddenState(), first)
+        return outputs, new_state

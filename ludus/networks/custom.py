@@ -1,4 +1,4 @@
-"""Networks of the user's own: a ``Network``, or any torch module, tried on zeros before training."""
+"""Custom networks: a user's ``Network`` or any torch module, checked on zeros before training."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from ludus.core.network import Network, Shape, Shapes
 from ludus.core.types import Tensors
 from ludus.networks.critic import ACTION
 from ludus.networks.init import initialize
-from ludus.networks.modular import GAINS, module_key
+from ludus.networks.modular import module_key
+from ludus.networks.projection import output_gain
 
 
 class CustomNetwork(Network):
-    """Any ``nn.Module`` whose forward takes observations by name, each as ``[N, …]`` with time and batch in one.
+    """Wraps an ``nn.Module`` with a forward that takes observations by name, each ``[N, …]`` with N = T·B.
 
-    It returns features ``[N, F]``, to which a linear layer per output is added, or a dict with every output. The name
-    ``camera/left`` is the argument ``camera_left``; with one observation and one argument, names do not matter.
+    The module returns features ``[N, F]``, to which a linear layer per output is added, or a dict with every output.
+    The observation ``camera/left`` is passed as ``camera_left``; with one observation and one argument, the argument
+    may have any name.
     """
 
     def __init__(self, module: nn.Module, inputs: Shapes, outputs: Shapes) -> None:
         super().__init__()
         self.module, self.outputs = module, outputs
-        self._arguments = match_arguments(module, list(inputs))
+        self.arguments = match_arguments(module, list(inputs))
         self.projections = nn.ModuleDict()
         result = self._dry_run(inputs)
         if isinstance(result, dict):
@@ -36,13 +38,8 @@ class CustomNetwork(Network):
         else:
             self._add_projections(result)
 
-    @property
-    def reads(self) -> list[str]:
-        """The observations that the module takes."""
-        return list(self._arguments.values())
-
     def _dry_run(self, inputs: Shapes) -> Any:
-        """Call the module on zeros, in evaluation mode so that no statistics of its own move."""
+        """Call the module on zeros, in evaluation mode so that batch statistics do not change."""
         device = next((p.device for p in self.module.parameters()), None)
         zeros = {name: torch.zeros(2, *shape, device=device) for name, shape in inputs.items()}
         was_training = self.module.training
@@ -62,13 +59,10 @@ class CustomNetwork(Network):
     def _add_projections(self, features: Any) -> None:
         name = type(self.module).__name__
         if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != 2:
-            found = (
-                f"a tensor of shape {tuple(features.shape)}"
-                if isinstance(features, Tensor)
-                else type(features).__name__
-            )
+            is_tensor = isinstance(features, Tensor)
+            returned = f"a tensor of shape {tuple(features.shape)}" if is_tensor else type(features).__name__
             raise UserError(
-                f"Network {name} returned {found} for a batch of 2: let it return features [N, F], or a dict with the "
+                f"Network {name} returned {returned} for a batch of 2: return features [N, F], or a dict with the "
                 f"outputs {', '.join(self.outputs)}."
             )
         for output, shape in self.outputs.items():
@@ -77,15 +71,15 @@ class CustomNetwork(Network):
                     f'Network {name} returns features, but output "{output}" has shape {shape}: return a dict.'
                 )
             layer = nn.Linear(features.shape[1], shape[0] if shape else 1, device=features.device)
-            self.projections[module_key(output)] = initialize(layer, GAINS.get(output.split("/")[0], 1.0))
+            self.projections[module_key(output)] = initialize(layer, output_gain(output))
 
     def _call(self, observation: Tensors) -> Any:
-        if "" in self._arguments:
-            return self.module(observation[self._arguments[""]])
-        return self.module(**{argument: observation[name] for argument, name in self._arguments.items()})
+        if "" in self.arguments:
+            return self.module(observation[self.arguments[""]])
+        return self.module(**{argument: observation[name] for argument, name in self.arguments.items()})
 
     def forward(self, observation: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensors, HiddenState]:
-        result = self._call({name: observation[name].flatten(0, 1) for name in self._arguments.values()})
+        result = self._call({name: observation[name].flatten(0, 1) for name in self.arguments.values()})
         if self.projections:
             result = {name: self.projections[module_key(name)](result) for name in self.outputs}
         outputs = {name: result[name].reshape(*first.shape, *shape) for name, shape in self.outputs.items()}
@@ -93,17 +87,17 @@ class CustomNetwork(Network):
 
 
 def argument_name(observation: str) -> str:
-    """The argument of a forward method that stands for an observation: ``camera/left`` → ``camera_left``."""
+    """Return the forward argument for an observation: ``camera/left`` → ``camera_left``."""
     name = re.sub(r"\W", "_", observation)
     return f"_{name}" if name[:1].isdigit() else name
 
 
 def match_arguments(module: nn.Module, observations: list[str]) -> dict[str, str]:
-    """Argument of the module's forward → observation; the argument ``""`` is the first by position."""
+    """Return the observation for each argument of the module's forward; the key ``""`` means the first positional."""
     parameters = inspect.signature(module.forward).parameters.values()
     known = {argument_name(name): name for name in observations}
     if len(known) < len(observations):
-        raise UserError(f"Observations {', '.join(observations)} would share an argument of the network; rename one.")
+        raise UserError(f"Two of the observations {', '.join(observations)} map to the same argument; rename one.")
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return known
     named = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
@@ -114,55 +108,68 @@ def match_arguments(module: nn.Module, observations: list[str]) -> dict[str, str
         if argument not in known:
             raise UserError(
                 f'The forward of network {type(module).__name__} has an argument "{argument}", but no observation has '
-                f"that name.{did_you_mean(argument, known)} Arguments that it may have: {', '.join(known)}."
+                f"that name.{did_you_mean(argument, known)} Possible arguments: {', '.join(known)}."
             )
     return {p.name: known[p.name] for p in named if p.name in known}
 
 
 def check_outputs(result: Any, outputs: Shapes, leading: Shape, network: str) -> None:
-    """Refuse, in one sentence, a dict that lacks an output or has it in a wrong shape."""
+    """Raise a UserError unless ``result`` is a dict with all outputs in their shapes."""
     if not isinstance(result, dict):
-        raise UserError(f"Network {network} returns a {type(result).__name__}, but must return a dict of its outputs.")
+        raise UserError(f"Network {network} returns a {type(result).__name__}, but must return a dict of outputs.")
     for name, shape in outputs.items():
         if name not in result:
-            found = ", ".join(map(str, result)) or "nothing"
-            raise UserError(f'Network {network} returns {found}, but not the output "{name}" of shape {shape}.')
-        given = result[name]
-        found = f"of shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"as {type(given).__name__}"
-        if not isinstance(given, Tensor) or tuple(given.shape) != (*leading, *shape):
+            returned = ", ".join(map(str, result)) or "nothing"
+            raise UserError(f'Network {network} returns {returned}, but not the output "{name}" of shape {shape}.')
+        x = result[name]
+        if not isinstance(x, Tensor) or tuple(x.shape) != (*leading, *shape):
+            returned = f"of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"as {type(x).__name__}"
             raise UserError(
-                f'Network {network} returns "{name}" {found} for a batch of {leading}: as a tensor, it '
-                f"needs to be {(*leading, *shape)}."
+                f'Network {network} returns "{name}" {returned} for a batch of {leading}; it must be a tensor of shape '
+                f"{(*leading, *shape)}."
             )
 
 
-def make_custom(made_by: Any, name: str, inputs: Shapes, outputs: Shapes) -> Network:
-    """Make a user's ``Network``, or wrap any other torch module in a ``CustomNetwork``."""
-    if not inspect.isclass(made_by) or not issubclass(made_by, nn.Module):
-        raise UserError(f'Network "{name}" is no class of torch modules: derive it from torch.nn.Module.')
-    if issubclass(made_by, Network):
-        return _own_network(made_by, inputs, outputs)
-    network = CustomNetwork(_own_module(made_by, inputs), inputs, outputs)
-    if ACTION in inputs and ACTION not in network.reads:
+def make_custom(cls: Any, name: str, inputs: Shapes, outputs: Shapes) -> Network:
+    """Make a user's ``Network`` as ``cls(inputs, outputs)``, or wrap any other torch module in a ``CustomNetwork``."""
+    if not inspect.isclass(cls) or not issubclass(cls, nn.Module):
+        raise UserError(f'Network "{name}" is not a class of torch modules: derive it from torch.nn.Module.')
+    parameters = inspect.signature(cls).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = sum(p.default is p.empty for p in positional)
+    if issubclass(cls, Network):
+        if required > 2:
+            raise UserError(
+                f"Network {cls.__name__} is made as {cls.__name__}(inputs, outputs): give all other arguments defaults."
+            )
+        network: Network = _instantiate(cls, inputs, outputs)
+        check_on_zeros(network, inputs, outputs, cls.__name__)
+        return network
+    if required > 1:
         raise UserError(
-            f"Network {made_by.__name__} does not read {ACTION}, so that as a critic it could not tell actions apart: "
-            f"give its forward an argument {ACTION}=None, which is None for the actor."
+            f"The constructor of network {cls.__name__} needs {required} arguments: it may have one for the "
+            "observations' shapes {name: shape}, and all others need defaults."
         )
-    return network
+    custom = CustomNetwork(_instantiate(cls, inputs) if required else _instantiate(cls), inputs, outputs)
+    if ACTION in inputs and ACTION not in custom.arguments.values():
+        raise UserError(
+            f"Network {cls.__name__} does not read {ACTION}, so as a critic it would not depend on the action: give "
+            f"its forward an argument {ACTION}=None, which is None for the actor."
+        )
+    return custom
 
 
-def _own_network(made_by: type[Network], inputs: Shapes, outputs: Shapes) -> Network:
-    if _required(made_by) > 2:
+def _instantiate(cls: type[Any], *arguments: Any) -> Any:
+    try:
+        return cls(*arguments)
+    except Exception as error:
         raise UserError(
-            f"Network {made_by.__name__} is made as {made_by.__name__}(inputs, outputs): give other arguments defaults."
-        )
-    network: Network = _make(made_by, inputs, outputs)
-    check_on_zeros(network, inputs, outputs, made_by.__name__)
-    return network
+            f"Network {cls.__name__} cannot be made: {type(error).__name__}: {error}; fix its constructor."
+        ) from error
 
 
 def check_on_zeros(network: Network, inputs: Shapes, outputs: Shapes, name: str) -> None:
-    """Run three steps of two rows of zeros, in evaluation mode so that no statistics change."""
+    """Check the outputs on three steps of two rows of zeros, in evaluation mode so that statistics do not change."""
     was_training = network.training
     zeros = {key: torch.zeros(3, 2, *shape) for key, shape in inputs.items()}
     try:
@@ -173,32 +180,8 @@ def check_on_zeros(network: Network, inputs: Shapes, outputs: Shapes, name: str)
             f"Network {name} fails on steps of zeros with {type(error).__name__}: {error}; fix its forward."
         ) from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-        raise UserError(f"Network {name} must return two things from forward: the outputs by name and the state.")
+        raise UserError(
+            f"Network {name} must return two values from forward: the outputs by name and the hidden state."
+        )
     check_outputs(result[0], outputs, (3, 2), name)
     network.train(was_training)
-
-
-def _make(made_by: type[Any], *arguments: Any) -> Any:
-    try:
-        return made_by(*arguments)
-    except Exception as error:
-        raise UserError(
-            f"Network {made_by.__name__} cannot be made: {type(error).__name__}: {error}; fix its constructor."
-        ) from error
-
-
-def _own_module(made_by: type[nn.Module], inputs: Shapes) -> nn.Module:
-    required = _required(made_by)
-    if required > 1:
-        raise UserError(
-            f"Network {made_by.__name__} needs {required} arguments to be made: give it none, or one for the "
-            "observations' shapes {name: shape}, and defaults to all others."
-        )
-    module: nn.Module = _make(made_by, inputs) if required else _make(made_by)
-    return module
-
-
-def _required(made_by: type[nn.Module]) -> int:
-    """How many arguments a constructor needs."""
-    parameters = inspect.signature(made_by).parameters.values()
-    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)

@@ -1,8 +1,9 @@
-"""Several networks of one kind as one: outputs ``[T, B, E, …]``."""
+"""Ensembles of networks, for twin critics: outputs ``[T, B, E, …]``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,18 +11,14 @@ from torch import Tensor, nn
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network
 from ludus.core.types import Tensors
-from ludus.networks.modular import ModularNetwork, module_key
-from ludus.networks.net1d.mlp import ACTIVATIONS, MLP
+from ludus.networks.modular import NO_STATE, ModularNetwork, module_key
+from ludus.networks.net1d.mlp import ACTIVATIONS
 
-NO_STATE = HiddenState()
-IN_PLACE = {
-    "tanh": torch.tanh_,
-    "relu": torch.relu_,
-}  # their gradient needs only the output: less memory to walk through
+IN_PLACE = {"tanh": torch.tanh_, "relu": torch.relu_}  # saves memory; their gradients need only the output
 
 
 class Ensemble(Network):
-    """Members of any kind, one after the other; the hidden state of each carries its number."""
+    """Members of any kind, run one after the other; hidden states are prefixed by the member's number."""
 
     def __init__(self, members: Sequence[Network]) -> None:
         super().__init__()
@@ -38,13 +35,13 @@ class Ensemble(Network):
     def forward(
         self, observation: Tensors, state: HiddenState, first: Tensor, members: int | None = None
     ) -> tuple[Tensors, HiddenState]:
-        """As any network; with ``members`` only the first so many."""
-        after, found = HiddenState(), []
+        """Run all members, or only the first ``members``."""
+        new_state, results = HiddenState(), []
         for number, member in self._members[:members]:
             outputs, new = member(observation, state.select(number), first)
-            found.append(outputs)
-            after.update(new.with_prefix(number))
-        return {name: torch.stack([outputs[name] for outputs in found], 2) for name in found[0]}, after
+            results.append(outputs)
+            new_state.update(new.with_prefix(number))
+        return {name: torch.stack([outputs[name] for outputs in results], 2) for name in results[0]}, new_state
 
 
 class BatchedLinear(nn.Module):
@@ -56,25 +53,25 @@ class BatchedLinear(nn.Module):
         self.bias = nn.Parameter(torch.stack([layer.bias.detach() for layer in layers]).unsqueeze(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[E, N, out]`` of ``[E, N, in]``, where E may be less than all members."""
+        """Map ``[E, N, in]`` to ``[E, N, out]``; E may be less than the number of members."""
         if len(x) == len(self.weight):
             return torch.baddbmm(self.bias, x, self.weight)
         return torch.baddbmm(self.bias[: len(x)], x, self.weight[: len(x)])
 
 
-class PlainEnsemble(Network):
-    """Members that are MLPs over the joined vectors: one batched multiplication per layer, with the members' weights.
+class BatchedMLPEnsemble(Network):
+    """Members that are plain MLPs, run as one batched matrix multiplication per layer.
 
-    The input is expanded, not copied. One wide multiplication for the first layer of all members is slower here, since
-    the others then read memory with gaps.
+    The input is expanded, not copied. One wide multiplication for the first layer would be slower, since the next
+    layers would then read strided memory.
     """
 
     def __init__(self, members: Sequence[ModularNetwork]) -> None:
         super().__init__()
         self.inputs, self.outputs, self.size = members[0].inputs, members[0].outputs, len(members)
-        pieces = [_only_piece(member) for member in members]
-        self.activation = pieces[0].activation
-        self.layers = nn.ModuleList(BatchedLinear(layers) for layers in zip(*(p.layers for p in pieces), strict=True))
+        mlps: list[Any] = [member.plain_mlp() for member in members]
+        self.activation = mlps[0].activation
+        self.layers = nn.ModuleList(BatchedLinear(layers) for layers in zip(*(m.layers for m in mlps), strict=True))
         self.projections = nn.ModuleDict(
             {key: BatchedLinear([m.projections[key] for m in members]) for key in members[0].projections}  # type: ignore[misc]
         )
@@ -83,7 +80,7 @@ class PlainEnsemble(Network):
     def forward(
         self, observation: Tensors, state: HiddenState, first: Tensor, members: int | None = None
     ) -> tuple[Tensors, HiddenState]:
-        """As any network; with ``members`` only the first so many."""
+        """Run all members, or only the first ``members``."""
         parts = [observation[name].flatten(0, 1) for name in self.inputs]
         x = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         size = members or self.size
@@ -99,12 +96,6 @@ class PlainEnsemble(Network):
 
 
 def make_ensemble(members: Sequence[Network]) -> Network:
-    """One network of several that were built alike: batched where they are plain MLPs over vectors."""
-    plain = [member for member in members if isinstance(member, ModularNetwork) and member.only_mlp() is not None]
-    return PlainEnsemble(plain) if len(plain) == len(members) else Ensemble(members)
-
-
-def _only_piece(member: ModularNetwork) -> MLP:
-    piece = member.only_mlp()
-    assert piece is not None
-    return piece
+    """Combine networks of the same architecture, batched if they are plain MLPs."""
+    plain = [member for member in members if isinstance(member, ModularNetwork) and member.plain_mlp() is not None]
+    return BatchedMLPEnsemble(plain) if len(plain) == len(members) else Ensemble(members)

@@ -1,4 +1,4 @@
-"""The piece that does nothing, for every rank."""
+"""Identity pieces, one per rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ludus.networks.config import NetworkConfig
 
 
 class Identity(SubModule):
-    """Passes its input on; a ModularNetwork leaves it out of the forward pass, so it costs nothing."""
+    """Returns its input; a ModularNetwork skips it in the forward pass."""
 
     def __init__(self, input_shape: Shape, config: NetworkConfig) -> None:
         super().__init__(input_shape)
@@ -24,24 +24,24 @@ class Identity(SubModule):
 
 
 class Identity1D(Identity):
-    """Pass vectors on."""
+    """The identity on vectors."""
 
     dim = 1
 
 
 class Identity2D(Identity):
-    """Pass sequences on."""
+    """The identity on sequences."""
 
     dim = 2
 
 
 class Identity3D(Identity):
-    """Pass images on."""
+    """The identity on images."""
 
     dim = 3
 
 
 class Identity4D(Identity):
-    """Pass volumes on."""
+    """The identity on volumes."""
 
     dim = 4

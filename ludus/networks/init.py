@@ -1,4 +1,4 @@
-"""Initial weights."""
+"""Weight initialization."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def initialize(layer: Layer, gain: float, orthogonal: bool = True) -> Layer:
-    """Give ``layer`` orthogonal weights of this gain and a zero bias, or leave it as PyTorch made it."""
+    """Set orthogonal weights with ``gain`` and a zero bias; without ``orthogonal``, keep PyTorch's defaults."""
     if orthogonal:
         nn.init.orthogonal_(layer.weight, gain)
         if layer.bias is not None:

@@ -1,9 +1,9 @@
-"""Acting in numpy on views of the parameters: in tiny networks, torch's dispatch costs more than the maths."""
+"""Acting in numpy on views of the parameters: in small networks, torch's dispatch costs more than the arithmetic."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -13,15 +13,15 @@ from torch import nn
 from ludus.core.hidden_state import HiddenState
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
-from ludus.networks.heads import Categorical, Gaussian
+from ludus.networks.action_heads import Categorical, Gaussian
 from ludus.networks.modular import ModularNetwork, module_key
+from ludus.networks.module_checks import has_hooks
 from ludus.networks.policy import Policy
-from ludus.networks.untouched import untouched
 from ludus.preprocess.normalization import ObsNormalizer
 from ludus.preprocess.observation import ObsPreprocessor
 
 Array = NDArray[np.float32]
-ZERO = np.float32(0)  # an int would be converted each time
+ZERO = np.float32(0)  # avoids converting an int at each call
 ACTIVATIONS: dict[str, Callable[..., Array]] = {
     "tanh": np.tanh,
     "relu": lambda x, out: np.maximum(x, ZERO, out=out),
@@ -29,11 +29,47 @@ ACTIVATIONS: dict[str, Callable[..., Array]] = {
 LOG_2PI = float(np.log(2 * np.pi))
 
 
-class NumpyActor:
-    """Does what ``ActorCritic.act`` does, for plain MLPs on the CPU with one vector observation and one action.
+class NumpyMLP:
+    """The hidden layers and one projection of an MLP, as arrays that share memory with its parameters.
 
-    The action is a Discrete without mask or a Box with a Gaussian. Parameters are seen, not copied: a step of the
-    optimizer shows at the next action.
+    ``skipped`` are other modules that this call replaces; a hook on any of them makes it unusable.
+    """
+
+    def __init__(self, network: ModularNetwork, output: str, skipped: Iterable[nn.Module] = ()) -> None:
+        self._skipped = [*network.modules(), *skipped]
+        mlp: Any = network.plain_mlp()
+        self._activate = ACTIVATIONS[mlp.activation]
+        self._layers = [(_view(layer.weight).T, _view(layer.bias)) for layer in mlp.layers]
+        last: Any = network.projections[output]
+        self._weight, self._bias = _view(last.weight).T, _view(last.bias)
+
+    def usable(self) -> bool:
+        """Return whether no module has a hook, which this engine would not call."""
+        return not has_hooks(self._skipped)
+
+    def __call__(self, x: Array) -> Array:
+        return self.project(self.features(x))
+
+    def features(self, x: Array) -> Array:
+        """Return the output of the last hidden layer."""
+        for weight, bias in self._layers:
+            x = x @ weight
+            x += bias
+            self._activate(x, out=x)
+        return x
+
+    def project(self, features: Array) -> Array:
+        """Return the output of the projection."""
+        x = features @ self._weight
+        x += self._bias
+        return x
+
+
+class NumpyActor:
+    """Computes ``ActorCritic.act`` for plain MLPs on the CPU with one vector observation and one action.
+
+    The action is a Discrete without mask, or a Box with a Gaussian. Optimizer steps take effect at once, since the
+    parameters are not copied.
     """
 
     def __init__(
@@ -43,112 +79,78 @@ class NumpyActor:
         preprocess: ObsPreprocessor,
         normalizer: ObsNormalizer | None,
     ) -> None:
-        (self.action_name, self.spec), *_ = policy.action.items()
-        self.normalizer = normalizer
-        head = module_key(f"policy/{self.action_name}")
-        self.actor = next(NumpyMlp(net, head) for net in networks if head in net.projections)
-        self.critic = next(NumpyMlp(net, "value") for net in networks if "value" in net.projections)
-        self.shared = len(networks) == 1
-        self._called: list[nn.Module] = [module for net in (*networks, preprocess) for module in net.modules()]
-        self._called += [] if normalizer is None else normalizer.modules()
-        self.log_std = None if self.spec.kind == "categorical" else _view(policy.log_std[self.action_name])
+        ((self._name, spec),) = policy.action.items()
+        self._normalizer = normalizer
+        skipped = [*preprocess.modules(), *([] if normalizer is None else normalizer.modules())]
+        output = module_key(f"policy/{self._name}")
+        self._actor = next(NumpyMLP(net, output, skipped) for net in networks if output in net.projections)
+        self._critic = next(NumpyMLP(net, "value") for net in networks if "value" in net.projections)
+        self._shared = len(networks) == 1
+        self._log_std = None if spec.kind == "categorical" else _view(policy.log_std[self._name])
         self._rows = np.arange(0)
 
     @classmethod
     def build(
         cls, networks: nn.ModuleDict, policy: Policy, preprocess: ObsPreprocessor, normalizer: ObsNormalizer | None
     ) -> NumpyActor | None:
-        """Return an actor, or None where something is not plain enough or not of our own classes."""
+        """Return an actor, or None where a class, a network or an action is not one that it supports."""
         heads, specs = [type(head) for head in policy.heads.values()], list(policy.action.values())
-        plain_action = heads == [Categorical] or (heads == [Gaussian] and len(specs[0].shape) == 1)
-        ours = type(policy) is Policy and type(normalizer) in (ObsNormalizer, type(None))
-        if not (ours and plain_action and plain_input(preprocess) and all(map(plain_network, networks.values()))):
+        supported_action = heads == [Categorical] or (heads == [Gaussian] and len(specs[0].shape) == 1)
+        supported_classes = type(policy) is Policy and type(normalizer) in (ObsNormalizer, type(None))
+        mlps = [network for network in networks.values() if is_plain_mlp(network)]
+        if not (supported_action and supported_classes and is_plain_vector(preprocess)) or len(mlps) < len(networks):
             return None
-        return cls(
-            [net for net in networks.values() if isinstance(net, ModularNetwork)], policy, preprocess, normalizer
-        )
+        return cls(mlps, policy, preprocess, normalizer)
 
-    def applies(self) -> bool:
-        """Whether no hook waits for a call of a module that is gone around here."""
-        return untouched(self._called)
+    def usable(self) -> bool:
+        """Return whether no module has a hook, which this engine would not call."""
+        return self._actor.usable() and (self._shared or self._critic.usable())
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
-        """As ``Agent.act``."""
+        """Return the same as ``Agent.act``."""
         x: Array = next(iter(step.observation.values())).numpy()
-        if self.normalizer is not None:
-            x = self.normalizer.numpy(x)
-        features = self.actor.trunk(x)
-        output = self.actor.project(features)
+        if self._normalizer is not None:
+            x = self._normalizer.numpy(x)
+        features = self._actor.features(x)
+        output = self._actor.project(features)
         if noise is None:
-            action: NDArray[Any] = output.argmax(1) if self.log_std is None else output.copy()
-            return AgentStep({self.action_name: torch.from_numpy(action)}, {}, state)
-        drawn = noise[self.action_name].numpy()
-        action, log_prob = self._discrete(output, drawn) if self.log_std is None else self._gaussian(output, drawn)
-        value = self.critic.project(features if self.shared else self.critic.trunk(x))[:, 0]
+            action: NDArray[Any] = output.argmax(1) if self._log_std is None else output.copy()
+            return AgentStep({self._name: torch.from_numpy(action)}, {}, state)
+        drawn = noise[self._name].numpy()
+        if self._log_std is None:
+            action, log_prob = self._sample_categorical(output, drawn)
+        else:
+            action, log_prob = _sample_gaussian(output, self._log_std, drawn)
+        value = self._critic.project(features if self._shared else self._critic.features(x))[:, 0]
         experience = {"log_prob": torch.from_numpy(log_prob), "value": torch.from_numpy(value)}
-        return AgentStep({self.action_name: torch.from_numpy(action)}, experience, state)
+        return AgentStep({self._name: torch.from_numpy(action)}, experience, state)
 
-    def _discrete(self, logits: Array, gumbel: Array) -> tuple[NDArray[np.int64], Array]:
+    def _sample_categorical(self, logits: Array, gumbel: Array) -> tuple[NDArray[np.int64], Array]:
         action = (logits + gumbel).argmax(1)
         if len(self._rows) != len(action):
             self._rows = np.arange(len(action))
         return action, logits[self._rows, action] - np.logaddexp.reduce(logits, axis=1)
 
-    def _gaussian(self, mean: Array, normal: Array) -> tuple[Array, Array]:
-        assert self.log_std is not None
-        action = mean + np.exp(self.log_std) * normal
-        log_prob = -0.5 * np.square(normal).sum(1) - (self.log_std.sum() + 0.5 * LOG_2PI * mean.shape[1])
-        return action.astype(np.float32, copy=False), log_prob.astype(np.float32, copy=False)
+
+def _sample_gaussian(mean: Array, log_std: Array, normal: Array) -> tuple[Array, Array]:
+    action = mean + np.exp(log_std) * normal
+    log_prob = -0.5 * np.square(normal).sum(1) - (log_std.sum() + 0.5 * LOG_2PI * mean.shape[1])
+    return action.astype(np.float32, copy=False), log_prob.astype(np.float32, copy=False)
 
 
-def plain_input(preprocess: ObsPreprocessor) -> bool:
-    """Whether the only observation is a vector that needs no preparation."""
-    if type(preprocess) is not ObsPreprocessor:
+def is_plain_vector(preprocess: ObsPreprocessor) -> bool:
+    """Return whether the only observation is a float32 vector that needs no preprocessing."""
+    if type(preprocess) is not ObsPreprocessor or len(preprocess.specs) != 1:
         return False
-    inputs = list(preprocess.specs.values())
-    plain = len(inputs) == 1 and inputs[0].kind == "continuous" and inputs[0].dtype == "float32"
-    return plain and len(inputs[0].shape) == 1
+    (spec,) = preprocess.specs.values()
+    return spec.kind == "continuous" and spec.dtype == "float32" and len(spec.shape) == 1
 
 
-def plain_network(network: nn.Module) -> bool:
-    """Whether a network is nothing but an MLP on the CPU."""
-    piece = network.only_mlp() if type(network) is ModularNetwork else None
+def is_plain_mlp(network: nn.Module) -> TypeGuard[ModularNetwork]:
+    """Return whether a network is an MLP on the CPU with an activation that numpy has."""
+    mlp = network.plain_mlp() if type(network) is ModularNetwork else None
     on_cpu = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in network.parameters())
-    return piece is not None and piece.activation in ACTIVATIONS and on_cpu
-
-
-class NumpyMlp:
-    """A trunk and one projection as arrays that share memory with the parameters.
-
-    ``called``: other modules that would be called on the way, to be looked at for hooks.
-    """
-
-    def __init__(self, network: ModularNetwork, output: str, called: Iterable[nn.Module] = ()) -> None:
-        self._called = [*network.modules(), *called]
-        piece: Any = network.only_mlp()
-        activation = ACTIVATIONS[piece.activation]
-        self.layers = [(_view(layer.weight).T, _view(layer.bias), activation) for layer in piece.layers]
-        last: Any = network.projections[output]
-        self.weight, self.bias = _view(last.weight).T, _view(last.bias)
-
-    def __call__(self, x: Array) -> Array:
-        return self.project(self.trunk(x))
-
-    def applies(self) -> bool:
-        """Whether no hook waits for a call of a module that is gone around here."""
-        return untouched(self._called)
-
-    def trunk(self, x: Array) -> Array:
-        for weight, bias, activation in self.layers:
-            x = x @ weight
-            x += bias
-            activation(x, out=x)
-        return x
-
-    def project(self, x: Array) -> Array:
-        x = x @ self.weight
-        x += self.bias
-        return x
+    return mlp is not None and mlp.activation in ACTIVATIONS and on_cpu
 
 
 def _view(parameter: torch.Tensor) -> Array:

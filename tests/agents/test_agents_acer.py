@@ -209,7 +209,7 @@ def test_the_trust_region_changes_what_it_must_and_nothing_else(targets: Any) ->
 def test_a_policy_that_is_its_own_average_is_free() -> None:
     """The KL has no slope there, so that not even the narrowest bound holds it back."""
     narrow = make_agent(ACERConfig(trust_region=1e-6))
-    narrow.average.follow(1.0)
+    narrow.average.update(1.0)
     free = make_agent(ACERConfig(trust_region=0.0))
     one, other = (gradients(agent, make_batch())["policy_action"] for agent in (narrow, free))
     np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)

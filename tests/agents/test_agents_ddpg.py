@@ -33,7 +33,7 @@ def test_updates_equal_those_of_stable_baselines3(name: str) -> None:
     agent: Any = worker.agent
     for part in ("actor", "critic"):
         copy_layers(layers_of(agent.networks[part]), peer.layers(part == "critic"))
-    agent.target.follow(1.0)
+    agent.target.update(1.0)
     (observed,) = agent.observation
     for update in range(4):
         batch = random_batch(observed, 16, seed=update)
@@ -144,7 +144,7 @@ def test_noise_on_parameters_acts_and_adapts_but_not_in_an_evaluation() -> None:
 def test_noise_falls_to_its_end() -> None:
     agent, _ = make(agent__noise="parameter", agent__noise_sigma=0.2, agent__noise_sigma_end=0.1)
     assert agent.schedule(0.5) == {"noise_sigma": pytest.approx(0.15)}
-    assert agent.parameter_noise.target == agent.noise.level == pytest.approx(0.15)
+    assert agent.parameter_noise.target == agent.noise.sigma == pytest.approx(0.15)
 
 
 def test_bad_news_count_less_in_hddpg() -> None:

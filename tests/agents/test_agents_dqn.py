@@ -204,7 +204,7 @@ def test_acting_in_numpy_is_acting_in_torch() -> None:
     assert agent.use_numpy()
     engine = agent._numpy
     for noise in (None, *(worker.seat.noise.next() for _ in range(50))):
-        agent.epsilon.level = 0.3
+        agent.epsilon.value = 0.3
         agent._numpy = engine
         one = agent.act(worker.seat.env_step, worker.seat.hidden_state, noise).action["action"]
         agent._numpy = None
@@ -228,7 +228,7 @@ def test_noisy_layers_explore_in_training_and_not_in_evaluation() -> None:
     one, other = values(worker.seat.noise.next()), values(worker.seat.noise.next())
     assert not torch.equal(one, other)
     assert torch.equal(values(None), values(None))
-    assert agent.epsilon.level == 0
+    assert agent.epsilon.value == 0
     worker.close()
 
 

@@ -95,7 +95,7 @@ def test_hooks_are_called_whenever_they_are_registered(environment: str, agent: 
     assert made.use_numpy()
     before = made.act(step, state).action
     network = made.networks["q" if agent == "dqn" else "actor"]
-    for module in (network, network.only_mlp(), next(iter(network.projections.values())), made.preprocess):
+    for module in (network, network.plain_mlp(), next(iter(network.projections.values())), made.preprocess):
         hook = module.register_forward_hook(lambda *_: seen.append(1))
         torch.testing.assert_close(made.act(step, state).action, before)
         hook.remove()

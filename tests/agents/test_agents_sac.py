@@ -44,7 +44,7 @@ def test_updates_equal_those_of_stable_baselines3(learned: bool) -> None:
     agent: Any = worker.agent
     for name in ("actor", "critic"):
         copy_layers(layers_of(agent.networks[name]), peer.layers(name == "critic"))
-    agent.target.follow(1.0)
+    agent.target.update(1.0)
     (observed,) = agent.observation
     for update in range(3):
         batch = random_batch(observed, 16, seed=update)

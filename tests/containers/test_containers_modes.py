@@ -19,7 +19,7 @@ from ludus.core.agent import Agent
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network
 from ludus.networks.config import NetworkConfig
-from ludus.networks.mode import depends_on_mode
+from ludus.networks.module_checks import depends_on_training_mode
 from ludus.networks.net1d.lstm import LSTM
 
 
@@ -170,7 +170,7 @@ def test_a_compiled_update_trains_in_training_mode(kind: type[nn.Module], monkey
 def test_networks_of_ludus_need_no_switch(agent: str) -> None:
     environment = "Pendulum-v1" if agent in ("sac", "td3") else "CartPole-v1"
     worker = make_worker(environment, agent)
-    assert not depends_on_mode(worker.agent)
+    assert not depends_on_training_mode(worker.agent)
     worker.close()
 
 

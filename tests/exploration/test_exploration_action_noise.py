@@ -6,7 +6,7 @@ import torch
 
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
-from ludus.exploration.action_noise import KINDS, OU, make_action_noise
+from ludus.exploration.action_noise import NOISES, OU, make_action_noise
 
 STEPS, BATCH, SIZE = 20_000, 4, 3
 N = STEPS * BATCH * SIZE
@@ -17,14 +17,14 @@ def generator(seed=0):
 
 
 def run(noise, steps=STEPS, batch=BATCH, size=SIZE, seed=0, first=None):
-    """What is added to an action of 0, ``[steps, B, K]``."""
+    """Return the noise added to an action of 0, ``[steps, B, K]``."""
     drawn, state = noise.draw(steps, batch, size, generator(seed)), noise.initial_state(batch, size)
     action, added = torch.zeros(batch, size), []
     first = torch.zeros(steps, batch, dtype=torch.bool) if first is None else first
     for t in range(steps):
         noisy, state = noise.apply(action, drawn[t], state, first[t])
         added.append(noisy)
-    assert not action.any()  # the policy's action is not written over
+    assert not action.any()  # the policy's action is unchanged
     return torch.stack(added).double().numpy()
 
 
@@ -33,13 +33,13 @@ def normal_cdf(x):
 
 
 def clipped_variance(clip):
-    """E[min(z², c²)] = P(|z| < c) − 2cφ(c) + c²·P(|z| > c)."""
+    """Return E[min(z², c²)] = P(|z| < c) − 2cφ(c) + c²·P(|z| > c)."""
     inside = 2 * normal_cdf(clip) - 1
     return inside - 2 * clip * math.exp(-(clip**2) / 2) / math.sqrt(2 * math.pi) + clip**2 * (1 - inside)
 
 
 def check_moments(x, variance, kurtosis):
-    """Mean, skew and variance of independent numbers, each within 4 sigma; ``kurtosis``: E x⁴ / (E x²)²."""
+    """Check mean and variance of i.i.d. numbers within 4 sigma; ``kurtosis`` is E x⁴ / (E x²)²."""
     n = x.size
     assert abs(x.mean()) < 4 * math.sqrt(variance / n)
     assert abs(np.square(x).mean() / variance - 1) < 4 * math.sqrt((kurtosis - 1) / n)
@@ -59,8 +59,8 @@ def test_moments(kind, variance, kurtosis):
         check_moments(x[:, :, element] / sigma, variance, kurtosis)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_and_elements_are_independent_and_memoryless_kinds_forget(kind):
+@pytest.mark.parametrize("kind", NOISES)
+def test_rows_elements_and_steps_are_independent(kind):
     x = run(make_action_noise(kind, 0.05, theta=1.0)).reshape(STEPS, -1)  # with θ·dt = 1 the OU noise forgets too
     correlation = np.corrcoef(x.T) - np.eye(BATCH * SIZE)
     assert np.abs(correlation).max() < 4.5 / math.sqrt(STEPS)  # of 66 pairs
@@ -73,7 +73,7 @@ def test_clipped_normal_clips(clip):
     sigma = 0.1
     x = run(make_action_noise("clipped_normal", sigma, clip=clip)) / sigma
     assert np.abs(x).max() <= clip * (1 + 1e-6)
-    at_bound = np.abs(x) > clip * (1 - 1e-6)  # put there, not drawn again: these are many
+    at_bound = np.abs(x) > clip * (1 - 1e-6)  # clipped, not drawn again
     share = 2 * (1 - normal_cdf(clip))
     assert abs(at_bound.mean() - share) < 4 * math.sqrt(share * (1 - share) / N)
     assert abs(np.square(x).mean() - clipped_variance(clip)) < 4 * np.square(x).std() / math.sqrt(N)
@@ -81,7 +81,7 @@ def test_clipped_normal_clips(clip):
     np.testing.assert_allclose(x, raw.clip(-clip, clip), rtol=1e-5)
 
 
-def test_uniform_fills_its_range():
+def test_uniform_covers_its_range():
     x = run(make_action_noise("uniform", 0.2)) / 0.2
     assert np.abs(x).max() <= 1 + 1e-6
     counts = np.histogram(x, bins=20, range=(-1, 1))[0]
@@ -89,7 +89,7 @@ def test_uniform_fills_its_range():
     assert chi_square < 19 + 4 * math.sqrt(2 * 19) + 10  # far in the tail with 19 degrees of freedom
 
 
-def test_the_clip_fraction_at_the_bounds_of_the_action():
+def test_clipped_fraction_at_the_action_bounds():
     noise, sigma = make_action_noise("normal", 0.5), 0.5
     drawn = noise.draw(STEPS, BATCH, SIZE, generator(1)).flatten(0, 1)
     action = torch.full_like(drawn, 0.8)
@@ -100,7 +100,7 @@ def test_the_clip_fraction_at_the_bounds_of_the_action():
         assert abs(found - share) < 4 * math.sqrt(share / N)
 
 
-def test_ornstein_uhlenbeck_is_its_equation():
+def test_ornstein_uhlenbeck_matches_the_equation():
     sigma, theta, mean, dt, steps = 0.03, 0.3, 0.1, 0.25, 50
     noise = make_action_noise("ornstein_uhlenbeck", sigma, theta=theta, mean=mean, dt=dt)
     first = torch.zeros(steps, BATCH, dtype=torch.bool)
@@ -115,12 +115,12 @@ def test_ornstein_uhlenbeck_is_its_equation():
 
 
 @pytest.mark.parametrize(("theta", "dt"), [(0.15, 1.0), (0.5, 0.5)])
-def test_ornstein_uhlenbeck_settles_with_the_right_spread_and_correlation(theta, dt):
+def test_ornstein_uhlenbeck_stationary_variance_and_correlation(theta, dt):
     sigma, burn_in, batch = 0.05, 200, 100
     x = run(make_action_noise("ornstein_uhlenbeck", sigma, theta=theta, dt=dt), 3_000, batch, 1)[burn_in:, :, 0]
     keeps = 1 - theta * dt
     variance = sigma**2 / (2 * theta - theta**2 * dt)
-    # Rows are independent, so their estimates tell how far each is off.
+    # rows are independent, so the spread of their estimates gives the error
     spread, error = np.square(x).mean(0), 4 / math.sqrt(batch)
     assert abs(spread.mean() - variance) < error * spread.std()
     for lag in (1, 2, 5, 10):
@@ -132,7 +132,7 @@ def test_ornstein_uhlenbeck_settles_with_the_right_spread_and_correlation(theta,
     assert abs(correlation.mean()) < 4 * correlation.std() / math.sqrt(len(correlation))
 
 
-def test_ornstein_uhlenbeck_starts_at_0_and_again_at_first():
+def test_ornstein_uhlenbeck_restarts_at_0_where_first():
     noise = make_action_noise("ornstein_uhlenbeck", 0.02, theta=0.01, dt=1.0)
     batch, steps = 2_000, 60
     first = torch.zeros(steps, batch, dtype=torch.bool)
@@ -148,7 +148,7 @@ def test_ornstein_uhlenbeck_starts_at_0_and_again_at_first():
     assert np.corrcoef(went_on[39], went_on[40])[0, 1] > 0.95
 
 
-def test_the_state_is_kept_beside_a_networks_and_nothing_is_written_over():
+def test_apply_keeps_other_hidden_states_and_changes_nothing_in_place():
     noise = make_action_noise("ornstein_uhlenbeck", 0.1)
     lstm = torch.ones(2, 5)
     before = HiddenState({"actor/body/h": lstm}) | noise.initial_state(2, 3)
@@ -160,14 +160,14 @@ def test_the_state_is_kept_beside_a_networks_and_nothing_is_written_over():
     assert not before[OU].any()
     assert after[OU].all()
     half = noise.apply(torch.zeros(1, 3), drawn[1:], before.rows(slice(1, 2)), torch.tensor([True]))[1]
-    assert torch.equal(half[OU], after[OU][1:])  # a group of rows is as the whole
+    assert torch.equal(half[OU], after[OU][1:])  # same for a group of rows
     for kind in ("normal", "clipped_normal", "uniform"):
         other = make_action_noise(kind, 0.1)
         assert other.initial_state(2, 3) == {}
         assert other.apply(torch.zeros(2, 3), drawn, before, torch.zeros(2, dtype=torch.bool))[1] is before
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NOISES)
 def test_one_sigma_per_row(kind):
     sigma = torch.tensor([[0.0], [0.01], [0.02], [0.1]])
     x = run(make_action_noise(kind, sigma, theta=1.0, clip=1.0), steps=3_000)
@@ -177,24 +177,24 @@ def test_one_sigma_per_row(kind):
         make_action_noise(kind, sigma).draw(1, 8, 1, generator())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NOISES)
 @pytest.mark.parametrize("rows", [False, True])
-def test_sigma_goes_to_its_end_in_a_straight_line(kind, rows):
+def test_sigma_changes_linearly(kind, rows):
     sigma = torch.tensor([[0.2], [0.4]]) if rows else 0.4
     noise = make_action_noise(kind, sigma, 0.1)
     drawn = noise.draw(1, 2, 3, generator())[0]
     added = []
     for progress, level in ((0.0, 0.4), (0.5, 0.25), (1.0, 0.1), (1.5, 0.1)):
-        assert noise.set(progress) == pytest.approx(level)
+        assert noise.update(progress) == pytest.approx(level)
         noisy, _ = noise.apply(torch.zeros(2, 3), drawn / 10, noise.initial_state(2, 3), torch.ones(2).bool())
-        added.append(noisy / level)  # what was drawn before the change shows it too
+        added.append(noisy / level)  # also applies to noise drawn before
     for other in added[1:]:
         torch.testing.assert_close(other, added[0])
-    assert make_action_noise(kind, 0.4).set(1.0) == 0.4
+    assert make_action_noise(kind, 0.4).update(1.0) == 0.4
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_same_generator_gives_the_same_noise(kind):
+@pytest.mark.parametrize("kind", NOISES)
+def test_same_generator_gives_the_same_noise(kind):
     noise = make_action_noise(kind, 0.1)
     assert noise.draw(5, 2, 3, generator()).shape == (5, 2, 3)
     np.testing.assert_array_equal(run(noise, 50), run(noise, 50))
@@ -210,7 +210,7 @@ def test_the_same_generator_gives_the_same_noise(kind):
         ({"kind": "normal", "sigma_end": -1.0}, "agent.noise_sigma_end is -1.0; it must be 0 or greater."),
         (
             {"kind": "normal", "sigma": torch.ones(3)},
-            "agent.noise_sigma has shape [3]; give one number, or [environmen",
+            "agent.noise_sigma has shape [3]; give one number or [environmen",
         ),
         ({"kind": "normal", "sigma": -torch.ones(3, 1)}, "agent.noise_sigma is -1.0; it must be 0 or greater."),
         ({"kind": "clipped_normal", "clip": 0.0}, "agent.noise_clip is 0.0; it must be greater than 0."),
@@ -223,7 +223,7 @@ def test_the_same_generator_gives_the_same_noise(kind):
         ({"kind": "ornstein_uhlenbeck", "mean": math.nan}, "agent.noise_mean is nan; it must be a finite number."),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings, sentence):
+def test_invalid_settings_are_refused(settings, sentence):
     with pytest.raises(UserError) as error:
         make_action_noise(**settings)
     assert str(error.value).startswith(sentence)

@@ -11,7 +11,7 @@ from ludus.exploration.parameter_noise import ParameterNoise, rms_distance
 
 
 class Net(nn.Module):
-    """Layers of all the sorts that are treated differently."""
+    """All kinds of parameters and buffers that are handled differently."""
 
     def __init__(self):
         super().__init__()
@@ -31,16 +31,16 @@ def make(**settings):
     return net, ParameterNoise(net, **settings)
 
 
-def moved_by(net, noise):
-    """θ̃ − θ by name."""
+def perturbation(net, noise):
+    """Return θ̃ − θ by name."""
     perturbed = dict(noise.perturbed.named_parameters())
     return {name: (perturbed[name] - p).detach() for name, p in net.named_parameters()}
 
 
-def test_every_parameter_moves_by_sigma_times_a_normal_number_but_those_of_layer_norms():
+def test_all_parameters_get_gaussian_noise_except_layer_norms():
     net, noise = make(sigma_init=0.2)
     noise.resample(generator())
-    moved = moved_by(net, noise)
+    moved = perturbation(net, noise)
     for name in ("body.1.weight", "body.1.bias", "counts"):
         assert not moved.pop(name).any(), name
     assert len(moved) == 7
@@ -52,27 +52,27 @@ def test_every_parameter_moves_by_sigma_times_a_normal_number_but_those_of_layer
     z = np.concatenate([x.double().numpy().ravel() / 0.2 for x in moved.values()])
     assert abs(np.mean(z**4) - 3) < 4 * math.sqrt(96 / z.size)
     a, b = (moved[name].flatten()[:2400].double().numpy() for name in ("body.0.weight", "body.4.weight"))
-    assert abs(np.corrcoef(a, b)[0, 1]) < 4 / math.sqrt(2400)  # no two share their numbers
+    assert abs(np.corrcoef(a, b)[0, 1]) < 4 / math.sqrt(2400)  # layers have independent noise
 
 
-def test_it_perturbs_the_parameters_of_the_moment_and_not_what_it_perturbed_before():
+def test_resample_perturbs_the_current_parameters():
     net, noise = make(sigma_init=0.1)
-    assert not any(x.any() for x in moved_by(net, noise).values())
+    assert not any(x.any() for x in perturbation(net, noise).values())
     noise.resample(generator(1))
-    before = moved_by(net, noise)
+    before = perturbation(net, noise)
     with torch.no_grad():
         for p in net.parameters():
             p += 5 if p.is_floating_point() else 1
         net.seen += 3
         net.body[3].running_mean += 2
     noise.resample(generator(1))
-    for name, x in moved_by(net, noise).items():
+    for name, x in perturbation(net, noise).items():
         torch.testing.assert_close(x, before[name], atol=1e-5, rtol=0)
     assert torch.equal(noise.perturbed.seen, net.seen)
     assert torch.equal(noise.perturbed.body[3].running_mean, net.body[3].running_mean)
 
 
-def test_the_module_is_left_alone_and_the_copy_is_frozen():
+def test_module_is_unchanged_and_the_copy_has_no_gradients():
     net, noise = make()
     before = copy.deepcopy(net.state_dict())
     noise.resample(generator())
@@ -85,31 +85,31 @@ def test_the_module_is_left_alone_and_the_copy_is_frozen():
     assert all(p.grad is None for p in ParameterNoise(net).parameters())
 
 
-def test_it_resamples_when_row_0_begins_an_episode():
+def test_resamples_when_row_0_starts_an_episode():
     net, noise = make()
     numbers = generator()
-    noise.begin(torch.tensor([True, False]), numbers)
-    one = moved_by(net, noise)["scale"]
+    noise.resample_on_reset(torch.tensor([True, False]), numbers)
+    one = perturbation(net, noise)["scale"]
     for first in ([False, False], [False, True]):
-        noise.begin(torch.tensor(first), numbers)
-        assert torch.equal(moved_by(net, noise)["scale"], one)
-    noise.begin(torch.tensor([True, True]), numbers)
-    other = moved_by(net, noise)["scale"]
+        noise.resample_on_reset(torch.tensor(first), numbers)
+        assert torch.equal(perturbation(net, noise)["scale"], one)
+    noise.resample_on_reset(torch.tensor([True, True]), numbers)
+    other = perturbation(net, noise)["scale"]
     assert (other != one).all()
     assert abs(float(np.corrcoef(one, other)[0, 1])) < 4 / 10
 
 
-def test_it_resamples_while_acting_without_a_graph():
+def test_resample_in_inference_mode():
     net, noise = make()
     with torch.inference_mode():
         noise.resample(generator())
     noise.adapt(torch.tensor(1.0))
     noise.resample(generator())
-    assert moved_by(net, noise)["scale"].all()
+    assert perturbation(net, noise)["scale"].all()
     assert not any(x.is_inference() for x in noise.state_dict().values())
 
 
-def test_sigma_follows_the_distance():
+def test_sigma_adapts_to_the_distance():
     _, noise = make(sigma_init=0.1, target=0.5, rate=1.01)
     noise.adapt(torch.tensor(0.5))
     noise.adapt(torch.tensor(0.1))
@@ -117,11 +117,11 @@ def test_sigma_follows_the_distance():
     for _ in range(3):
         noise.adapt(torch.tensor(0.51))
     assert float(noise.sigma) == pytest.approx(0.1 / 1.01, rel=1e-12)
-    noise.adapt(torch.tensor(math.nan))  # a distance that is none must not widen it
+    noise.adapt(torch.tensor(math.nan))  # NaN must not increase σ
     assert float(noise.sigma) < 0.1 / 1.01
 
 
-def test_sigma_settles_where_actions_are_at_the_target():
+def test_sigma_converges_to_the_target_distance():
     torch.manual_seed(1)
     actor, numbers = nn.Sequential(nn.Linear(3, 32), nn.Tanh(), nn.Linear(32, 2), nn.Tanh()), generator(2)
     noise = ParameterNoise(actor, sigma_init=1.0, target=0.2, rate=1.05)
@@ -135,14 +135,14 @@ def test_sigma_settles_where_actions_are_at_the_target():
     assert float(torch.stack(distances[200:]).median()) == pytest.approx(0.2, rel=0.15)
 
 
-def test_a_saved_one_goes_on_as_it_would_have():
+def test_resume_from_state_dict():
     net, noise = make(sigma_init=0.3)
     numbers = generator(3)
     noise.resample(numbers)
     noise.adapt(torch.tensor(0.0))
     state, saved = copy.deepcopy(noise.state_dict()), numbers.get_state()
     assert float(state["sigma"]) == pytest.approx(0.303)
-    assert sum(name.endswith("scale") for name in state) == 1  # the module itself is not saved a second time
+    assert sum(name.endswith("scale") for name in state) == 1  # the module itself is not saved again
     other = ParameterNoise(net)
     other.load_state_dict(state)
     numbers_too = generator()
@@ -181,7 +181,7 @@ def test_rms_distance():
         ({"rate": math.inf}, "agent.parameter_noise_rate is inf; it must be a finite number."),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings, sentence):
+def test_invalid_settings_are_refused(settings, sentence):
     with pytest.raises(UserError) as error:
         ParameterNoise(nn.Linear(1, 1), **settings)
     assert str(error.value).startswith(sentence)

@@ -317,9 +317,9 @@ def test_a_settings_file_is_trusted_no_more_than_a_run(here, unharmed, capsys):
         (["CartPole-v1", "--env.wrappers", 'subprocess:Popen(args="touch ran", shell=true)'], "no wrapper"),
         (["CartPole-v1", "--agent", "subprocess:Popen"], "no subclass of ludus.core.agent.Agent"),
         (["CartPole-v1", "--agent", "subprocess:run"], "no subclass of ludus.core.agent.Agent"),
-        (["CartPole-v1", "--network", "subprocess:Popen"], "no class of torch modules"),
-        (["CartPole-v1", "--network.net1d", "subprocess:Popen"], "no piece of a network"),
-        (["CartPole-v1", "--network.body", "subprocess:run"], "no piece of a network"),
+        (["CartPole-v1", "--network", "subprocess:Popen"], "not a class of torch modules"),
+        (["CartPole-v1", "--network.net1d", "subprocess:Popen"], "not a piece of a network"),
+        (["CartPole-v1", "--network.body", "subprocess:run"], "not a piece of a network"),
     ],
 )
 def test_what_is_typed_is_checked_before_it_is_called(refused, alone, words, said):

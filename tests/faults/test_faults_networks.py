@@ -15,22 +15,22 @@ NETWORKS = {
     "NoModule": "derive it from torch.nn.Module",
     "no_class": "derive it from torch.nn.Module",
     "OwnWrongOutputs": 'not the output "policy/action"',
-    "OwnNoState": "must return two things",
+    "OwnNoState": "must return two values",
     "OwnFails": "RuntimeError: sizes differ",
     "OwnFailsWhenMade": "cannot be made: ValueError: no camera",
     "Goood": 'Did you mean "Good"?',
 }
 PIECES = {
-    "NoPiece": "is no piece of a network",
+    "NoPiece": "is not a piece of a network",
     "FailingPiece": "cannot be made for an input of shape",
     "WrongPiece": "mat1 and mat2 shapes cannot be multiplied",
-    "Good": "is no piece of a network",
+    "Good": "is not a piece of a network",
 }
 SETTINGS = {
     "CartPole-v1 --network modulr": 'Did you mean "modular"?',
     "CartPole-v1 --network no_such_module:Net": "there is no module no_such_module",
     "CartPole-v1 --network.body lstmm": 'Did you mean "lstm"?',
-    "CartPole-v1 --network.net1d nature_cnn": "takes tensors of rank 3: give a piece of rank 1",
+    "CartPole-v1 --network.net1d nature_cnn": "takes tensors of rank 3: choose a piece of rank 1",
     "CartPole-v1 --network.body nature_cnn": "at least 36×36",
     "CartPole-v1 --network.activation rleu": 'Did you mean "relu"?',
     "CartPole-v1 --network.body lstm --compile on": "compile is on, but a recurrent network",

@@ -1,4 +1,4 @@
-"""What agents ask for beside inputs and outputs: inputs that are concatenate_inputs, streams, noisy layers."""
+"""Building networks from a NetworkSpec: concatenated inputs, streams, noisy layers, ensembles."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ludus.core.network import NetworkSpec, Shapes
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
 from ludus.networks.critic import ACTION, concatenate_inputs
-from ludus.networks.ensemble import Ensemble, PlainEnsemble
+from ludus.networks.ensemble import BatchedMLPEnsemble, Ensemble
 from ludus.networks.noisy import NoisyLinear
-from ludus.networks.streams import Stream
+from ludus.networks.projection import Stream
 
 T, B = 3, 2
 FIRST = torch.zeros(T, B, dtype=torch.bool)
@@ -35,7 +35,7 @@ class Own(nn.Module):
 
 
 def mixed(need: NetworkSpec, **config: Any) -> Tensor:
-    """The largest d²Q / ds da."""
+    """Return the largest d²Q / ds da."""
     torch.manual_seed(0)
     network, x = build_network(NetworkConfig(**config), need).double(), rows(need.inputs)
     x = {name: y.double().requires_grad_() for name, y in x.items()}
@@ -51,17 +51,17 @@ def mixed(need: NetworkSpec, **config: Any) -> Tensor:
 
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("config", [{}, {"body": "mlp"}, {"net1d": "identity1d"}, {"head": "mlp"}])
-def test_a_critic_mixes_observation_and_action(members: int, config: Any) -> None:
+def test_critic_mixes_observation_and_action(members: int, config: Any) -> None:
     need = NetworkSpec(CRITIC, Q, concatenate=True, members=members)
     assert mixed(need, **config) > 1e-3
-    assert mixed(NetworkSpec(CRITIC, Q), body="identity1d") == 0  # else only the last layer adds them up
+    assert mixed(NetworkSpec(CRITIC, Q), body="identity1d") == 0  # joined only by the last, linear layer
 
 
-def test_several_observations_act_together_by_default() -> None:
+def test_several_observations_are_mixed_by_default() -> None:
     assert mixed(NetworkSpec(CRITIC, Q)) > 1e-3
 
 
-def test_images_go_through_their_source_and_then_meet_the_action() -> None:
+def test_images_are_encoded_before_the_action_is_concatenated() -> None:
     inputs = {"image": (1, 36, 36), "speed": (3,), "action": (2,)}
     assert mixed(NetworkSpec(inputs, Q, concatenate=True)) > 1e-6
     network: Any = build_network(NetworkConfig(hidden=(7,)), NetworkSpec(inputs, Q, concatenate=True))
@@ -81,13 +81,13 @@ def test_images_go_through_their_source_and_then_meet_the_action() -> None:
         ({"body": "lstm", "head": "lstm"}, ("identity1d", "lstm", "lstm")),
     ],
 )
-def test_pieces_of_a_joined_network(given: Any, expected: tuple[str, str, str]) -> None:
+def test_pieces_after_concatenate_inputs(given: Any, expected: tuple[str, str, str]) -> None:
     made = concatenate_inputs(NetworkConfig(**given, hidden=(5,)))
     assert (made.net1d, made.body, made.head) == expected
     assert made.hidden == (5,)
 
 
-def test_what_a_recurrent_critic_remembers_does_not_depend_on_actions() -> None:
+def test_hidden_state_of_a_recurrent_critic_does_not_depend_on_actions() -> None:
     inputs = {"observation": (4,), ACTION: (2,)}
     network: Any = build_network(NetworkConfig(body="lstm", hidden=(9,)), NetworkSpec(inputs, Q, concatenate=True))
     given = rows(inputs)
@@ -128,15 +128,15 @@ def test_streams_have_a_hidden_layer_per_output(noisy: bool) -> None:
     assert isinstance(network.pieces["source/observation"].layers[0], nn.Linear)  # the trunk is never noisy
 
 
-def test_noisy_layers_without_streams_are_the_last_ones_alone() -> None:
+def test_without_streams_only_the_last_layer_is_noisy() -> None:
     network: Any = build_network(NetworkConfig(), NetworkSpec({"observation": (4,)}, {"q": (3,)}, noisy=True))
     assert isinstance(network.projections["q"], NoisyLinear)
     assert sum(isinstance(layer, NoisyLinear) for layer in network.modules()) == 1
 
 
-def test_members_of_an_ensemble_differ_and_are_of_the_right_kind() -> None:
+def test_ensemble_members_differ_and_are_batched_if_plain_mlps() -> None:
     plain = build_network(NetworkConfig(), NetworkSpec(CRITIC, Q, concatenate=True, members=2))
-    assert isinstance(plain, PlainEnsemble)
+    assert isinstance(plain, BatchedMLPEnsemble)
     weights = plain.layers[0].weight
     assert isinstance(weights, Tensor)
     assert not torch.equal(weights[0], weights[1])
@@ -144,7 +144,7 @@ def test_members_of_an_ensemble_differ_and_are_of_the_right_kind() -> None:
     assert isinstance(build_network(config, NetworkSpec(CRITIC, Q, concatenate=True, members=2)), Ensemble)
 
 
-def test_what_cannot_be_noisy_is_refused() -> None:
+def test_noisy_custom_networks_and_streams_on_maps_are_refused() -> None:
     with pytest.raises(UserError, match=r'noisy layers.*Own.*network.name to "modular"'):
         build_network(NetworkConfig(name=f"{__name__}:Own"), NetworkSpec(CRITIC, Q, noisy=True))
     config = NetworkConfig(net3d="identity3d", body="identity3d")

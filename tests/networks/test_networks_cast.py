@@ -28,5 +28,5 @@ def test_shape_and_tensor_agree(shape, dim, rows):
     assert cast(torch.zeros(rows, *shape), dim).shape[1:] == cast_shape(tuple(shape), dim)
 
 
-def test_no_rank_keeps_the_shape():
+def test_none_keeps_the_shape():
     assert cast_shape((3, 4), None) == (3, 4)

@@ -15,8 +15,8 @@ INPUTS = {"camera/left": (3, 8, 8), "speed": (2,)}
 OUTPUTS = {"policy/action": (4,), "value": (1,)}
 
 
-def build(made_by, inputs=INPUTS, outputs=OUTPUTS):
-    return build_network(NetworkConfig(name=f"{__name__}:{made_by.__name__}"), NetworkSpec(inputs, outputs))
+def build(cls, inputs=INPUTS, outputs=OUTPUTS):
+    return build_network(NetworkConfig(name=f"{__name__}:{cls.__name__}"), NetworkSpec(inputs, outputs))
 
 
 class Features(nn.Module):
@@ -92,7 +92,7 @@ def not_a_class():
     return None
 
 
-def test_features_get_a_projection_per_output_and_statistics_stay():
+def test_features_get_a_projection_per_output_and_batch_statistics_do_not_change():
     network = build(Features)
     assert int(network.module.norm.num_batches_tracked) == 0
     assert network.module.training
@@ -103,7 +103,7 @@ def test_features_get_a_projection_per_output_and_statistics_stay():
     assert network.projections["policy/action"].weight.norm(dim=1).max() < 0.011
 
 
-def test_a_dict_is_taken_as_it_is_and_time_comes_back_in_order():
+def test_dict_outputs_are_used_unchanged():
     network = build(Whole)
     x = {name: torch.rand(T, B, *shape) for name, shape in INPUTS.items()}
     outputs, _ = network(x, HiddenState(), FIRST)
@@ -111,33 +111,33 @@ def test_a_dict_is_taken_as_it_is_and_time_comes_back_in_order():
     assert not network.projections
 
 
-def test_with_one_observation_the_name_of_the_argument_is_free():
+def test_single_argument_may_have_any_name():
     network = build(AnyName, {"0": (5,)}, {"q": (2,), "v": ()})
     outputs, _ = network({"0": torch.rand(T, B, 5)}, HiddenState(), FIRST)
     assert outputs["q"].shape == (T, B, 2)
     assert outputs["v"].shape == (T, B)
 
 
-def test_a_network_of_ones_own():
+def test_custom_network():
     assert isinstance(build(Own), Own)
 
 
 @pytest.mark.parametrize(
-    ("made_by", "message"),
+    ("cls", "message"),
     [
         (Typo, 'argument "sped".*Did you mean "speed"'),
         (Three, r"tensor of shape \(2, 3, 8, 8\)"),
         (Broken, "Broken fails on a batch of zeros.*speed"),
         (Half, 'not the output "value"'),
-        (WrongShape, r'"policy/action" of shape \(2, 2\).*needs to be \(2, 4\)'),
+        (WrongShape, r'"policy/action" of shape \(2, 2\).*must be a tensor of shape \(2, 4\)'),
         (Greedy, "needs 3 arguments"),
         (OwnWrong, 'OwnWrong returns value, but not the output "policy/action"'),
-        (not_a_class, "no class"),
+        (not_a_class, "not a class"),
     ],
 )
-def test_mistakes_are_sentences(made_by, message):
+def test_invalid_networks_are_refused(cls, message):
     with pytest.raises(UserError, match=message):
-        build(made_by)
+        build(cls)
 
 
 class Blind(nn.Module):
@@ -149,7 +149,7 @@ class Blind(nn.Module):
         return self.layer(observation)
 
 
-def test_a_critic_that_does_not_read_the_action_is_refused() -> None:
+def test_critic_without_the_action_is_refused() -> None:
     outputs = {"value": (1,)}
     make_custom(Blind, "mine:Blind", {"observation": (3,)}, outputs)
     with pytest.raises(UserError, match=r"^Network Blind does not read taken_action, .* an argument taken_action=None"):

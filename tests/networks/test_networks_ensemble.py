@@ -1,4 +1,4 @@
-"""An ensemble is its members side by side, whether they are batched or not."""
+"""Ensembles compute the same as their members, batched or not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ludus.core.network import Network, NetworkSpec, Shapes
 from ludus.core.types import Tensors
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
-from ludus.networks.ensemble import Ensemble, PlainEnsemble, make_ensemble
+from ludus.networks.ensemble import BatchedMLPEnsemble, Ensemble, make_ensemble
 
 T, B = 3, 5
 FIRST = torch.zeros(T, B, dtype=torch.bool)
@@ -48,10 +48,10 @@ def loss(outputs: Tensors) -> Tensor:
 @pytest.mark.parametrize(
     "need", [NetworkSpec(CRITIC, OUTPUTS, concatenate=True), NetworkSpec({"observation": (4,)}, OUTPUTS)]
 )
-def test_a_batch_of_mlps_is_its_members(need: NetworkSpec, n: int, hidden: tuple[int, ...], activation: str) -> None:
+def test_batched_mlps_match_their_members(need: NetworkSpec, n: int, hidden: tuple[int, ...], activation: str) -> None:
     networks = members(n, need, hidden=hidden, activation=activation)
     batched, x = make_ensemble(networks), rows(need.inputs)
-    assert isinstance(batched, PlainEnsemble)
+    assert isinstance(batched, BatchedMLPEnsemble)
     outputs, state = batched(x, batched.initial_state(B), FIRST)
     assert {name: y.shape for name, y in outputs.items()} == {"q": (T, B, n, 3), "v": (T, B, n)}
     assert state == {}
@@ -64,7 +64,7 @@ def test_a_batch_of_mlps_is_its_members(need: NetworkSpec, n: int, hidden: tuple
     torch.testing.assert_close(total, sum(g.square().sum() for g in wanted[len(x) :]))
 
 
-def test_members_do_not_touch_each_other() -> None:
+def test_members_are_independent() -> None:
     batched = build_network(NetworkConfig(), NetworkSpec(CRITIC, {"q": (1,)}, concatenate=True, members=3))
     q = batched(rows(CRITIC), HiddenState(), FIRST)[0]["q"]
     q[:, :, 1].sum().backward()
@@ -95,7 +95,7 @@ def test_other_members_run_one_after_the_other(need: NetworkSpec, config: Any) -
     torch.testing.assert_close(outputs, stacked(networks, x, state))
 
 
-def test_every_member_has_a_memory_of_its_own() -> None:
+def test_members_have_separate_hidden_states() -> None:
     need = NetworkSpec(CRITIC, {"q": (1,)}, concatenate=True)
     networks, x = members(2, need, body="lstm", lstm_size=4), rows(CRITIC)
     ensemble = make_ensemble(networks)
@@ -111,7 +111,7 @@ def test_every_member_has_a_memory_of_its_own() -> None:
     assert not torch.equal(last["0/body/h"], last["1/body/h"])
 
 
-def test_it_can_be_traced_as_a_function_of_its_parameters() -> None:
+def test_ensemble_can_be_traced_as_a_function_of_its_parameters() -> None:
     batched = build_network(NetworkConfig(hidden=(8,)), NetworkSpec(CRITIC, {"q": (1,)}, concatenate=True, members=2))
     x = {name: y.detach() for name, y in rows(CRITIC).items()}
 
@@ -126,7 +126,7 @@ def test_it_can_be_traced_as_a_function_of_its_parameters() -> None:
 
 
 @pytest.mark.parametrize("body", ["identity1d", "lstm"])
-def test_only_the_first_members_may_be_asked(body: str) -> None:
+def test_only_the_first_members_can_be_run(body: str) -> None:
     need = NetworkSpec(CRITIC, OUTPUTS, concatenate=True)
     network, x = make_ensemble(members(3, need, hidden=(8,), body=body)), rows(need.inputs)
     state = network.initial_state(B)

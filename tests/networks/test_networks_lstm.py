@@ -14,7 +14,7 @@ def make(dtype=torch.float64, features=3, size=5):
 
 
 def run(lstm, x, state, first, loop):
-    """Outputs, final state and gradients of everything, in one call or step by step with the state zeroed by hand."""
+    """Return outputs, final state and all gradients, in one call or step by step with the state reset by hand."""
     x = x.clone().requires_grad_()
     start = HiddenState({name: s.clone().requires_grad_() for name, s in state.items()})
     lstm.zero_grad()
@@ -35,7 +35,7 @@ def run(lstm, x, state, first, loop):
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 12), st.integers(1, 4), st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(0, 99))
-def test_a_sequence_is_a_loop_of_steps(time, batch, chance, seed):
+def test_sequence_matches_a_loop_of_steps(time, batch, chance, seed):
     lstm = make()
     torch.manual_seed(seed)
     x = torch.randn(time, batch, 3, dtype=torch.float64)
@@ -45,7 +45,7 @@ def test_a_sequence_is_a_loop_of_steps(time, batch, chance, seed):
         torch.testing.assert_close(one_call, looped, atol=1e-12, rtol=1e-9)
 
 
-def test_the_fused_float32_kernel_agrees_too():
+def test_fused_float32_kernel_matches():
     lstm = make(torch.float32, 16, 64)
     x, first = torch.randn(128, 8, 16), torch.rand(128, 8) < 0.05
     state = HiddenState({k: torch.randn(8, 64) for k in "hc"})
@@ -58,7 +58,7 @@ def test_the_fused_float32_kernel_agrees_too():
         torch.testing.assert_close(lstm(x, state, first)[0], looped[0], atol=1e-6, rtol=1e-6)
 
 
-def test_acting_one_step_at_a_time_sees_what_learning_sees():
+def test_acting_step_by_step_matches_learning():
     lstm = make()
     x, first = torch.randn(20, 3, 3, dtype=torch.float64), torch.rand(20, 3) < 0.2
     state = lstm.initial_state(3)
@@ -70,7 +70,7 @@ def test_acting_one_step_at_a_time_sees_what_learning_sees():
 
 
 @pytest.mark.parametrize("time", [1, 4])
-def test_a_bad_state_before_a_first_is_forgotten(time):
+def test_nan_state_before_a_first_is_reset(time):
     lstm = make()
     x, first = torch.randn(time, 2, 3, dtype=torch.float64), torch.zeros(time, 2, dtype=torch.bool)
     first[0] = True

@@ -1,4 +1,4 @@
-"""Networks and the memory: what keeps them small, and what a user is told where they are not."""
+"""Memory use: the width of streams, and the message when memory runs out."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ludus.core.errors import UserError
 from ludus.core.network import NetworkSpec
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
-from ludus.networks.streams import WIDEST
+from ludus.networks.projection import MAX_STREAM_WIDTH
 
 
 @pytest.mark.parametrize("noisy", [False, True])
-@pytest.mark.parametrize("width", [8, WIDEST, WIDEST + 1])
-def test_the_hidden_layer_of_a_stream_is_at_most_512_wide(width: int, noisy: bool) -> None:
-    assert WIDEST == 512
+@pytest.mark.parametrize("width", [8, MAX_STREAM_WIDTH, MAX_STREAM_WIDTH + 1])
+def test_hidden_layer_of_a_stream_is_at_most_512_wide(width: int, noisy: bool) -> None:
+    assert MAX_STREAM_WIDTH == 512
     need = NetworkSpec({"observation": (4,)}, {"value": (1,), "advantage": (3,)}, streams=True, noisy=noisy)
     network: Any = build_network(NetworkConfig(hidden=(width,)), need)
     for name, (size,) in need.outputs.items():
@@ -28,19 +28,19 @@ def test_the_hidden_layer_of_a_stream_is_at_most_512_wide(width: int, noisy: boo
         assert (stream.last.in_features, stream.last.out_features) == (min(width, 512), size)
 
 
-def test_a_noisy_layer_without_a_stream_takes_all_features() -> None:
+def test_noisy_layer_without_a_stream_takes_all_features() -> None:
     need = NetworkSpec({"observation": (4,)}, {"q": (3,)}, noisy=True)
     network: Any = build_network(NetworkConfig(hidden=(600,)), need)
     assert (network.projections["q"].in_features, network.projections["q"].out_features) == (600, 3)
 
 
 class Own(nn.Module):
-    """A network as a user may write one."""
+    """A custom network."""
 
 
-def test_a_network_of_ones_own_names_the_flag_against_noisy_layers() -> None:
+def test_error_for_noisy_custom_networks_names_the_flag() -> None:
     need = NetworkSpec({"observation": (4,)}, {"q": (3,)}, noisy=True)
-    with pytest.raises(UserError, match=r"noisy layers, which a network of your own.*--agent\.no-noisy"):
+    with pytest.raises(UserError, match=r"noisy layers, which custom networks.*--agent\.no-noisy"):
         build_network(NetworkConfig(name=f"{__name__}:Own"), need)
 
 
@@ -56,7 +56,7 @@ AGENTS = {
 
 @pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
-def test_too_little_memory_names_settings_that_the_agent_has(
+def test_out_of_memory_names_settings_of_the_agent(
     agent: str, error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fill(argv: list[str]) -> int:
@@ -67,7 +67,7 @@ def test_too_little_memory_names_settings_that_the_agent_has(
     assert capsys.readouterr().err == f"ludus: There is not enough memory; lower {AGENTS[agent]}.\n"
 
 
-def test_too_little_memory_is_told_even_where_the_settings_cannot_be_read(
+def test_out_of_memory_is_reported_without_settings(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fill(argv: list[str]) -> Any:

@@ -18,7 +18,7 @@ def rows(shapes):
 
 
 class ThreeFeatures(SubModule):
-    """A rank-2 piece that keeps its sequence."""
+    """A custom rank-2 piece that keeps the sequence dimension."""
 
     dim = 2
 
@@ -33,7 +33,7 @@ class ThreeFeatures(SubModule):
         return x * 2, state
 
 
-def test_a_plain_mlp_has_the_outputs_asked_for_and_the_gains():
+def test_plain_mlp_outputs_and_gains():
     network = build_network(
         NetworkConfig(), NetworkSpec({"observation": (4,)}, {"policy/action": (2,), "value": (1,), "v": ()})
     )
@@ -50,7 +50,7 @@ def test_a_plain_mlp_has_the_outputs_asked_for_and_the_gains():
         torch.testing.assert_close(norm, torch.full_like(norm, gain), atol=1e-6, rtol=1e-5)
     x = torch.rand(T, B, 4)
     y = x
-    for layer in network.only_mlp().layers:
+    for layer in network.plain_mlp().layers:
         y = torch.tanh(layer(y))
     expected = network.projections["policy/action"](y)
     torch.testing.assert_close(network({"observation": x}, HiddenState(), FIRST)[0]["policy/action"], expected)
@@ -69,7 +69,7 @@ def test_observations_of_every_rank_join_in_a_body_of_every_rank(body):
     assert outputs["value"].shape == (T, B, 1)
     assert outputs["value"].isfinite().all()
     assert set(state) == ({"body/h", "body/c"} if body == "lstm" else set())
-    assert network.only_mlp() is None
+    assert network.plain_mlp() is None
 
 
 def test_expanded_sources_are_repeated_over_space():
@@ -82,7 +82,7 @@ def test_expanded_sources_are_repeated_over_space():
     torch.testing.assert_close(outputs["map"], x["a"] + x["b"].reshape(T, B, 1, 1, 1))
 
 
-def test_every_piece_may_be_recurrent_and_states_never_collide():
+def test_every_piece_may_be_recurrent_with_separate_states():
     config = NetworkConfig(net1d="lstm", body="lstm", head="lstm", lstm_size=4)
     network = build_network(config, NetworkSpec({"a.b": (3,), "items": (2,)}, {"policy/x.y": (2,), "value": (1,)}))
     assert network.recurrent
@@ -116,13 +116,13 @@ def test_matrices_go_through_an_mlp(shape):
     assert not network.linear
 
 
-def test_a_matrix_meets_other_observations_as_it_is():
+def test_matrix_is_concatenated_with_other_observations():
     network = build_network(NetworkConfig(), NetworkSpec({"board": (8, 8), "speed": (2,)}, {"policy/a": (3,)}))
     assert set(network.pieces) == {"body"}
     assert network.pieces["body"].layers[0].in_features == 66
 
 
-def test_a_network_without_a_hidden_layer_says_so():
+def test_network_without_a_hidden_layer_is_linear():
     outputs = {"policy/a": (3,), "value": (1,)}
     assert ModularNetwork({"o": (4,)}, outputs, NetworkConfig(hidden=())).linear
     assert ModularNetwork({"o": (4, 2)}, outputs, NetworkConfig(net2d="identity2d")).linear
@@ -131,7 +131,7 @@ def test_a_network_without_a_hidden_layer_says_so():
     assert not ModularNetwork({"o": (4,)}, outputs, NetworkConfig(hidden=(), body="lstm")).linear
 
 
-def test_a_piece_of_ones_own():
+def test_custom_piece():
     config = NetworkConfig(net2d=f"{__name__}:ThreeFeatures", body="identity2d")
     network = build_network(config, NetworkSpec({"s": (3, 7)}, {"value": (1,)}))
     assert network.projections["value"].in_features == 21
@@ -156,17 +156,17 @@ def test_a_piece_of_ones_own():
         ({"name": "modula"}, {"o": (3,)}, {"v": (1,)}, 'Did you mean "modular"'),
     ],
 )
-def test_mistakes_are_named_when_the_network_is_built(config, inputs, outputs, message):
+def test_invalid_settings_are_refused_when_the_network_is_built(config, inputs, outputs, message):
     with pytest.raises(UserError, match=message):
         build_network(NetworkConfig(**config), NetworkSpec(inputs, outputs))
 
 
-def test_join_names_the_piece_that_decided_the_size():
+def test_join_error_names_the_source_that_set_the_size():
     with pytest.raises(UserError, match='"b" and "c"'):
         join_shapes({"a": (1, 1), "b": (1, 4), "c": (1, 5)}, "identity2d")
 
 
-def test_every_name_in_the_table_is_a_piece_of_the_rank_it_says():
+def test_every_name_in_the_table_is_a_submodule():
     from ludus.core.imports import resolve
 
     for name in SUBMODULES:
@@ -175,7 +175,7 @@ def test_every_name_in_the_table_is_a_piece_of_the_rank_it_says():
         assert not name.startswith("identity") or f"identity{piece.dim}d" == name
 
 
-def test_parameters_survive_a_round_trip_and_gradients_reach_all():
+def test_state_dict_round_trip_and_gradients_reach_all_parameters():
     config = NetworkConfig(body="lstm", net3d="nature_cnn")
     inputs = {"image": (1, 40, 40), "x": (3,)}
     one, two = (build_network(config, NetworkSpec(inputs, {"policy/a": (2,), "value": (1,)})) for _ in range(2))

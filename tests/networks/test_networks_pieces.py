@@ -12,7 +12,7 @@ from ludus.networks.net3d.small_cnn import SmallCNN
 FIRST = torch.zeros(1, 1, dtype=torch.bool)
 
 
-def test_mlp_starts_orthogonal_and_has_the_sizes_asked_for():
+def test_mlp_sizes_and_orthogonal_initialization():
     mlp = MLP((5,), NetworkConfig(hidden=(32, 16)))
     weight = mlp.layers[1].weight  # [16, 32]: rows orthogonal, of norm √2
     torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(16), atol=1e-5, rtol=0)
@@ -39,7 +39,7 @@ def test_every_activation(activation):
     assert y.isfinite().all()
 
 
-def test_nature_cnn_computes_the_same_as_plain_convolutions():
+def test_nature_cnn_matches_plain_convolutions():
     cnn = NatureCNN((4, 84, 84), NetworkConfig())
     x = torch.rand(3, 4, 84, 84)
     y, _ = cnn(x, HiddenState(), FIRST)
@@ -54,7 +54,7 @@ def test_nature_cnn_computes_the_same_as_plain_convolutions():
     assert cnn.convolutions[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_nature_cnn_says_when_an_image_is_too_small():
+def test_nature_cnn_refuses_small_images():
     assert NatureCNN((1, 36, 40), NetworkConfig())(torch.zeros(1, 1, 36, 40), HiddenState(), FIRST)[0].shape == (1, 512)
     with pytest.raises(UserError, match="36×36, but one is 35×40"):
         NatureCNN((1, 35, 40), NetworkConfig())
@@ -63,7 +63,7 @@ def test_nature_cnn_says_when_an_image_is_too_small():
 @pytest.mark.parametrize(
     "size", [(1, 1), (1, 35), (35, 1), (2, 3), (3, 3), (5, 4), (8, 8), (12, 12), (17, 9), (35, 35), (35, 400)]
 )
-def test_small_images_get_a_cnn_that_fits_and_sees_every_pixel(size):
+def test_small_images_get_small_cnn_which_uses_every_pixel(size):
     shape = (3, *size)
     network = ModularNetwork({"image": shape}, {"value": (1,)}, NetworkConfig())
     cnn = network.pieces["source/image"]
@@ -80,7 +80,7 @@ def test_small_images_get_a_cnn_that_fits_and_sees_every_pixel(size):
 
 
 @pytest.mark.parametrize("side", range(1, 40))
-def test_every_side_has_a_cnn(side):
+def test_every_image_size_has_a_cnn(side):
     network = ModularNetwork({"image": (1, side, side)}, {"value": (1,)}, NetworkConfig())
     assert isinstance(network.pieces["source/image"], SmallCNN if side < 36 else NatureCNN)
     outputs, _ = network({"image": torch.zeros(1, 1, 1, side, side)}, HiddenState(), FIRST)

@@ -25,7 +25,7 @@ def outputs_of(policy, *leading):
 
 @pytest.mark.parametrize("distribution", ["gaussian", "tanh", "beta"])
 @pytest.mark.parametrize("action", MIXES, ids=lambda a: "+".join(a))
-def test_everything_fits_together(action, distribution):
+def test_sample_evaluate_and_kl_are_consistent(action, distribution):
     torch.manual_seed(0)
     policy = Policy(action, distribution, log_std_init=-0.5)
     assert list(policy.outputs) == [f"policy/{name}" for name in action]
@@ -47,7 +47,7 @@ def test_everything_fits_together(action, distribution):
 
 
 @pytest.mark.parametrize("distribution", ["gaussian", "tanh", "beta"])
-def test_a_step_of_a_rollout_is_the_same_alone(distribution):
+def test_single_step_matches_the_rollout(distribution):
     policy = Policy(KINDS, distribution)
     noise, outputs = policy.draw(3, 4, torch.Generator()), outputs_of(policy, 3, 4)
     actions, log_prob = policy.sample(outputs, {}, noise)
@@ -69,7 +69,7 @@ def test_joint_terms_are_sums_over_names():
     torch.testing.assert_close(entropy, sum(p["entropy"] for p in parts))
 
 
-def test_treatments_are_declared():
+def test_action_transforms_and_outputs():
     mixed = {"a": DISCRETE, "b": BOX, "c": BITS, "d": MULTI}
     for distribution, action_transform in {"gaussian": "clip", "tanh": "tanh", "beta": "unit"}.items():
         policy = Policy(mixed, distribution)
@@ -87,7 +87,7 @@ def draws(policy, outputs, observation, n=10_000):
     return policy.sample(wide, masks, noise)
 
 
-def test_masked_choices_are_never_drawn_and_the_rest_keep_their_odds():
+def test_masked_actions_are_never_drawn_and_others_keep_their_odds():
     policy = Policy({"action": DISCRETE})
     logits = torch.tensor([0.0, 9.0, math.log(3), 9.0])
     mask = {"action_mask": torch.tensor([1, 0, 1, 0], dtype=torch.uint8)}
@@ -101,7 +101,7 @@ def test_masked_choices_are_never_drawn_and_the_rest_keep_their_odds():
     assert greedy["action"] == 2
 
 
-def test_masks_of_several_actions_go_by_name():
+def test_masks_of_several_actions_are_matched_by_name():
     policy = Policy({"a": DISCRETE, "m": MULTI, "b": BITS})
     masks = {
         "action_mask/a": torch.tensor([False, False, False, True]),
@@ -148,7 +148,7 @@ def test_samples_have_the_moments_of_the_distribution(distribution, mean):
     assert abs(float(actions["action"].mean().detach()) - mean) < 0.02
 
 
-def test_noise_depends_on_the_generator_alone():
+def test_noise_depends_only_on_the_generator():
     policy = Policy(KINDS, "beta")
     torch.manual_seed(1)
     one = policy.draw(2, 3, torch.Generator().manual_seed(5))
@@ -156,7 +156,7 @@ def test_noise_depends_on_the_generator_alone():
     torch.testing.assert_close(one, policy.draw(2, 3, torch.Generator().manual_seed(5)), atol=0, rtol=0)
 
 
-def test_a_network_cannot_drive_the_deviation_out_of_bounds():
+def test_tanh_log_std_is_clamped():
     policy = Policy({"action": BOX}, "tanh")
     stored = policy.distribution({"policy/action": torch.tensor([0.0, 0.0, -99.0, 99.0])}, {})
     assert stored["policy/action"].tolist() == [0, 0, -5, 2]

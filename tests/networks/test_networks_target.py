@@ -1,4 +1,4 @@
-"""Targets: frozen, apart from what they follow, and as near to it as they are told."""
+"""Target networks: separate copies without gradients, Polyak updates, state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ludus.core.network import NetworkSpec
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
 from ludus.networks.noisy import NoisyLinear, resample_noise
-from ludus.networks.target import Target
+from ludus.networks.target import TargetNetworks
 
 FIRST = torch.zeros(3, 2, dtype=torch.bool)
 
@@ -30,9 +30,9 @@ def disturb(module: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("need", [{}, {"members": 2}, {"streams": True, "noisy": True}])
-def test_a_copy_is_equal_frozen_and_apart(need: Any) -> None:
+def test_copy_is_equal_separate_and_has_no_gradients(need: Any) -> None:
     network = make(**need)
-    target, x = Target({"q": network}), {"observation": torch.randn(3, 2, 4)}
+    target, x = TargetNetworks({"q": network}), {"observation": torch.randn(3, 2, 4)}
     copy: Any = target.networks["q"]
     assert torch.equal(copy(x, HiddenState(), FIRST)[0]["q"], network(x, HiddenState(), FIRST)[0]["q"])
     assert not any(p.requires_grad for p in target.parameters())
@@ -45,69 +45,60 @@ def test_a_copy_is_equal_frozen_and_apart(need: Any) -> None:
     assert not shared
 
 
-def test_it_moves_by_the_share_asked_for() -> None:
+def test_update_moves_by_tau() -> None:
     network = make()
-    target = Target({"q": network})
+    target = TargetNetworks({"q": network})
     disturb(network)
     pairs = list(zip(target.parameters(), network.parameters(), strict=True))
     expected = [0.75 * a.double() + 0.25 * b.detach().double() for a, b in pairs]
-    target.follow(0.25)
+    target.update(0.25)
     for (a, _), wanted in zip(pairs, expected, strict=True):
         torch.testing.assert_close(a.double(), wanted, atol=1e-6, rtol=1e-6)
     assert not any(torch.equal(a, b) for a, b in pairs)
-    target.follow(1.0)
+    target.update(1.0)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert not any(a.requires_grad for a, _ in pairs)
 
 
-def test_it_follows_parameters_that_an_updater_has_put_elsewhere_and_modules_that_moved() -> None:
+def test_update_works_after_parameters_and_buffers_were_replaced() -> None:
     agent = nn.Module()
     agent.network = make(noisy=True)
-    agent.target = Target({"q": agent.network})
+    agent.target = TargetNetworks({"q": agent.network})
     for p in agent.network.parameters():
         p.data = torch.randn_like(p)  # as a flat block does
     agent.double()  # replaces every buffer
     resample_noise(agent.network, torch.Generator())
-    agent.target.follow(1)
+    agent.target.update(1)
     for (name, a), b in zip(
         agent.target.networks["q"].state_dict().items(), agent.network.state_dict().values(), strict=True
     ):
         assert torch.equal(a, b), name
 
 
-def test_buffers_are_copied_whatever_the_share() -> None:
+def test_buffers_are_copied_for_any_tau() -> None:
     online = nn.Sequential(nn.BatchNorm1d(3), NoisyLinear(3, 2))
-    target = Target({"q": online})
+    target = TargetNetworks({"q": online})
     online(torch.randn(8, 3))
     resample_noise(online, torch.Generator())
-    target.follow(0.01)
+    target.update(0.01)
     for a, b in zip(target.buffers(), online.buffers(), strict=True):
         assert torch.equal(a, b)
 
 
-def test_it_stays_in_evaluation_mode() -> None:
+def test_targets_stay_in_evaluation_mode() -> None:
     agent = nn.ModuleDict({"online": nn.BatchNorm1d(3)})
-    agent["target"] = target = Target({"q": agent["online"]})
+    agent["target"] = target = TargetNetworks({"q": agent["online"]})
     agent.train()
     assert agent["online"].training
     assert not any(module.training for module in target.modules())
 
 
-def test_its_state_is_its_own_and_comes_back() -> None:
+def test_state_dict_has_only_the_copies_and_restores_them() -> None:
     network = make()
-    target = Target({"q": network})
+    target = TargetNetworks({"q": network})
     assert set(target.state_dict()) == {f"networks.q.{name}" for name in network.state_dict()}
     disturb(network)
-    target.follow(0.5)
-    again = Target({"q": make()})
+    target.update(0.5)
+    again = TargetNetworks({"q": make()})
     again.load_state_dict(target.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), target.parameters(), strict=True))
-
-
-def test_modules_can_be_added() -> None:
-    target, head = Target({"q": make()}), nn.Linear(2, 2)
-    copy = target.add("head", head)
-    assert copy is target.networks["head"]
-    disturb(head)
-    target.follow(1)
-    assert torch.equal(copy.weight, head.weight)  # type: ignore[arg-type]

@@ -122,7 +122,7 @@ class Sub(ModularNetwork):
 def test_hooks_replaced_layers_and_subclasses_are_called() -> None:
     x, seen = torch.randn(3, 7, 4), []
     network = make()
-    for module in (network.only_mlp().layers[0], network.only_mlp(), network.projections["value"]):  # type: ignore[union-attr]
+    for module in (network.plain_mlp().layers[0], network.plain_mlp(), network.projections["value"]):  # type: ignore[union-attr]
         for register in (module.register_forward_hook, module.register_full_backward_hook):  # type: ignore[union-attr]
             hook = register(lambda *_: seen.append(1))
             loss(run(network, x)).backward()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""A memory: long short-term memory over vectors."""
+"""LSTM over vectors."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from ludus.core.network import Shape, SubModule
 from ludus.networks.cast import cast_shape
 from ludus.networks.config import NetworkConfig
 
-SHUT = 1e4  # added to a gate's input, this opens or shuts it exactly: sigmoid(±1e4) is 1 or 0 and has no gradient
+GATE_INPUT = 1e4  # opens or closes a gate exactly: sigmoid(±1e4) is 1 or 0, with zero gradient
 
 
 class LSTM(SubModule):
-    """One LSTM layer of ``lstm_size`` units whose state, ``h`` and ``c``, starts from zero wherever ``first`` is true.
+    """One LSTM layer of ``lstm_size`` units with its state, ``h`` and ``c``, reset to zero wherever ``first`` is true.
 
-    A single step is one cell. Many steps are one fused call, not a loop over T: before each later ``first`` a step is
-    put in that shuts the input and forget gates, which makes ``c`` and with it ``h`` exactly zero, and columns with
-    fewer of these are filled up by steps that keep ``c``. To cut at every ``first`` and pad instead took up to 7 times
-    as long, and more where packing was to tell the last ``c``.
+    A sequence is one fused call, not a loop over T. An extra step is inserted before each later ``first``, which closes
+    the input and forget gates and so sets ``c`` and ``h`` to exactly zero; rows with fewer resets are padded by steps
+    that keep ``c``. Splitting the sequences at every ``first`` and padding them took up to 7 times as long.
     """
 
     dim = 1
@@ -31,16 +30,14 @@ class LSTM(SubModule):
         self.cell = nn.LSTMCell(input_shape[0], self.size)
         if config.orthogonal:
             self._initialize()
-        gates = torch.zeros(
-            4 * self.size, 2
-        )  # what the two extra inputs do: the first to input gates, the second to forget gates
-        gates[: self.size, 0] = -SHUT
-        gates[self.size : 2 * self.size, 1] = SHUT
+        gates = torch.zeros(4 * self.size, 2)  # weights of two extra inputs, to the input gates and the forget gates
+        gates[: self.size, 0] = -GATE_INPUT
+        gates[self.size : 2 * self.size, 1] = GATE_INPUT
         self.gates: Tensor
         self.register_buffer("gates", gates, persistent=False)
 
     def _initialize(self) -> None:
-        """Orthogonal weights gate by gate, and a forget bias of 1 so that it remembers before it has learned to."""
+        """Set orthogonal weights per gate and a forget bias of 1, so that the initial LSTM keeps its state."""
         for weight in (self.cell.weight_ih, self.cell.weight_hh):
             for gate in weight.data.chunk(4):
                 nn.init.orthogonal_(gate)
@@ -64,20 +61,16 @@ class LSTM(SubModule):
 
     def _sequence(self, x: Tensor, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
         time, batch, features = x.shape
-        step = torch.arange(time, device=x.device).unsqueeze(1) + first.cumsum(0)  # [T, B] where each row goes
+        step = torch.arange(time, device=x.device).unsqueeze(1) + first.cumsum(0)  # [T, B]: new time index of each row
         length = int(step[-1].max()) + 1
         row = (step * batch + torch.arange(batch, device=x.device)).reshape(-1)
-        gates = x.new_ones(length * batch, 2)  # (1, 1) keeps c
-        gates[row] = 0.0  # (0, 0) is a step as any other
-        gates[(row - batch)[first.reshape(-1)], 1] = -1.0  # (1, -1) clears it
-        spread = x.new_zeros(length * batch, features).index_copy(0, row, x.reshape(-1, features))
-        output, c = self._run(torch.cat([spread, gates], 1).view(length, batch, -1), state)
-        output = output.reshape(length * batch, -1).index_select(0, row).view(time, batch, -1)
-        return output, HiddenState(h=output[-1], c=c)
-
-    def _run(self, x: Tensor, state: HiddenState) -> tuple[Tensor, Tensor]:
-        cell = self.cell
+        gates = x.new_ones(length * batch, 2)  # (1, 1): padding, keeps c
+        gates[row] = 0.0  # (0, 0): an ordinary step
+        gates[(row - batch)[first.reshape(-1)], 1] = -1.0  # (1, -1): a reset, clears c
+        padded = x.new_zeros(length * batch, features).index_copy(0, row, x.reshape(-1, features))
+        padded = torch.cat([padded, gates], 1).view(length, batch, -1)
+        cell, start = self.cell, [state["h"].unsqueeze(0), state["c"].unsqueeze(0)]
         weights = [torch.cat([cell.weight_ih, self.gates], 1), cell.weight_hh, cell.bias_ih, cell.bias_hh]
-        start = [state["h"].unsqueeze(0), state["c"].unsqueeze(0)]
-        output, _, c = torch.lstm(x, start, weights, True, 1, 0.0, torch.is_grad_enabled(), False, False)
-        return output, c[0]
+        output, _, c = torch.lstm(padded, start, weights, True, 1, 0.0, torch.is_grad_enabled(), False, False)
+        output = output.reshape(length * batch, -1).index_select(0, row).view(time, batch, -1)
+        return output, HiddenState(h=output[-1], c=c[0])

@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class MLP(SubModule):
-    """Linear layers of the sizes ``hidden``, each followed by the activation."""
+    """Linear layers of sizes ``hidden``, each followed by the activation."""
 
     dim: Literal[1, 2, 3, 4] = 1
 

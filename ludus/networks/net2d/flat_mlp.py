@@ -13,7 +13,7 @@ from ludus.networks.net1d.mlp import MLP
 
 
 class FlatMLP(MLP):
-    """An MLP over all entries of ``[F, S]``: stacked vectors, boards, tables."""
+    """An MLP over the flattened ``[F, S]``, for stacked vectors, boards and tables."""
 
     dim = 2
 

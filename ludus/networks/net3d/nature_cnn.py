@@ -1,4 +1,4 @@
-"""The convolutional network of the DQN paper in Nature."""
+"""The convolutional network of DQN (Mnih et al. 2015)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # features, kernel, stride
 class NatureCNN(SubModule):
     """Three convolutions and a linear layer of 512 (Mnih et al. 2015): images ``[F, H, W]`` in, vectors out.
 
-    Weights and activations lie channels-last, which made forward and backward 1.4 times as fast on CPU.
+    Weights and activations are channels-last, which made forward and backward 1.4 times as fast on CPU.
     """
 
     dim = 3
@@ -47,5 +47,5 @@ class NatureCNN(SubModule):
         x = x.contiguous(memory_format=torch.channels_last)
         for convolution in self.convolutions:
             x = torch.relu(convolution(x))
-        x = x.permute(0, 2, 3, 1).flatten(1)  # the order in which it lies in memory: no copy
+        x = x.permute(0, 2, 3, 1).flatten(1)  # already in this order in memory, so no copy
         return torch.relu(self.linear(x)), state

@@ -1,4 +1,4 @@
-"""A convolutional network for images that are too small for the one of the DQN paper."""
+"""A convolutional network for images that are too small for nature_cnn."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ludus.networks.init import initialize
 
 FEATURES = (16, 32, 32)
 WIDTH = 256
-WHOLE = 16  # up to this side, the first convolution keeps the size of the image
+FULL_SIZE = 16  # up to this side, the first convolution has stride 1
 
 
 class SmallCNN(SubModule):
     """Three 3×3 convolutions and a linear layer of 256: images ``[F, H, W]`` of any size in, vectors out.
 
-    The second and the third convolution halve each side, and so does the first where a side is longer than 16. Images
-    are padded by one pixel, so that no row or column is left out and one pixel is enough.
+    The second and third convolution halve each side, and so does the first if a side is longer than 16. Images are
+    padded by one pixel, so that every pixel is used and even 1×1 images work.
     """
 
     dim = 3
@@ -31,7 +31,7 @@ class SmallCNN(SubModule):
         super().__init__(input_shape)
         features, height, width = input_shape
         convolutions = []
-        for out, stride in zip(FEATURES, (1 if max(height, width) <= WHOLE else 2, 2, 2), strict=True):
+        for out, stride in zip(FEATURES, (1 if max(height, width) <= FULL_SIZE else 2, 2, 2), strict=True):
             layer = nn.Conv2d(features, out, 3, stride, padding=1)
             convolutions.append(initialize(layer, sqrt(2), config.orthogonal))
             features, height, width = out, -(-height // stride), -(-width // stride)
@@ -45,5 +45,5 @@ class SmallCNN(SubModule):
         x = x.contiguous(memory_format=torch.channels_last)
         for convolution in self.convolutions:
             x = torch.relu(convolution(x))
-        x = x.permute(0, 2, 3, 1).flatten(1)  # the order in which it lies in memory: no copy
+        x = x.permute(0, 2, 3, 1).flatten(1)  # already in this order in memory, so no copy
         return torch.relu(self.linear(x)), state

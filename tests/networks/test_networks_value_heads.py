@@ -1,4 +1,4 @@
-"""Heads of action values against numpy in float64, and their promises: shapes, constants, endings, traces."""
+"""Q-value heads against numpy in float64: shapes, gradients, terminal states, tracing."""
 
 from __future__ import annotations
 
@@ -19,15 +19,23 @@ from ludus.core.types import Tensors
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
 from ludus.networks.noisy import noisy_layers
-from ludus.networks.target import Target
-from ludus.networks.values import Categorical, Expected, Implicit, Kind, Quantile, ValueHead, make_value_head
+from ludus.networks.target import TargetNetworks
+from ludus.networks.value_heads import (
+    CategoricalValue,
+    ExpectedValue,
+    ImplicitQuantileValue,
+    QuantileValue,
+    ValueHead,
+    ValueKind,
+    make_value_head,
+)
 
 T, B, A, N = 2, 5, 3, 7
-KINDS: tuple[Kind, ...] = ("expected", "categorical", "quantile", "implicit")
+KINDS: tuple[ValueKind, ...] = ("expected", "categorical", "quantile", "implicit")
 Array = NDArray[np.float64]
 
 
-def make(kind: Kind, dueling: bool = False, **more: Any) -> ValueHead:
+def make(kind: ValueKind, dueling: bool = False, **more: Any) -> ValueHead:
     torch.manual_seed(0)
     return make_value_head(kind, A, dueling, N, -2.0, 4.0, **more)
 
@@ -52,9 +60,9 @@ def array(x: Tensor) -> Array:
     return x.detach().double().numpy()
 
 
-def all_choices(head: ValueHead, given: Tensors) -> Array:
-    """[T, B, A, n], n = 1 for expected values."""
-    n = 1 if isinstance(head, Expected) else N
+def all_actions(head: ValueHead, given: Tensors) -> Array:
+    """Return the outputs of all actions, [T, B, A, n], with n = 1 for expected values."""
+    n = 1 if isinstance(head, ExpectedValue) else N
     if "q" in given:
         return array(given["q"]).reshape(T, B, A, n)
     value, advantage = array(given["value"]).reshape(T, B, 1, n), array(given["advantage"]).reshape(T, B, A, n)
@@ -71,7 +79,7 @@ def pick(x: Array, action: Tensor) -> Array:
 
 
 def learn(head: ValueHead, now: Tensors, after: Tensors) -> tuple[Tensor, Tensor, Tensor]:
-    """Target, loss and surprise of one batch."""
+    """Return target, loss and priority of one batch."""
     x = numbers()
     target = head.target(after, (x["action"] + 1) % A, x["reward"], x["discount"], x["taus_t"])
     return target, *head.loss(head.evaluate(now, x["action"], x["taus"]), target, x["taus"])
@@ -92,14 +100,14 @@ def close(given: Tensor, expected: Array) -> None:
 def test_expected_values(dueling: bool) -> None:
     head, x = make("expected", dueling), numbers()
     now, after = outputs(head), outputs(head, 1)
-    q, q_t = all_choices(head, now)[..., 0], all_choices(head, after)
+    q, q_t = all_actions(head, now)[..., 0], all_actions(head, after)
     close(head.q(now), q)
-    target, loss, surprise = learn(head, now, after)
+    target, loss, priority = learn(head, now, after)
     expected = array(x["reward"]) + array(x["discount"]) * pick(q_t, (x["action"] + 1) % A)[..., 0]
     close(target, expected)
-    error = expected - pick(all_choices(head, now), x["action"])[..., 0]
+    error = expected - pick(all_actions(head, now), x["action"])[..., 0]
     close(loss, np.where(np.abs(error) <= 1, 0.5 * error**2, np.abs(error) - 0.5))
-    close(surprise, np.abs(error))
+    close(priority, np.abs(error))
 
 
 @pytest.mark.parametrize("dueling", [False, True])
@@ -107,34 +115,34 @@ def test_categorical_values(dueling: bool) -> None:
     head, x = make("categorical", dueling), numbers()
     now, after = outputs(head), outputs(head, 1)
     support = np.linspace(-2, 4, N)
-    close(head.q(now), softmax(all_choices(head, now)) @ support)
-    target, loss, surprise = learn(head, now, after)
-    p = softmax(pick(all_choices(head, after), (x["action"] + 1) % A))
+    close(head.q(now), softmax(all_actions(head, now)) @ support)
+    target, loss, priority = learn(head, now, after)
+    p = softmax(pick(all_actions(head, after), (x["action"] + 1) % A))
     places = np.clip(array(x["reward"])[..., None] + array(x["discount"])[..., None] * support, -2, 4)
     share = np.clip(1 - np.abs(places[..., None, :] - support[:, None]) / (support[1] - support[0]), 0, 1)
     expected = (share * p[..., None, :]).sum(-1)
     close(target, expected)
-    cross = -(expected * np.log(softmax(pick(all_choices(head, now), x["action"])))).sum(-1)
+    cross = -(expected * np.log(softmax(pick(all_actions(head, now), x["action"])))).sum(-1)
     close(loss, cross)
-    close(surprise, cross + (expected * np.log(np.maximum(expected, 1e-300))).sum(-1))
+    close(priority, cross + (expected * np.log(np.maximum(expected, 1e-300))).sum(-1))
 
 
 @pytest.mark.parametrize("dueling", [False, True])
 def test_quantile_values(dueling: bool) -> None:
     head, x = make("quantile", dueling), numbers()
     now, after = outputs(head), outputs(head, 1)
-    close(head.q(now), all_choices(head, now).mean(-1))
-    target, loss, surprise = learn(head, now, after)
-    expected = pick(all_choices(head, after), (x["action"] + 1) % A) * array(x["discount"])[..., None]
+    close(head.q(now), all_actions(head, now).mean(-1))
+    target, loss, priority = learn(head, now, after)
+    expected = pick(all_actions(head, after), (x["action"] + 1) % A) * array(x["discount"])[..., None]
     expected += array(x["reward"])[..., None]
     close(target, expected)
-    theta = pick(all_choices(head, now), x["action"])
+    theta = pick(all_actions(head, now), x["action"])
     close(loss, quantile_huber(theta, expected, (2 * np.arange(N) + 1) / (2 * N)))
-    close(surprise, np.abs(expected.mean(-1) - theta.mean(-1)))
+    close(priority, np.abs(expected.mean(-1) - theta.mean(-1)))
 
 
 def implicit(head: Any, given: Tensors, taus: Tensor) -> Array:
-    """[T, B, n, A] from the parameters, by the paper's equations."""
+    """Return the quantiles [T, B, n, A], computed from the parameters by the paper's equations."""
 
     def stream(layers: Any, x: Array) -> Array:
         x = np.maximum(x @ array(layers.hidden.weight).T + array(layers.hidden.bias), 0)
@@ -156,34 +164,34 @@ def test_implicit_values(dueling: bool) -> None:
     close(head.q(now, x["taus"]), implicit(head, now, x["taus"]).mean(2))
     fixed = ((torch.arange(32) + 0.5) / 32).expand(T, B, 32)
     close(head.q(now), implicit(head, now, fixed).mean(2))
-    target, loss, surprise = learn(head, now, after)
+    target, loss, priority = learn(head, now, after)
     expected = pick(implicit(head, after, x["taus_t"]).swapaxes(2, 3), (x["action"] + 1) % A)
     expected = array(x["reward"])[..., None] + array(x["discount"])[..., None] * expected
     close(target, expected)
     assert target.shape == (T, B, N + 1)
     theta = pick(implicit(head, now, x["taus"]).swapaxes(2, 3), x["action"])
     close(loss, quantile_huber(theta, expected, array(x["taus"])))
-    close(surprise, np.abs(expected.mean(-1) - theta.mean(-1)))
+    close(priority, np.abs(expected.mean(-1) - theta.mean(-1)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dueling", [False, True])
-def test_an_ending_needs_no_successor_and_no_gradient_reaches_a_target(kind: Kind, dueling: bool) -> None:
+def test_terminal_states_need_no_next_state_and_targets_have_no_gradient(kind: ValueKind, dueling: bool) -> None:
     head, x = make(kind, dueling), numbers()
     assert set(x["discount"].flatten().tolist()) > {0.0}
     now = {name: y.requires_grad_() for name, y in outputs(head).items()}
     clean = {name: y.requires_grad_() for name, y in outputs(head, 1).items()}
     ended = (x["discount"] == 0).unsqueeze(-1)
-    spoilt = {name: y.detach().masked_fill(ended, torch.nan).requires_grad_() for name, y in clean.items()}
-    for after in (clean, spoilt):
-        target, loss, surprise = learn(head, now, after)
+    with_nan = {name: y.detach().masked_fill(ended, torch.nan).requires_grad_() for name, y in clean.items()}
+    for after in (clean, with_nan):
+        target, loss, priority = learn(head, now, after)
         assert target.isfinite().all()
         assert not target.requires_grad
-        assert not surprise.requires_grad
-        assert loss.shape == surprise.shape == (T, B)
-        (loss + surprise).sum().backward()  # type: ignore[no-untyped-call]
+        assert not priority.requires_grad
+        assert loss.shape == priority.shape == (T, B)
+        (loss + priority).sum().backward()  # type: ignore[no-untyped-call]
         assert all(y.grad is None for y in after.values())
-        held = target.clone().requires_grad_()  # whoever made the target
+        held = target.clone().requires_grad_()  # even if the target requires grad
         head.loss(head.evaluate(now, x["action"], x["taus"]), held, x["taus"])[0].sum().backward()  # type: ignore[no-untyped-call]
         assert held.grad is None
         assert all(y.grad is not None and y.grad.isfinite().all() and y.grad.any() for y in now.values())
@@ -191,14 +199,14 @@ def test_an_ending_needs_no_successor_and_no_gradient_reaches_a_target(kind: Kin
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dueling", [False, True])
-def test_it_can_be_traced_and_is_the_same_on_other_numbers(kind: Kind, dueling: bool) -> None:
+def test_traced_function_matches_on_other_inputs(kind: ValueKind, dueling: bool) -> None:
     head = make(kind, dueling)
     fixed = dict(head.named_parameters()) | dict(head.named_buffers())
 
     def total(now: Tensors, after: Tensors, x: Tensors) -> Tensor:
         target = head.target(after, head.q(after).argmax(-1), x["reward"], x["discount"], x["taus_t"])
-        loss, surprise = head.loss(head.evaluate(now, x["action"], x["taus"]), target, x["taus"])
-        return loss.sum() + surprise.sum()
+        loss, priority = head.loss(head.evaluate(now, x["action"], x["taus"]), target, x["taus"])
+        return loss.sum() + priority.sum()
 
     step = torch.func.grad(total)
     traced = make_fx(step)(outputs(head), outputs(head, 1), numbers())
@@ -210,11 +218,11 @@ def test_it_can_be_traced_and_is_the_same_on_other_numbers(kind: Kind, dueling: 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("noisy", [False, True])
-def test_heads_fit_the_networks_that_are_built_for_them(kind: Kind, dueling: bool, noisy: bool) -> None:
+def test_heads_match_the_networks_built_for_them(kind: ValueKind, dueling: bool, noisy: bool) -> None:
     head = make(kind, dueling, noisy=noisy)
     need = NetworkSpec({"observation": (4,)}, head.outputs, streams=head.streams, noisy=noisy)
     network = build_network(NetworkConfig(), need)
-    target = Target({"q": network, "head": head})
+    target = TargetNetworks({"q": network, "head": head})
     first = torch.zeros(T, B, dtype=torch.bool)
     given = network({"observation": torch.randn(T, B, 4)}, HiddenState(), first)[0]
     assert head.q(given).shape == (T, B, A)
@@ -229,7 +237,7 @@ def test_heads_fit_the_networks_that_are_built_for_them(kind: Kind, dueling: boo
 
 
 @pytest.mark.parametrize("kind", ["quantile", "implicit"])
-def test_quantiles_of_a_known_distribution_are_learned(kind: Kind) -> None:
+def test_quantiles_of_a_known_distribution_are_learned(kind: ValueKind) -> None:
     head: Any = make(kind)
     rng = torch.Generator().manual_seed(0)
     given = {name: torch.zeros(1, *shape) + 0.5 for name, shape in head.outputs.items()}
@@ -244,7 +252,7 @@ def test_quantiles_of_a_known_distribution_are_learned(kind: Kind) -> None:
         head.loss(head.evaluate(given, action, taus), seen, taus)[0].sum().backward()
         optimizer.step()
     levels = torch.tensor([[0.1, 0.3, 0.5, 0.7, 0.9]])
-    if isinstance(head, Quantile):
+    if isinstance(head, QuantileValue):
         found, levels = head.evaluate(given, action), head.taus
     else:
         found = head.evaluate(given, action, levels)
@@ -253,26 +261,26 @@ def test_quantiles_of_a_known_distribution_are_learned(kind: Kind) -> None:
     torch.testing.assert_close(found.flatten().detach(), expected, atol=0.05, rtol=0)
 
 
-def test_a_return_outside_of_the_support_is_told_once_with_figures() -> None:
+def test_return_outside_the_support_warns_once() -> None:
     head = make("categorical")  # from -2 to 4
 
-    def tell(total: float, length: int) -> str:
+    def warn(total: float, length: int) -> str:
         return head.episode_warning([Episode(0, total, length, None, {})], 0.9)
 
-    assert tell(4.0, 1) == tell(-2.0, 1) == tell(4.6, 5) == ""  # 4.6 over 5 steps: 3.8 discounted
-    said = tell(100.0, 100)
-    assert "100 steps" in said
-    assert "about 10" in said
-    assert "-2 to 4" in said
-    assert tell(100.0, 100) == ""
+    assert warn(4.0, 1) == warn(-2.0, 1) == warn(4.6, 5) == ""  # 4.6 over 5 steps: 3.8 discounted
+    warning = warn(100.0, 100)
+    assert "100 steps" in warning
+    assert "about 10" in warning
+    assert "-2 to 4" in warning
+    assert warn(100.0, 100) == ""
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(UserError, match=r"agent.atoms is 1"):
-        Categorical(A, 1, -1.0, 1.0)
+        CategoricalValue(A, 1, -1.0, 1.0)
     with pytest.raises(UserError, match=r"agent.v_min is 3.*agent.v_max, 3"):
-        Categorical(A, 5, 3.0, 3.0)
+        CategoricalValue(A, 5, 3.0, 3.0)
     with pytest.raises(ValueError, match="taus"):
         make("implicit").evaluate(outputs(make("implicit")), numbers()["action"])
-    assert Implicit.needs_taus
-    assert not Quantile.needs_taus
+    assert ImplicitQuantileValue.needs_taus
+    assert not QuantileValue.needs_taus

@@ -1,4 +1,4 @@
-"""What a policy knows of each kind of action: one class per distribution, over flat vectors ``[…, K]``."""
+"""Action distributions, one class each, over actions flattened to ``[…, K]``."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from ludus.ops.fused import categorical_terms
 from ludus.preprocess.actions import rescaling
 
 Parameters = tuple[Tensor, ...]
-LOG_STD = (-5.0, 2.0)  # bounds of a log-deviation that a network gives
-TRIES = 8  # of the rejection that samples a Beta
+LOG_STD = (-5.0, 2.0)  # bounds of a log standard deviation computed by a network
+TRIES = 8  # of the rejection sampling of a Beta
 
 
-class Head(nn.Module, ABC):
-    """The distribution of one action: ``size`` network outputs become parameters, and these do everything else."""
+class ActionHead(nn.Module, ABC):
+    """The distribution of one action, made from ``size`` network outputs."""
 
-    action_transform = "none"
+    action_transform = "none"  # applied before the action goes to the environment
+    parameter_count = 1
     size: int
 
     def decode(self, output: Tensor, mask: Tensor | None) -> Parameters:
-        """From what the network gave to the distribution's parameters; discrete kinds have masked logits alone."""
+        """Return the parameters of the distribution from the network's output; logits unless overridden."""
         return (output if mask is None else ops.mask_logits(output, mask),)
 
-    def noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """What ``sample`` needs for rows ``leading``; Gumbel noise unless a kind says otherwise."""
+    def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Draw the noise for ``sample``, with ``leading`` dimensions; Gumbel noise unless overridden."""
         return ops.gumbel(torch.rand(*leading, self.size, generator=generator, device=generator.device))
 
     @abstractmethod
@@ -48,24 +49,24 @@ class Head(nn.Module, ABC):
     def kl(self, p: Parameters, q: Parameters) -> Tensor: ...
 
     def evaluate(self, p: Parameters, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy."""
+        """Return the log-probability of ``action`` and the entropy."""
         return self.log_prob(p, action), self.entropy(p)
 
     def describe(self, p: Parameters) -> dict[str, Tensor]:
-        """The distribution in plain numbers, ``[…, K]`` each; for choices the probability of each."""
+        """Return the parameters by name, ``[…, K]`` each; probabilities for discrete actions."""
         return {"probabilities": p[0].softmax(-1)}
 
     def pack(self, p: Parameters) -> Tensor:
-        """All parameters as one tensor, to be stored."""
+        """Concatenate the parameters, to store them."""
         return p[0] if len(p) == 1 else torch.cat([p[0], p[1].expand_as(p[0])], -1)
 
     def unpack(self, packed: Tensor) -> Parameters:
-        """Undo ``pack``; kinds with two parameters have them side by side."""
-        return (packed,)
+        """Undo ``pack``."""
+        return packed.chunk(self.parameter_count, -1)
 
 
-class Categorical(Head):
-    """One of n choices."""
+class Categorical(ActionHead):
+    """One choice out of n."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -90,8 +91,8 @@ class Categorical(Head):
         return ops.categorical_kl(p[0], q[0])
 
 
-class MultiCategorical(Head):
-    """Several choices of ``sizes[i]`` each, independent of one another."""
+class MultiCategorical(ActionHead):
+    """Several independent choices, out of ``sizes[i]`` each."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -116,8 +117,8 @@ class MultiCategorical(Head):
         return {"probabilities": ops.multi_categorical_probabilities(p[0], self.sizes)}
 
 
-class Bernoulli(Head):
-    """Bits, independent of one another."""
+class Bernoulli(ActionHead):
+    """Independent bits."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -128,7 +129,7 @@ class Bernoulli(Head):
             output if mask is None else ops.mask_bernoulli_logits(output, mask.reshape(*mask.shape[:-1], self.size, 2)),
         )
 
-    def noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.rand(*leading, self.size, generator=generator, device=generator.device)
 
     def sample(self, p: Parameters, noise: Tensor) -> Tensor:
@@ -150,10 +151,11 @@ class Bernoulli(Head):
         return {"probabilities": p[0].sigmoid()}
 
 
-class Gaussian(Head):
-    """Real numbers around a mean from the network, with a deviation that is the same in every state."""
+class Gaussian(ActionHead):
+    """A diagonal Gaussian with its mean from the network and a state-independent standard deviation."""
 
     action_transform = "clip"
+    parameter_count = 2
 
     def __init__(self, spec: Spec, log_std_init: float) -> None:
         super().__init__()
@@ -163,7 +165,7 @@ class Gaussian(Head):
     def decode(self, output: Tensor, mask: Tensor | None) -> Parameters:
         return output, self.log_std
 
-    def noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn(*leading, self.size, generator=generator, device=generator.device)
 
     def sample(self, p: Parameters, noise: Tensor) -> Tensor:
@@ -186,26 +188,24 @@ class Gaussian(Head):
         mean, std = p[0], p[1].exp().expand_as(p[0])
         return {"mean": mean * scale.reshape(-1) + shift.reshape(-1), "std": std * scale.reshape(-1)}
 
-    def unpack(self, packed: Tensor) -> Parameters:
-        return packed.chunk(2, -1)
 
-
-class TanhGaussian(Head):
-    """Numbers u around a mean, mean and deviation from the network; the environment gets tanh(u)."""
+class TanhGaussian(ActionHead):
+    """A diagonal Gaussian over u with mean and standard deviation from the network; the environment gets tanh(u)."""
 
     action_transform = "tanh"
+    parameter_count = 2
 
     def __init__(self, spec: Spec, log_std_init: float) -> None:
         super().__init__()
-        self._k, self.size = spec.size, 2 * spec.size
+        self._action_size, self.size = spec.size, 2 * spec.size
         self._log_std_init = log_std_init
 
     def decode(self, output: Tensor, mask: Tensor | None) -> Parameters:
         mean, log_std = output.chunk(2, -1)
         return mean, (log_std + self._log_std_init).clamp(*LOG_STD)
 
-    def noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randn(*leading, self._k, generator=generator, device=generator.device)
+    def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randn(*leading, self._action_size, generator=generator, device=generator.device)
 
     def sample(self, p: Parameters, noise: Tensor) -> Tensor:
         return ops.tanh_gaussian_sample(p[0], p[1], noise)
@@ -225,24 +225,22 @@ class TanhGaussian(Head):
     def describe(self, p: Parameters) -> dict[str, Tensor]:
         return {"mean_before_tanh": p[0], "std_before_tanh": p[1].exp()}
 
-    def unpack(self, packed: Tensor) -> Parameters:
-        return packed.chunk(2, -1)
 
-
-class Beta(Head):
-    """Numbers in [0, 1] with one hump: both parameters from the network, and above 1."""
+class Beta(ActionHead):
+    """Beta distributions on [0, 1] with both parameters from the network, above 1 so that they are unimodal."""
 
     action_transform = "unit"
+    parameter_count = 2
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        self._k, self.size = spec.size, 2 * spec.size
+        self._action_size, self.size = spec.size, 2 * spec.size
 
     def decode(self, output: Tensor, mask: Tensor | None) -> Parameters:
         return (1 + functional.softplus(output)).chunk(2, -1)
 
-    def noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        shape = (*leading, self._k, 2, TRIES)
+    def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        shape = (*leading, self._action_size, 2, TRIES)
         normal = torch.randn(*shape, generator=generator, device=generator.device)
         return torch.stack([normal, torch.rand(*shape, generator=generator, device=generator.device)], -1)
 
@@ -263,6 +261,3 @@ class Beta(Head):
 
     def describe(self, p: Parameters) -> dict[str, Tensor]:
         return {"alpha": p[0], "beta": p[1]}
-
-    def unpack(self, packed: Tensor) -> Parameters:
-        return packed.chunk(2, -1)
