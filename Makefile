@@ -1,4 +1,4 @@
-# The environment is made once, from pins; after that every target starts at once.
+# The virtual environment is created once, from the pinned versions.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,23 +18,23 @@ help:  ## list these targets
 train: $(INSTALLED)  ## train PPO on CartPole-v1 until it is solved
 	$(BIN)/ludus train $(TRAIN_ARGS)
 
-test: $(INSTALLED)  ## all fast tests, the checks of lint and type among them
+test: $(INSTALLED)  ## all fast tests, including lint and types
 	$(BIN)/pytest --numprocesses auto --dist worksteal
 
-test-slow: $(INSTALLED)  ## learning runs of minutes to hours
+test-slow: $(INSTALLED)  ## learning tests that take minutes to hours
 	$(BIN)/pytest -m slow --numprocesses auto --dist worksteal
 
-bench: $(INSTALLED_BENCH)  ## compare with Stable-Baselines3, round by round
+bench: $(INSTALLED_BENCH)  ## compare PPO with Stable-Baselines3
 	$(BIN)/python -m benchmarks.harness $(BENCH_ARGS)
 
-soak: $(INSTALLED)  ## kill, starve and damage trainings for a quarter of an hour, and count what comes through
+soak: $(INSTALLED)  ## train under injected faults for a quarter of an hour
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
-format: $(INSTALLED)  ## rewrite the code in the house format
+format: $(INSTALLED)  ## format the code
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-lint: $(INSTALLED)  ## style, and who may import whom
+lint: $(INSTALLED)  ## style and import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
@@ -42,17 +42,17 @@ lint: $(INSTALLED)  ## style, and who may import whom
 type: $(INSTALLED)  ## mypy, strict
 	$(BIN)/mypy
 
-docs: $(INSTALLED)  ## bring line counts up to date and check what the pages point at
+docs: $(INSTALLED)  ## update line counts and check links
 	$(BIN)/python docs/line_counts.py
 	$(BIN)/pytest tests/architecture/test_architecture_docs.py tests/architecture/test_architecture_coming_from.py
 
-pins: $(INSTALLED_BENCH)  ## write constraints.txt from what is installed
+pins: $(INSTALLED_BENCH)  ## write constraints.txt from the installed versions
 	@{ sed -n '/^#/p' constraints.txt; \
 	   $(BIN)/python -m pip freeze --all --exclude-editable | sed 's/+cpu$$//' | LC_ALL=C sort -f; \
 	 } > constraints.new && mv constraints.new constraints.txt
 	@touch $(INSTALLED) $(INSTALLED_BENCH)
 
-clean:  ## remove the environment and every cache; runs stay
+clean:  ## remove the virtual environment and caches, but no runs
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist benchmarks/out
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -60,12 +60,12 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(INSTALLED): pyproject.toml constraints.txt hatch_build.py ludus/experience/native.c | $(BIN)/python
-	@echo 'Installing into $(VENV) (once; about a minute) …'
-	@$(PIP) pip  # one that knows --build-constraint
+	@echo 'Installing into $(VENV) (once, about a minute) …'
+	@$(PIP) pip  # a version with --build-constraint
 	@$(PIP) --build-constraint constraints.txt --editable '.[dev,atari,envpool,mujoco,video]'
 	@touch $@
 
 $(INSTALLED_BENCH): $(INSTALLED)
-	@echo 'Installing what the benchmarks compare with (once) …'
+	@echo 'Installing the libraries to compare with (once) …'
 	@$(PIP) --build-constraint constraints.txt --editable '.[dev,atari,envpool,mujoco,video,bench]'
 	@touch $@

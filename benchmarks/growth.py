@@ -55,7 +55,7 @@ def table(result: Result) -> str:
     rows = {
         "environments": {n: f"{n:,}" for n in COUNTS},
         "steps/s": {n: f"{rate:,.0f}" for n, rate in result["rates"].items()},
-        "limit of the bare pieces": {n: f"{most:,.0f}" for n, most in result["limits"].items()},
+        "limit of bare code": {n: f"{most:,.0f}" for n, most in result["limits"].items()},
         f"share of the limit (target ≥ {TARGET:.0%})": {
             n: f"{share:.0%}, {'met' if share >= TARGET else 'not met'}" for n, share in shares.items()
         },

@@ -1,6 +1,6 @@
-"""The comparison: interleaved rounds in separate processes, each side with its best thread count. ``make bench``.
+"""Compare PPO with Stable-Baselines3 in interleaved rounds, each library with its best thread count: ``make bench``.
 
-Results go to ``benchmarks/out/`` as JSON and to the screen as tables for ``docs/benchmarks.md``. One job alone:
+Results are written to ``benchmarks/out/`` as JSON and printed as tables for ``docs/benchmarks.md``. To run one job:
 ``python -m benchmarks.harness cartpole``.
 """
 
@@ -25,7 +25,7 @@ from benchmarks.protocol import OUT, THREADS
 from benchmarks.report import comparison_table, limit_table, start_table
 
 Result = dict[str, Any]
-BUSY = 0.5  # a load above this at the start spoils the figures
+BUSY = 0.5  # with a higher load at the start, results should not be published
 TARGETS = {  # (job, side): the median ratio to Stable-Baselines3 to reach; solve: the share of its time to stay below
     ("cartpole", "ludus"): 3.3,
     ("cartpole", "ludus uncompiled"): 2.3,
@@ -37,23 +37,21 @@ TARGETS = {  # (job, side): the median ratio to Stable-Baselines3 to reach; solv
 
 @dataclass(frozen=True)
 class Side:
-    """One contestant: the module to run and what to tell it."""
+    """One library in a comparison: the module to run and its options."""
 
     name: str
     module: str
     options: tuple[str, ...] = ()
 
     def run(self, job: str, *more: str) -> Result:
-        """Run one round in a process of its own."""
+        """Run one round in a new process."""
         return call(self.module, job, *self.options, *more, "--started", str(time.time()))
 
 
 SB3 = (Side("sb3", "benchmarks.peers"), Side("sb3", "benchmarks.peers", ("--backend", "dummy")))
 LUDUS = Side("ludus", "benchmarks.ours")
 UNCOMPILED = Side("ludus uncompiled", "benchmarks.ours", ("--compile", "off"))
-CONTESTS: dict[
-    str, tuple[tuple[Side, ...], ...]
-] = {  # each contestant: the ways it may be run, of which the fastest counts
+CONTESTS: dict[str, tuple[tuple[Side, ...], ...]] = {  # for each side its variants, of which the fastest is used
     "cartpole": ((LUDUS,), (UNCOMPILED,), SB3),
     "pong": ((LUDUS,), SB3[:1]),
     "recurrent": ((LUDUS,), SB3),
@@ -70,12 +68,12 @@ def call(module: str, *arguments: str) -> Result:
 
 
 def speed(result: Result) -> float:
-    """Bigger is better: steps per second, also for a job that ends by itself."""
+    """Return steps per second."""
     return float(result.get("rate") or result["step"] / result["seconds"])
 
 
 def pick(ways: tuple[Side, ...], job: str, options: list[str]) -> Side:
-    """The fastest way to run a contestant: two rounds for each way and thread count, as one may meet a neighbour."""
+    """Return the fastest variant and thread count of a side, measured in two rounds each against noise."""
     sides = [
         Side(way.name, way.module, (*way.options, "--threads", str(threads))) for way in ways for threads in THREADS
     ]
@@ -84,7 +82,7 @@ def pick(ways: tuple[Side, ...], job: str, options: list[str]) -> Side:
 
 
 def take_turns(sides: list[Side], rounds: int, job: str, timed: list[str]) -> dict[str, list[Result]]:
-    """Let the sides play, one round after the other; nobody always runs after the same neighbour."""
+    """Run rounds of the sides in turn, in alternating order."""
     played: dict[str, list[Result]] = {side.name: [] for side in sides}
     for round_ in range(rounds):
         for side in sides if round_ % 2 == 0 else sides[::-1]:
@@ -93,8 +91,8 @@ def take_turns(sides: list[Side], rounds: int, job: str, timed: list[str]) -> di
 
 
 def contest(job: str, rounds: int, seconds: float) -> Result:
-    """Pick each contestant's best way, then let them take turns."""
-    seconds = max(seconds, 20.0) if job == "pong" else seconds  # an update of Pong takes seconds by itself
+    """Pick the best variant of each side, then run the rounds."""
+    seconds = max(seconds, 20.0) if job == "pong" else seconds  # one update of Pong takes seconds
     timed = [] if job == "solve" else ["--seconds", str(seconds), "--warm-up", str(warm_up(job))]
     sides = [pick(ways, job, timed) for ways in CONTESTS[job]]
     print(f"{job}: " + "; ".join(f"{side.name} {' '.join(side.options)}" for side in sides))
@@ -107,12 +105,12 @@ def contest(job: str, rounds: int, seconds: float) -> Result:
 
 
 def warm_up(job: str) -> float:
-    """Seconds until caches are warm; the update during which they end, and any compilation in it, is not measured."""
+    """Return the seconds before measuring; the update in which they end, with any compilation, is not measured."""
     return 10.0 if job == "pong" else 5.0
 
 
 def start_up(rounds: int) -> Result:
-    """Import times, and the time from the command to the first update."""
+    """Measure import times and the time from process start to the first update."""
     imports = {"torch": "import torch", "ludus": "import torch, ludus; ludus.train, ludus.load"}
     times: dict[str, list[float]] = {f"import {name}": [] for name in imports}
     times |= {"first update, ludus": [], "first update, sb3": []}
@@ -127,7 +125,7 @@ def start_up(rounds: int) -> Result:
 
 
 def processor() -> str:
-    """The processor's name, where the system tells it."""
+    """Return the processor's name if the system provides it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -135,7 +133,7 @@ def processor() -> str:
 
 
 def machine() -> Result:
-    """What the figures were taken on, and how busy it was."""
+    """Describe the machine, the versions and the load."""
     names = ("torch", "gymnasium", "stable-baselines3", "sb3-contrib", "envpool", "numpy")
     return {
         "processor": processor(),
@@ -156,13 +154,13 @@ def save(job: str, result: Result, taken_on: Result) -> None:
 def main() -> None:
     everything = [*CONTESTS, "growth", "start"]
     parser = argparse.ArgumentParser(description="Ludus against Stable-Baselines3.")
-    parser.add_argument("jobs", nargs="*", help=f"of {', '.join(everything)}; none: all")
+    parser.add_argument("jobs", nargs="*", help=f"any of {', '.join(everything)}; default: all")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=10.0, help="how long each round is measured")
     args = parser.parse_args()
     if unknown := set(args.jobs) - set(everything):
         parser.error(f"no such job: {', '.join(sorted(unknown))}; there are {', '.join(everything)}")
-    taken_on = machine()  # before the load is our own
+    taken_on = machine()  # before this process adds load
     tables: list[str] = []
     for job in args.jobs or everything:
         if job == "start":
@@ -180,7 +178,7 @@ def main() -> None:
         save(job, result, taken_on)
     print("\n" + "\n\n".join(tables))
     if taken_on["load"] > BUSY:
-        print(f"\nThe machine was busy (load {taken_on['load']:.1f}) when this began: do not publish these figures.")
+        print(f"\nThe load was {taken_on['load']:.1f} at the start: do not publish these results.")
 
 
 if __name__ == "__main__":

@@ -134,18 +134,18 @@ def _told(row: Row) -> str:
     )
 
 
-INTRO = """# What Ludus learns
+INTRO = """# Learning results
 
-Written by `python -m benchmarks.learning --write`, which runs what is missing, two runs at a time with one thread each,
-and keeps results by task, seed, commit and settings; `--task NAME …` picks some, and with
-`--any-commit` results of other commits count too, where settings agree. `make test-slow` asserts the same tasks
-([learning_tasks.py](../tests/learning/learning_tasks.py)); toys of seconds are in `make test`.
+Written by `python -m benchmarks.learning --write`, which runs missing tasks, two at a time with one thread each,
+and stores results by task, seed, commit and settings; `--task NAME …` selects tasks, and with
+`--any-commit` results of other commits are used too if their settings are equal. `make test-slow` tests the same tasks
+([learning_tasks.py](../tests/learning/learning_tasks.py)); toy tasks that take seconds are in `make test`.
 
-Every few thousand steps the policy plays 100 fresh greedy episodes, on environments and seeds of evaluation's own. A
-seed passes when the mean return of such an evaluation reaches the target within the steps given; the run ends there,
-unless it says below that it goes on. Settings are the environment's
-[preset](../ludus/settings/presets) and what is named below. Steps are decisions over all environments. Seconds are
-wall time on a shared machine: no benchmark. A commit with a + had edits to the library that were not committed yet.
+Every few thousand steps the policy plays 100 greedy episodes, on separate environments and seeds. A seed passes if the
+mean return of such an evaluation reaches the target within the given number of steps; the run ends there unless noted.
+Settings are the environment's [preset](../ludus/settings/presets) and those named below. Steps are environment steps
+over all environments. Seconds are wall time on a shared machine, not a benchmark. A commit with a + had uncommitted
+changes to the library.
 """
 
 
@@ -200,7 +200,7 @@ def _seeds(task: Task, rows: list[Row]) -> str:
 def _toys(by_task: dict[str, list[Row]]) -> str:
     lines = [
         "## Toys\n",
-        "Steps to the target and the evaluation there, seed by seed; where the target must not be reached, the best "
+        "Steps to the target and the evaluation there, by seed; if the target must not be reached, the best "
         "evaluation. Settings are in [learning_tasks.py](../tests/learning/learning_tasks.py).\n",
         "| task | environment | commit | seeds 0, 1, 2 |",
         "|---|---|---|---|",

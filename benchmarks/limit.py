@@ -1,7 +1,7 @@
-"""The machine's limit: what a PPO of bare pieces, with no library round them, could reach here.
+"""The speed limit of PPO on this machine: environment, forward pass and update in bare PyTorch and numpy.
 
-``N·T / (T·(t_env + t_forward) + E·M·t_update)`` with the fastest way known for each piece. One thread count
-per process: ``python -m benchmarks.limit cartpole --threads 1 --environments 512``.
+The limit is ``N·T / (T·(t_env + t_forward) + E·M·t_update)``, each with its fastest known implementation. One thread
+count per process: ``python -m benchmarks.limit cartpole --threads 1 --environments 512``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Result = dict[str, Any]
 
 
 def seconds_per_call(function: Callable[[], Any], budget: float = 1.5) -> float:
-    """The median time of a call, warm."""
+    """Return the median time of a call after a warm-up."""
     for _ in range(3):
         function()
     times: list[float] = []
@@ -202,7 +202,7 @@ def env_step(job: str, s: PPOSettings) -> Callable[[], Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Times of the bare pieces.")
+    parser = argparse.ArgumentParser(description="Time the parts of PPO without a library.")
     parser.add_argument("job", choices=list(ACTIONS))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--environments", type=int, default=0, help="0: the job's own number")

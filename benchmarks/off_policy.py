@@ -1,10 +1,10 @@
-"""DQN, SAC and TD3: Ludus against Stable-Baselines3, a plain loop, Tianshou and the machine's limit.
+"""DQN, SAC and TD3: Ludus against Stable-Baselines3, CleanRL-style loops, Tianshou and the limit of bare code.
 
-``python -m benchmarks.off_policy dqn10 dqn1 sac td3`` plays jobs (none named: all) in interleaved rounds, each side in
-a process of its own with its best number of threads and its best backend, and prints the tables; ``python -m
-benchmarks.off_policy sac --side sb3`` plays one round and prints one line of JSON. Only steps after the warm-up count.
-Tianshou takes part where ``LUDUS_TIANSHOU_PYTHON`` names an interpreter that has it (and, for SAC and TD3, mujoco).
-``python -m benchmarks.off_policy curves --job sac`` compares what is learned: see ``off_policy_curves.py``.
+``python -m benchmarks.off_policy dqn10 dqn1 sac td3`` runs jobs (default: all) in interleaved rounds, each in a new
+process with the best number of threads and backend of each library, and prints tables; ``python -m
+benchmarks.off_policy sac --side sb3`` runs one round and prints one line of JSON. Only steps after the warm-up count.
+Tianshou is included if ``LUDUS_TIANSHOU_PYTHON`` names an interpreter that has it (and, for SAC and TD3, mujoco).
+``python -m benchmarks.off_policy curves --job sac`` compares learning curves: see ``off_policy_curves.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.protocol import emit
 Result = dict[str, Any]
 Play = Callable[[OffPolicySettings, str, int, SettledMeter], float]
 MODULE, TIANSHOU = "benchmarks.off_policy", "LUDUS_TIANSHOU_PYTHON"
-SIDES = ("ludus", "ludus-compiled", "sb3", "cleanrl", "tianshou")  # those that take turns; "bare" is measured beside
+SIDES = ("ludus", "ludus-compiled", "sb3", "cleanrl", "tianshou")  # "bare" is measured separately
 BACKENDS = {"ludus": ("simple", "vector"), "ludus-compiled": ("simple", "vector"), "sb3": ("simple", "vector")}
 TARGETS = {  # (job, side): the median ratio to Stable-Baselines3 to reach
     ("dqn10", "ludus"): 2.2,
@@ -39,14 +39,14 @@ TARGETS = {  # (job, side): the median ratio to Stable-Baselines3 to reach
 
 
 class Enough(Exception):
-    """Ends a run from inside its hook."""
+    """Raised by a hook to end a run."""
 
 
 def ludus_settings(s: OffPolicySettings) -> dict[str, Any]:
-    """The job's settings as Ludus names them, without those of a round or of a curve."""
+    """Return the job's settings under their names in Ludus."""
     common = {
         "env.num": 1,
-        "network.orthogonal": False,  # PyTorch's own first weights, as the others have
+        "network.orthogonal": False,  # PyTorch's default weights, as in the other libraries
         "agent.replay": s.replay,
         "agent.batch_size": s.batch,
         "agent.warmup": s.learning_starts,
@@ -92,7 +92,7 @@ def ludus_side(compile_: str, threads: int) -> Play:
             if meter.update(worker.local_step_count):
                 raise Enough
 
-        # called once per update; a hook would make floats of all metrics each time, which nobody asked for here
+        # called once per update, like a hook, but without computing metrics
         Reporter.show = watch  # type: ignore[method-assign]
         with tempfile.TemporaryDirectory(prefix="ludus-") as runs:
             round_ = {
@@ -113,7 +113,7 @@ def ludus_side(compile_: str, threads: int) -> Play:
 
 
 def player(side: str, threads: int) -> Play:
-    """What plays a side; what it needs is imported here, in its own process."""
+    """Return the function that runs a side; its library is imported here."""
     if side.startswith("ludus"):
         return ludus_side("on" if side == "ludus-compiled" else "off", threads)
     if side == "cleanrl":
@@ -126,7 +126,7 @@ def player(side: str, threads: int) -> Play:
 
 
 def play(args: argparse.Namespace) -> None:
-    """One round of one side: one line of JSON."""
+    """Run one round of one side and print one line of JSON."""
     if args.side == "tianshou" and not args.here:
         python = os.environ.get(TIANSHOU)
         if python is None:
@@ -144,14 +144,14 @@ def play(args: argparse.Namespace) -> None:
         found = pieces(settings, compiled=True)
         emit(**common, pieces=found, rate=limit(found, settings, "update, eager"))
         return
-    told = {"version": version("tianshou")} if args.side == "tianshou" else {"backend": args.backend}
+    details = {"version": version("tianshou")} if args.side == "tianshou" else {"backend": args.backend}
     meter = SettledMeter(settings, args.warm_up, args.seconds)
     rate = player(args.side, args.threads)(settings, args.backend, args.seed, meter)
-    emit(**common, **told, rate=rate)
+    emit(**common, **details, rate=rate)
 
 
 def contest(job: str, names: list[str], rounds: int, timed: list[str]) -> Result:
-    """Pick each side's best way, then let them take turns."""
+    """Pick the best variant of each side, then run the rounds."""
     from benchmarks.harness import Side, pick, take_turns
 
     ways = {
@@ -172,7 +172,7 @@ def contest(job: str, names: list[str], rounds: int, timed: list[str]) -> Result
 
 
 def limits(job: str) -> Result:
-    """The bare pieces, each at its best over thread counts, and what they would give together."""
+    """Measure bare code, each part at its best thread count, and the resulting limit."""
     from benchmarks.harness import call
     from benchmarks.off_policy_limit import limit
     from benchmarks.protocol import THREADS
@@ -184,7 +184,7 @@ def limits(job: str) -> Result:
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Play all jobs, print the tables and keep the rounds."""
+    """Run all jobs, print the tables and save the results."""
     from benchmarks.harness import BUSY, machine, save
     from benchmarks.report import comparison_table, limit_table
 
@@ -199,7 +199,7 @@ def compare(args: argparse.Namespace) -> None:
         save(f"off-policy-{job}", result | {"command": f"python -m {MODULE} {' '.join(sys.argv[1:])}"}, taken_on)
     print("\n" + "\n\n".join(tables))
     if taken_on["load"] > BUSY:
-        print(f"\nThe machine was busy (load {taken_on['load']:.1f}) when this began: do not publish these figures.")
+        print(f"\nThe load was {taken_on['load']:.1f} at the start: do not publish these results.")
 
 
 def main() -> None:
@@ -209,9 +209,9 @@ def main() -> None:
         curves(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(description="Off-policy agents: steps per second.", epilog="Or: curves --help")
-    parser.add_argument("jobs", nargs="*", help=f"of {', '.join(JOBS)}; none: all")
-    parser.add_argument("--side", choices=[*SIDES, "bare"], help="play one round of one side")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES, help="who takes turns; sb3 must be there")
+    parser.add_argument("jobs", nargs="*", help=f"any of {', '.join(JOBS)}; default: all")
+    parser.add_argument("--side", choices=[*SIDES, "bare"], help="run one round of one side")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES, help="sides to compare, including sb3")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=10.0, help="how long each round is measured")
     parser.add_argument("--warm-up", type=float, default=2.0, help="seconds of updates before that")
@@ -226,9 +226,9 @@ def main() -> None:
     if unknown := set(args.jobs) - set(JOBS):
         parser.error(f"no such job: {', '.join(sorted(unknown))}; there are {', '.join(JOBS)}")
     if args.side and len(args.jobs) != 1:
-        parser.error("--side plays one job: name it")
+        parser.error("--side needs exactly one job")
     if "sb3" not in args.sides:
-        parser.error("--sides needs sb3, which the ratios are to")
+        parser.error("--sides must include sb3, the reference of the ratios")
     if args.side:
         play(args)
     else:

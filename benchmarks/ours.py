@@ -23,7 +23,7 @@ SIDE = {"auto": "ludus", "off": "ludus uncompiled", "on": "ludus compiled"}
 
 
 class Enough(Exception):
-    """Ends a run from inside its hook."""
+    """Raised by a hook to end a run."""
 
 
 def settings_of(job: str, s: PPOSettings, args: Namespace) -> dict[str, Any]:
@@ -46,13 +46,13 @@ def settings_of(job: str, s: PPOSettings, args: Namespace) -> dict[str, Any]:
         "agent.entropy_coef": s.entropy,
         "agent.value_coef": s.value,
         "agent.max_grad_norm": s.max_grad_norm,
-        "agent.normalize_observation": False,  # as the other side
+        "agent.normalize_observation": False,  # as in SB3
         "agent.normalize_reward": False,
         "evaluation.every": EVALUATION_EVERY if job == "solve" else 0,
         "evaluation.episodes": EVALUATION_EPISODES,
         "evaluation.environments": EVALUATION_EPISODES,
         "evaluation.stop_at": SOLVED if job == "solve" else None,
-        "log_every": 1,  # as often as the other side: after every update
+        "log_every": 1,  # as often as SB3: after every update
         "threads": args.threads,
         "compile": args.compile,
         "runs": tempfile.mkdtemp(prefix="ludus-"),
@@ -74,7 +74,7 @@ def train(args: Namespace, on_update: Any = None) -> Any:
 
 
 def measure(args: Namespace) -> float:
-    """Agent steps per second, reset rows not counted."""
+    """Return environment steps per second, without resets."""
     meter = Meter(args.warm_up, args.seconds)
 
     def watch(metrics: Any) -> None:
@@ -96,7 +96,7 @@ def solve(args: Namespace) -> dict[str, Any]:
 
 
 def start(args: Namespace) -> float:
-    """Seconds from the command to the end of the first update."""
+    """Return the seconds from process start to the end of the first update."""
 
     def stop(metrics: Any) -> None:
         raise Enough
@@ -110,7 +110,7 @@ def start(args: Namespace) -> float:
 
 def main() -> None:
     parser = arguments("One round of Ludus.")
-    parser.add_argument("--compile", choices=list(SIDE), default="auto", help="auto: what the library picks by itself")
+    parser.add_argument("--compile", choices=list(SIDE), default="auto", help="auto: the library decides")
     parser.add_argument("--environments", type=int, default=0, help="0: the job's own number")
     args = parser.parse_args()
     common = {"side": SIDE[args.compile], "job": args.job, "threads": args.threads, "seed": args.seed}

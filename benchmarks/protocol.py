@@ -1,6 +1,6 @@
-"""What both sides share: the jobs, their settings, how time is taken, and the one line of JSON that a round prints.
+"""Shared by both libraries: jobs and their settings, timing, and the line of JSON that a round prints.
 
-Nothing heavy is imported here, so that a side's start-up time is its own.
+Only the standard library is imported, so that start-up times are not affected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ THREADS = (1, 2)  # numbers of torch threads to choose from
 
 @dataclass(frozen=True)
 class PPOSettings:
-    """The settings of one job, in words of neither side."""
+    """The settings of one job, independent of the library."""
 
     environments: int = 8
     rollout: int = 128
@@ -35,7 +35,7 @@ class PPOSettings:
     value: float = 0.5
     max_grad_norm: float = 0.5
     lstm: int = 0  # units of an LSTM between the observation and the 64-64 layers; 0: no LSTM
-    steps: int = 100_000_000  # for a job that is measured by the clock: more than it can reach
+    steps: int = 100_000_000  # for a timed job: more than it can reach
 
 
 JOBS: dict[str, PPOSettings] = {
@@ -58,7 +58,7 @@ SOLVED, EVALUATION_EPISODES, EVALUATION_EVERY = 475.0, 100, 5_000
 
 
 class Meter:
-    """Counts agent steps per second over whole updates, from the first one that ends after the warm-up."""
+    """Measures environment steps per second over whole updates, starting with the first after the warm-up."""
 
     def __init__(self, warm_up: float, seconds: float) -> None:
         self.warm_up, self.seconds = warm_up, seconds
@@ -67,7 +67,7 @@ class Meter:
         self._last: tuple[int, float] | None = None
 
     def update(self, step: int) -> bool:
-        """Note that ``step`` agent steps are done; return whether enough has been seen."""
+        """Record that ``step`` environment steps are done; return whether to stop."""
         now = time.perf_counter()
         if self._first is None:
             if now - self._began >= self.warm_up:
@@ -78,35 +78,33 @@ class Meter:
 
     @property
     def rate(self) -> float:
-        """Agent steps per second."""
+        """Environment steps per second."""
         if self._first is None or self._last is None:
             raise RuntimeError("The run ended before the warm-up did; give more steps or less warm-up.")
         return (self._last[0] - self._first[0]) / (self._last[1] - self._first[1])
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """The arguments of a round, the same for both sides."""
+    """Return the parser of a round, the same for both libraries."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("job", choices=list(JOBS))
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long to measure")
     parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before measuring")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first-update", action="store_true", help="only say how long the first update was in coming")
-    parser.add_argument(
-        "--started", type=float, default=time.time(), help="when the process was asked for (time.time())"
-    )
+    parser.add_argument("--first-update", action="store_true", help="only measure the time to the first update")
+    parser.add_argument("--started", type=float, default=time.time(), help="when the process was started (time.time())")
     return parser
 
 
 def emit(**result: Any) -> None:
-    """Print the result of a round as one line of JSON, the last on standard output."""
+    """Print the result of a round as one line of JSON."""
     print(json.dumps(result), flush=True)
     sys.stdout.flush()
 
 
 def evaluate_cartpole(act: Callable[[Any], Any], seed: int) -> float:
-    """The mean return of fresh episodes, all in parallel, one per environment."""
+    """Return the mean return of one episode per environment, all in parallel."""
     import gymnasium
     import numpy as np
 

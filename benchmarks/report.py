@@ -1,4 +1,4 @@
-"""From rounds to the tables of ``docs/benchmarks.md``."""
+"""Tables for ``docs/benchmarks.md``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Result = dict[str, Any]
 
 
 def quartiles(x: list[float]) -> tuple[float, float, float]:
-    """Lower quartile, median, upper quartile."""
+    """Return lower quartile, median and upper quartile."""
     if len(x) == 1:
         return x[0], x[0], x[0]
     low, middle, high = statistics.quantiles(x, n=4, method="inclusive")
@@ -56,14 +56,14 @@ def comparison_table(job: str, result: Result, peer: str = "sb3") -> str:
 
 
 def limit_table(result: Result) -> str:
-    """The bare pieces and the limit that they set."""
+    """Return a table of the times of bare code and the resulting limit."""
     pieces = [f"| {name} | {seconds * 1e6:,.0f} µs |" for name, seconds in result["pieces"].items()]
     totals = [f"| limit with {name} | **{_number(rate)} steps/s** |" for name, rate in result["limit"].items()]
-    return "\n".join(["| bare piece | best |", "|---|---|", *pieces, *totals])
+    return "\n".join(["| bare code | best |", "|---|---|", *pieces, *totals])
 
 
 def start_table(result: Result) -> str:
-    """Medians of start-up times."""
+    """Return a table of the medians of start-up times."""
     lines = [f"| {name} | {seconds:.2f} |" for name, seconds in result["medians"].items()]
     return "\n".join(["| start | seconds, median |", "|---|---|", *lines])
 
