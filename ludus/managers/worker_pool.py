@@ -222,7 +222,7 @@ class WorkerPool:
         """Drop long complaints of the workers."""
         for process in self._processes:
             if process is not None:
-                process.relieve()
+                process.truncate_stderr()
 
     def close(self) -> None:
         """Ask the workers to quit, see to it that they do, and release everything; may be called twice."""

@@ -1,1 +1,1 @@
-"""Supervised processes, memory that they share, and who computes where. Needs numpy and the standard library alone."""
+"""Supervised processes and shared memory. Imports only numpy and the standard library."""

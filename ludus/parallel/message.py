@@ -1,4 +1,4 @@
-"""Nests of plain values and arrays as bytes, and back: JSON with the arrays' bytes behind it, nothing pickled."""
+"""Serialize nested plain values and arrays: JSON followed by the arrays' bytes, no pickle."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 
 import numpy as np
 
-ARRAY = "__array__"  # marks the place of an array: [dtype, shape, first byte]
-START = 8  # bytes that say how long the JSON is
+ARRAY = "__array__"  # key that stands for an array in the JSON: [dtype, shape, offset]
+HEADER = 8  # bytes, the length of the JSON
 
 
 def pack(tree: Any) -> bytes:
-    """Write dicts, lists, plain values and arrays down."""
+    """Serialize dicts, lists, plain values and arrays."""
     parts: list[bytes] = []
-    text = json.dumps(_strip(tree, parts)).encode()
-    return b"".join([len(text).to_bytes(START, "little"), text, *parts])
+    text = json.dumps(_extract_arrays(tree, parts)).encode()
+    return b"".join([len(text).to_bytes(HEADER, "little"), text, *parts])
 
 
 def unpack(data: bytes) -> Any:
-    """Read what ``pack`` wrote; the arrays are copies."""
-    end = START + int.from_bytes(data[:START], "little")
-    return _fill(json.loads(data[START:end]), data, end)
+    """Deserialize the result of ``pack``; the arrays are copies."""
+    end = HEADER + int.from_bytes(data[:HEADER], "little")
+    return _insert_arrays(json.loads(data[HEADER:end]), data, end)
 
 
 def write_message(fd: int, tree: Any) -> None:
-    """Make a message the whole content of a file in memory."""
+    """Replace the content of a memory file by a message."""
     data = memoryview(pack(tree))
     os.ftruncate(fd, 0)
     written = 0
@@ -36,18 +36,18 @@ def write_message(fd: int, tree: Any) -> None:
 
 
 def read_message(fd: int) -> Any:
-    """Read the message in a file in memory."""
+    """Read the message in a memory file."""
     data, size = bytearray(), os.fstat(fd).st_size
     while len(data) < size:
         data += os.pread(fd, size - len(data), len(data))
     return unpack(bytes(data))
 
 
-def _strip(tree: Any, parts: list[bytes]) -> Any:
+def _extract_arrays(tree: Any, parts: list[bytes]) -> Any:
     if isinstance(tree, Mapping):
-        return {key: _strip(value, parts) for key, value in tree.items()}
+        return {key: _extract_arrays(value, parts) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_strip(value, parts) for value in tree]
+        return [_extract_arrays(value, parts) for value in tree]
     if isinstance(tree, np.ndarray):
         start = sum(map(len, parts))
         parts.append(np.ascontiguousarray(tree).tobytes())
@@ -55,13 +55,13 @@ def _strip(tree: Any, parts: list[bytes]) -> Any:
     return tree.item() if isinstance(tree, np.generic) else tree
 
 
-def _fill(tree: Any, data: bytes, end: int) -> Any:
+def _insert_arrays(tree: Any, data: bytes, end: int) -> Any:
     if isinstance(tree, list):
-        return [_fill(value, data, end) for value in tree]
+        return [_insert_arrays(value, data, end) for value in tree]
     if not isinstance(tree, dict):
         return tree
     if ARRAY in tree:
         dtype, shape, start = tree[ARRAY]
         count = int(np.prod(shape, dtype=np.int64))
         return np.frombuffer(data, dtype, count, end + start).reshape(shape).copy()
-    return {key: _fill(value, data, end) for key, value in tree.items()}
+    return {key: _insert_arrays(value, data, end) for key, value in tree.items()}

@@ -1,4 +1,4 @@
-"""Processes that environments start, and their end: none outlives the run. Needs Linux; elsewhere it does nothing."""
+"""End processes that environments start and leave behind. Does nothing on other systems than Linux."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from types import TracebackType
 from typing import NamedTuple
 
 GRACE = 1.0  # seconds from SIGTERM to SIGKILL
-MARK = "LUDUS_WORKER"  # in the environment variables of what a worker starts: the worker's process
+WORKER_VARIABLE = "LUDUS_WORKER"  # environment variable that processes inherit from a worker: its process id
 BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from ludus.parallel.child import main; main()"
-OWN: set[int] = set()  # processes that Ludus itself started here
+LUDUS_PROCESSES: set[int] = set()  # processes that Ludus itself started from this one
 
 
 class Stat(NamedTuple):
-    """What the kernel says of a process."""
+    """A process in /proc."""
 
     parent: int
     session: int
-    start: int  # when it was started: with its number, this names it for good
+    start: int  # start time; process ids are reused, the pair is unique
 
 
-def stats() -> dict[int, Stat]:
-    """Every process that is running, zombies left out."""
+def running_processes() -> dict[int, Stat]:
+    """Return every running process, without zombies."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -37,8 +37,8 @@ def stats() -> dict[int, Stat]:
     return found
 
 
-def below(pids: Iterable[int], known: dict[int, Stat]) -> list[int]:
-    """Processes and all that descend from them."""
+def with_descendants(pids: Iterable[int], known: dict[int, Stat]) -> list[int]:
+    """Return processes and all their descendants."""
     found: list[int] = []
     level = list(pids)
     while level:
@@ -47,25 +47,25 @@ def below(pids: Iterable[int], known: dict[int, Stat]) -> list[int]:
     return found
 
 
-def marked(pid: int) -> int:
-    """The worker that a process comes from, by the variable that it inherited; 0 where there is none."""
+def worker_of(pid: int) -> int:
+    """Return the worker that a process descends from, by its environment variable; 0 if none."""
     with suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            if line.startswith(f"{MARK}=".encode()):
+            if line.startswith(f"{WORKER_VARIABLE}=".encode()):
                 return int(line.partition(b"=")[2])
     return 0
 
 
 def end_orphans(living: Iterable[int]) -> None:
-    """End all processes below this one but some and what comes from these; this one adopts orphans (a subreaper)."""
+    """End all children of this subreaper except the ``living`` workers and what these started."""
     spared, own = set(living), os.getpid()
     for number, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, 10 * GRACE)):
         sent, until = set[int](), time.monotonic() + seconds
         while True:
             reap(spared)
-            known = stats()
+            known = running_processes()
             children = [pid for pid, stat in known.items() if stat.parent == own and pid not in spared]
-            left = [pid for pid in children if known[pid].session not in spared and marked(pid) not in spared]
+            left = [pid for pid in children if known[pid].session not in spared and worker_of(pid) not in spared]
             if not left:
                 return
             if time.monotonic() > until:
@@ -77,37 +77,39 @@ def end_orphans(living: Iterable[int]) -> None:
 
 
 def reap(spared: Iterable[int]) -> None:
-    """Collect orphans that have ended; the exit codes of ``spared`` are for others to read."""
-    for name in _children_file().split():
+    """Reap zombies, except ``spared``, whose exit codes are read elsewhere."""
+    children: list[bytes] = []
+    with suppress(OSError):
+        children = Path("/proc/thread-self/children").read_bytes().split()
+    for name in children:
         if int(name) not in spared:
             with suppress(ChildProcessError):
                 os.waitpid(int(name), os.WNOHANG)
 
 
 def send(pid: int, number: int) -> None:
-    """Send a signal, if there still is a process to take it."""
+    """Send a signal if the process still exists."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
 class StartedProcesses:
-    """Notes which processes this thread starts within ``with`` blocks, and ends those that are left.
+    """Records the processes that this thread starts within ``with`` blocks, and ends them.
 
-    Processes of other threads, those from outside the blocks, and those of Ludus and of multiprocessing's own helpers
-    are left alone. (The kernel hands the children of a thread that ends to another thread, so those of a thread that
-    ended within a block count as this one's.)
+    Processes of other threads, of Ludus itself and of multiprocessing's helpers are left alone. (When a thread ends,
+    the kernel reassigns its children, so they may be counted as this thread's.)
     """
 
     def __init__(self) -> None:
         self._before = b""
-        self._found: dict[int, int] = {}  # process → when it was started
-        self._fd: int | None = None  # lists the children of this thread; -1 where that is not to be had
+        self._found: dict[int, int] = {}  # process → start time
+        self._fd: int | None = None  # /proc file with the children of this thread; -1 if not available
 
     def __enter__(self) -> None:
         if self._fd is None:
             try:
                 self._fd = os.open("/proc/thread-self/children", os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:  # not Linux, or a kernel that does not say
+            except OSError:  # not Linux, or a kernel without this file
                 self._fd = -1
         self._before = self._children()
 
@@ -116,35 +118,35 @@ class StartedProcesses:
     ) -> None:
         now = self._children()
         if now != self._before:
-            known = stats()
+            known = running_processes()
             new = {int(pid) for pid in now.split()} - {int(pid) for pid in self._before.split()}
             self._found |= {pid: known[pid].start for pid in new & known.keys()}
 
     def end(self) -> None:
-        """End what is left of them and what they started: SIGTERM, a second later SIGKILL. May be called twice."""
+        """End the recorded processes and their descendants: SIGTERM, after a second SIGKILL. May be called twice."""
         fd, self._fd = self._fd, -1
         found, self._found = self._found, {}
         if fd is not None and fd >= 0:
             os.close(fd)
         if not found:
             return
-        known, kept = stats(), OWN | _helpers()
+        known, spared = running_processes(), LUDUS_PROCESSES | _multiprocessing_helpers()
         targets = {
             pid: start
             for pid, start in found.items()
-            if pid in known and known[pid].start == start and known[pid].parent == os.getpid() and pid not in kept
+            if pid in known and known[pid].start == start and known[pid].parent == os.getpid() and pid not in spared
         }
         for number, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, 10 * GRACE)):
             sent, until = set[int](), time.monotonic() + seconds
             while left := [pid for pid, start in targets.items() if pid in known and known[pid].start == start]:
-                targets |= {pid: known[pid].start for pid in below(left, known)}
+                targets |= {pid: known[pid].start for pid in with_descendants(left, known)}
                 for pid in set(left) - sent:
                     send(pid, number)
                     sent.add(pid)
                 if time.monotonic() > until:
                     break
                 time.sleep(0.01)
-                known = stats()
+                known = running_processes()
         for pid in targets:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -153,14 +155,8 @@ class StartedProcesses:
         return os.pread(self._fd, 1 << 16, 0) if self._fd is not None and self._fd >= 0 else b""
 
 
-def _children_file() -> bytes:
-    with suppress(OSError):
-        return Path("/proc/thread-self/children").read_bytes()
-    return b""
-
-
-def _helpers() -> set[int]:
-    """Helper processes of multiprocessing, which live as long as this process does."""
+def _multiprocessing_helpers() -> set[int]:
+    """Return helper processes of multiprocessing, which live as long as this process."""
     tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     return {pid for pid in (getattr(tracker, "_pid", None), getattr(server, "_forkserver_pid", None)) if pid}

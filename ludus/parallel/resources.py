@@ -1,4 +1,4 @@
-"""The cores and the memory that this process may use."""
+"""CPU cores and memory available to this process."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory() -> int:
-    """Bytes of this machine's memory that are to be had, within the limits of the control groups of this process."""
-    return min(_available(), cgroup_room())
+    """Return the bytes of memory available, within the cgroup limits of this process."""
+    return min(_available(), cgroup_memory())
 
 
-def cgroup_room(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes that the control groups of this process leave it, as a container's limit does; of both versions."""
-    room = 1 << 62
+def cgroup_memory(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the bytes left within cgroup limits (version 1 or 2), as set for a container."""
+    free = 1 << 62
     try:
         lines = groups.read_text().splitlines()
     except OSError:
-        return room
+        return free
     for line in lines:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -37,11 +37,11 @@ def cgroup_room(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/
         for folder in (place, *place.parents):
             if folder != top and top not in folder.parents:
                 break
-            with suppress(OSError, ValueError, KeyError):  # "max", or no such group
+            with suppress(OSError, ValueError, KeyError):  # no limit ("max"), or no such group
                 limit, used = (int((folder / name).read_text()) for name in names[:2])
                 counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                room = min(room, max(limit - used + int(counts[names[2]]), 0))  # files in memory give way
-    return room
+                free = min(free, max(limit - used + int(counts[names[2]]), 0))  # cached files can be evicted
+    return free
 
 
 def _available() -> int:
@@ -49,5 +49,5 @@ def _available() -> int:
         with open("/proc/meminfo") as file:
             fields = dict(line.split(":") for line in file)
         return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # another system than Linux: take it that there is enough
+    except (OSError, KeyError, ValueError):  # not Linux: assume that there is enough
         return 1 << 62

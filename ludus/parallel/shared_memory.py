@@ -1,4 +1,4 @@
-"""Memory that processes share: it has no name on disk and is gone with its last holder, however that ends."""
+"""Anonymous shared memory, which is freed with the last process that holds it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from ludus.core.errors import UserError
 
-Fields = Mapping[str, tuple[Sequence[int], str]]  # name → (shape, dtype): plain, so that it can cross to a process
-ALIGNED = 64  # bytes: a cache line, so that two writers never share one
+Fields = Mapping[str, tuple[Sequence[int], str]]  # name → (shape, dtype), as plain values
+ALIGNED = 64  # bytes, a cache line: two writers never share one
 
 
 class Block:
-    """Named numpy arrays in one piece of shared memory, zero at first; ``torch.from_numpy`` views them without a copy.
+    """Named numpy arrays in one block of shared memory, initially zero.
 
-    A process that is given the file descriptor makes the same arrays with ``Block(fields, fd)``, and owns it then.
+    Another process maps the same arrays with ``Block(fields, fd)``, which takes ownership of the file descriptor.
     """
 
     def __init__(self, fields: Fields, fd: int | None = None) -> None:
@@ -45,11 +45,11 @@ class Block:
         return self.arrays[name]
 
     def close(self) -> None:
-        """Let go of it; views that others still hold stay valid, and the memory lives until they go."""
+        """Release the memory; existing views stay valid and keep it alive."""
         if self._map is None:
             return
         self.arrays, held, self._map = {}, self._map, None
-        with suppress(BufferError):  # there are views
+        with suppress(BufferError):  # views exist
             held.close()
         os.close(self.fd)
 
@@ -61,5 +61,5 @@ class Block:
             os.ftruncate(fd, self.size)
         except OSError as error:
             os.close(fd)
-            raise UserError(f"There is no room for {self.size:,} bytes of shared memory: {error.strerror}.") from error
+            raise UserError(f"Cannot allocate {self.size:,} bytes of shared memory: {error.strerror}.") from error
         return fd

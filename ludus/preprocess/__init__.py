@@ -1,1 +1,1 @@
-"""Operations on observations before the network and on actions after it."""
+"""Preprocessing of observations and actions, and normalization."""

@@ -1,4 +1,4 @@
-"""From the policy's actions to the environment's, on the environment's side. Needs numpy alone."""
+"""Map policy actions to the environment's. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ TRANSFORMS = ("clip", "tanh", "unit", "none")
 
 
 class ActionPreprocessor:
-    """Turns policy-space actions into the environment's by the action_transform declared for each name.
+    """Maps policy actions to the environment's, by the action_transform of each action.
 
-    ``clip``: clipped to [−1, 1], then rescaled to the Box; elements without two finite bounds are not rescaled, only
-    clipped to the bound that they have. ``tanh``: squashed, then rescaled. ``unit``: from [0, 1] to the Box. ``none``:
-    as it is.
+    ``clip``: clip to [−1, 1] and rescale to the Box; elements without finite bounds are only clipped. ``tanh``: squash
+    and rescale. ``unit``: rescale from [0, 1]. ``none``: no change.
     """
 
     def __init__(self, specs: Specs, action_transform: Mapping[str, str]) -> None:
         unknown = [name for name in action_transform if name not in specs]
         if unknown:
             raise UserError(
-                f'There is no action "{unknown[0]}" to transform; the environment has {", ".join(specs)}.'
+                f'action_transform names "{unknown[0]}", but the actions are {", ".join(specs)}.'
                 f"{did_you_mean(unknown[0], specs)}"
             )
-        chosen = {name: _function(name, spec, action_transform.get(name, "none")) for name, spec in specs.items()}
-        self._functions = {name: function for name, function in chosen.items() if function is not None}
+        functions = {name: _make(name, spec, action_transform.get(name, "none")) for name, spec in specs.items()}
+        self._functions = {name: function for name, function in functions.items() if function is not None}
 
     def __call__(self, actions: dict[str, Array]) -> dict[str, Array]:
         """Transform a batch of actions, ``[B, …]`` by name."""
@@ -41,67 +40,40 @@ class ActionPreprocessor:
         return {name: functions[name](x) if name in functions else x for name, x in actions.items()}
 
 
-def _function(name: str, spec: Spec, transform: str) -> Callable[[Array], Array] | None:
+def _make(name: str, spec: Spec, transform: str) -> Callable[[Array], Array] | None:
     if transform not in TRANSFORMS:
-        known = ", ".join(TRANSFORMS)
         raise UserError(
-            f'Action "{name}": unknown action_transform "{transform}"; choose one of {known}.'
+            f'Action "{name}": unknown action_transform "{transform}"; choose one of {", ".join(TRANSFORMS)}.'
             f"{did_you_mean(transform, TRANSFORMS)}"
         )
     if transform == "none":
         return None
     if spec.kind != "continuous":
-        raise UserError(f'Action "{name}" is {spec.kind}: its action_transform is "none", not "{transform}".')
+        raise UserError(f'Action "{name}" is {spec.kind}: its action_transform must be "none", not "{transform}".')
     if transform != "clip" and not spec.bounded.all():
         raise UserError(
-            f'Action "{name}" has elements without two finite bounds, which "{transform}" cannot rescale to; give the '
-            "Box finite bounds, or set agent.distribution to gaussian."
+            f'Action "{name}" has infinite bounds, to which "{transform}" cannot rescale; give the Box finite bounds or '
+            "set agent.distribution to gaussian."
         )
-    return {"clip": _clip, "tanh": _tanh, "unit": _unit}[transform](spec)
+    low, high = spec.bounds
+    scale, shift = rescaling(spec)
+    cast = _cast(spec)
+    if transform == "tanh":
+        return lambda x: cast(np.tanh(x, dtype=np.float64) * scale + shift)
+    if transform == "unit":
+        return lambda x: cast(np.clip(x, 0.0, 1.0) * (high - low) + low)
+    lower, upper = np.where(spec.bounded, -1.0, low), np.where(spec.bounded, 1.0, high)
+    return lambda x: cast(np.clip(x, lower, upper) * scale + shift)
 
 
 def rescaling(spec: Spec) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return scale and shift from [−1, 1] to the Box; 1 and 0 for elements without two finite bounds."""
-    return np.where(spec.bounded, _half(spec), 1.0), np.where(spec.bounded, _middle(spec), 0.0)
+    """Return scale and shift from [−1, 1] to the Box; 1 and 0 for elements without finite bounds."""
+    low, high = (np.where(spec.bounded, bound, 0.0) for bound in spec.bounds)
+    return np.where(spec.bounded, high / 2 - low / 2, 1.0), high / 2 + low / 2
 
 
-def _clip(spec: Spec) -> Callable[[Array], Array]:
-    low, high = spec.bounds
-    bounded = spec.bounded
-    scale, shift = rescaling(spec)
-    least, most = np.where(bounded, -1.0, low), np.where(bounded, 1.0, high)
-    finish = _finish(spec)
-    return lambda x: finish(np.clip(x, least, most) * scale + shift)
-
-
-def _tanh(spec: Spec) -> Callable[[Array], Array]:
-    scale, shift, finish = _half(spec), _middle(spec), _finish(spec)
-    return lambda x: finish(np.tanh(x, dtype=np.float64) * scale + shift)
-
-
-def _unit(spec: Spec) -> Callable[[Array], Array]:
-    low, high = spec.bounds
-    scale, finish = high - low, _finish(spec)
-    return lambda x: finish(np.clip(x, 0.0, 1.0) * scale + low)
-
-
-def _half(spec: Spec) -> NDArray[np.float64]:
-    low, high = _finite(spec)
-    return high / 2 - low / 2
-
-
-def _middle(spec: Spec) -> NDArray[np.float64]:
-    low, high = _finite(spec)
-    return high / 2 + low / 2
-
-
-def _finite(spec: Spec) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    low, high = spec.bounds
-    return np.where(spec.bounded, low, 0.0), np.where(spec.bounded, high, 0.0)
-
-
-def _finish(spec: Spec) -> Callable[[Array], Array]:
-    """Undo what rounding does at the bounds, and give the environment its own type."""
+def _cast(spec: Spec) -> Callable[[Array], Array]:
+    """Return a function that clips rounding errors at the bounds and casts to the spec's dtype."""
     low, high = spec.bounds
     dtype = np.dtype(spec.dtype)
     if np.issubdtype(dtype, np.integer):

@@ -1,4 +1,4 @@
-"""Running statistics in float64, and the normalizers made of them. They change by an explicit ``update`` alone."""
+"""Running statistics in float64 and normalizers; they change only in ``update``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from ludus.core.spec import Spec, Specs
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 
-SMALLEST = 1e-12  # a variance up to this is none: what never varied is not scaled, lest its first change be a blow
-CLIP = 10.0  # normalized observations stay within ±this
+MIN_VARIANCE = 1e-12  # values with a smaller variance are not scaled: their first change would become huge
+CLIP = 10.0  # bound of normalized observations
 
 
 class RunningStatistics(nn.Module):
-    """Mean and variance of all rows seen so far, by the merge of Chan et al. (1979)."""
+    """Mean and variance of all rows so far (parallel algorithm, Chan et al. 1979)."""
 
     count: Tensor
     mean: Tensor
@@ -31,17 +31,17 @@ class RunningStatistics(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("m2", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("shift", torch.zeros(shape))  # the mean and 1/std in float32, ready for use
+        self.register_buffer("shift", torch.zeros(shape))  # mean and 1/std in float32
         self.register_buffer("scale", torch.ones(shape))
 
     @property
     def variance(self) -> Tensor:
-        """The variance (of the population), 0 before there is data."""
+        """The population variance; 0 without data."""
         return self.m2 / self.count.clamp(min=1)
 
     @torch.no_grad()
     def update(self, x: Tensor, weight: Tensor, sum_over_ranks: SumOverRanks = single_rank) -> None:
-        """Take rows ``x`` ``[…, *shape]``; those of zero ``weight`` ``[…]`` do not count and may hold anything."""
+        """Add rows ``x`` ``[…, *shape]``; those with ``weight`` ``[…]`` 0 are ignored and may be NaN."""
         x = x.reshape(-1, *self.mean.shape).double()
         w = weight.reshape(-1, *[1] * self.mean.dim()).double()
         x = torch.where(w > 0, x, 0.0)
@@ -51,7 +51,7 @@ class RunningStatistics(nn.Module):
 
     @torch.no_grad()
     def merge(self, count: Tensor, mean: Tensor, m2: Tensor) -> None:
-        """Take the statistics of another set of rows."""
+        """Add the statistics of another set of rows."""
         total = (self.count + count).clamp(min=1)
         delta = mean - self.mean
         self.mean += delta * (count / total)
@@ -59,7 +59,7 @@ class RunningStatistics(nn.Module):
         self.count += count
         variance = self.variance
         self.shift.copy_(self.mean)
-        self.scale.copy_(torch.where(variance > SMALLEST, variance.rsqrt(), 1.0))
+        self.scale.copy_(torch.where(variance > MIN_VARIANCE, variance.rsqrt(), 1.0))
 
     def normalize(self, x: Tensor) -> Tensor:
         """Subtract the mean and divide by the standard deviation."""
@@ -67,17 +67,16 @@ class RunningStatistics(nn.Module):
 
 
 def is_normalized(spec: Spec, shape: tuple[int, ...]) -> bool:
-    """Whether an observation of this shape, once preprocessed, is normalized: vectors of numbers alone."""
+    """Return whether an observation is normalized: only continuous ones that are vectors after preprocessing."""
     return spec.kind == "continuous" and len(shape) == 1
 
 
 class ObsNormalizer(nn.Module):
-    """Normalizes continuous vectors within ±10; matrices, images, choices and bits pass through."""
+    """Normalizes continuous vectors and clips them to ±10; other observations are unchanged."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], specs: Specs) -> None:
         super().__init__()
         names = [name for name, shape in shapes.items() if is_normalized(specs[name], shape)]
-        # PyTorch forbids dots in the names of modules, and those of its own methods: hence the prefix
         self.statistics = nn.ModuleDict({_key(name): RunningStatistics(shapes[name]) for name in names})
         self._names = [(name, _key(name)) for name in names]
 
@@ -89,21 +88,21 @@ class ObsNormalizer(nn.Module):
         return result
 
     def numpy(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Do what ``forward`` does, for one observation given as an array."""
+        """Normalize an array as ``forward`` does, for networks with a single observation."""
         ((_, key),) = self._names
         statistics: Any = self.statistics[key]
         x = (x - statistics.shift.numpy()) * statistics.scale.numpy()
         return np.clip(x, -CLIP, CLIP, out=x)
 
     def update(self, observation: Tensors, weight: Tensor, sum_over_ranks: SumOverRanks = single_rank) -> None:
-        """Take preprocessed observations ``[T, B, F]``; rows of zero ``weight`` ``[T, B]`` do not count."""
+        """Update with preprocessed observations ``[T, B, F]``; rows with ``weight`` ``[T, B]`` 0 are ignored."""
         for name, key in self._names:
             statistics: Any = self.statistics[key]
             statistics.update(observation[name], weight, sum_over_ranks)
 
 
 class RewardScaler(nn.Module):
-    """Divides rewards by the standard deviation of the discounted return so far; no mean is subtracted."""
+    """Divides rewards by the standard deviation of the running discounted return, without subtracting the mean."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +110,7 @@ class RewardScaler(nn.Module):
 
     @torch.no_grad()
     def update(self, returns: Tensor, real: Tensor, sum_over_ranks: SumOverRanks = single_rank) -> None:
-        """Take the running returns ``[T, B]`` of rows (``running_returns``); padding does not count."""
+        """Update with running returns ``[T, B]`` (``ops.returns.running_returns``); padding is ignored."""
         self.statistics.update(returns, real, sum_over_ranks)
 
     def scale(self, reward: Tensor) -> Tensor:
@@ -120,4 +119,5 @@ class RewardScaler(nn.Module):
 
 
 def _key(name: str) -> str:
+    """Return a valid submodule name: without dots, and with a prefix that no method of nn.Module has."""
     return f"observation/{name.replace('.', '·')}"

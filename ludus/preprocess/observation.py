@@ -1,6 +1,6 @@
-"""Ops from raw observations to what a network takes: float32, features first, of rank 1 to 4.
+"""Preprocess observations for networks: float32, features first, rank 1 to 4.
 
-An op takes tensors ``[T, B, *shape]``, and its method ``shape`` says what becomes of the shape of a row.
+An op maps tensors ``[T, B, *shape]``; its method ``shape`` maps the shape of one row.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ludus.core.spec import Spec, Specs, network_inputs
 from ludus.core.types import Tensors
 
 Shape = tuple[int, ...]
-CHANNELS = (1, 3, 4)  # what the last dimension of an image may be for it to be taken as channels
+CHANNELS = (1, 3, 4)  # sizes of the last dimension of an image that are taken for channels
 
 
-class Float(nn.Module):
-    """Any dtype → float32."""
+class ToFloat(nn.Module):
+    """Convert any dtype to float32."""
 
     def shape(self, shape: Shape) -> Shape:
         return shape
@@ -28,8 +28,8 @@ class Float(nn.Module):
         return x.float()
 
 
-class UnitImage(nn.Module):
-    """Bytes 0…255 → float32 0…1, on the network's device at the moment of use: caches hold bytes."""
+class ScaleImage(nn.Module):
+    """Scale uint8 0…255 to float32 0…1 on the network's device; buffers hold uint8."""
 
     def shape(self, shape: Shape) -> Shape:
         return shape
@@ -39,7 +39,7 @@ class UnitImage(nn.Module):
 
 
 class ChannelsFirst(nn.Module):
-    """``[H, W, C]`` → ``[C, H, W]``, also of every image in a stack, without a copy."""
+    """Move channels first without a copy: ``[…, H, W, C]`` → ``[…, C, H, W]``."""
 
     def shape(self, shape: Shape) -> Shape:
         return (*shape[:-3], shape[-1], *shape[-3:-1])
@@ -48,18 +48,18 @@ class ChannelsFirst(nn.Module):
         return x.movedim(-1, -3)
 
 
-class Frames(nn.Module):
-    """A stack of images ``[S, C, H, W]`` → one image ``[S·C, H, W]``, frame after frame."""
+class StackFrames(nn.Module):
+    """Merge stacked frames ``[S, C, H, W]`` into one image ``[S·C, H, W]``."""
 
     def shape(self, shape: Shape) -> Shape:
         return (shape[0] * shape[1], *shape[2:])
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(-4, -3)  # copies bytes if channels were behind: quicker than to end channels-last
+        return x.flatten(-4, -3)  # copies uint8 if channels were last, which is faster than a channels-last image
 
 
-class Vector(nn.Module):
-    """A number → a vector of one."""
+class ScalarToVector(nn.Module):
+    """Convert a scalar to a vector of size 1."""
 
     def shape(self, shape: Shape) -> Shape:
         return (1,)
@@ -69,16 +69,16 @@ class Vector(nn.Module):
 
 
 class OneHot(nn.Module):
-    """Choices of any shape → their one-hot vectors, one after another."""
+    """Concatenate the one-hot vectors of all elements."""
 
     def __init__(self, sizes: tuple[int, ...], rank: int) -> None:
         super().__init__()
         self._rank = rank
-        self.choice: Tensor
-        self.owner: Tensor
+        self.choice: Tensor  # of each output
+        self.element: Tensor
         self.register_buffer("choice", torch.cat([torch.arange(n) for n in sizes]), persistent=False)
-        owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes), output_size=sum(sizes))
-        self.register_buffer("owner", owner, persistent=False)
+        element = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes), output_size=sum(sizes))
+        self.register_buffer("element", element, persistent=False)
 
     def shape(self, shape: Shape) -> Shape:
         return tuple(self.choice.shape)
@@ -87,17 +87,20 @@ class OneHot(nn.Module):
         if self._rank == 0:
             return (x.unsqueeze(-1) == self.choice).float()
         flat = x if self._rank == 1 else x.flatten(-self._rank)
-        return (flat.index_select(-1, self.owner) == self.choice).float()
+        return (flat.index_select(-1, self.element) == self.choice).float()
 
 
 class ObsPreprocessor(nn.Module):
-    """The ops of every observation that a network sees, by name; ``shapes`` says what comes out. Masks are left out."""
+    """Applies ops to every observation except action masks; ``shapes`` are the output shapes by name."""
 
     def __init__(self, observation: Specs) -> None:
         super().__init__()
         self.specs = specs = network_inputs(observation)
         self.ops = nn.ModuleList(nn.ModuleList(make_ops(name, spec)) for name, spec in specs.items())
-        self.shapes = {name: _out(spec.shape, make_ops(name, spec)) for name, spec in specs.items()}
+        self.shapes = {name: spec.shape for name, spec in specs.items()}
+        for name, ops in zip(specs, self.ops, strict=True):
+            for op in ops:  # type: ignore[attr-defined]
+                self.shapes[name] = op.shape(self.shapes[name])
 
     def forward(self, observation: Tensors) -> Tensors:
         result: Tensors = {}
@@ -110,12 +113,12 @@ class ObsPreprocessor(nn.Module):
 
 
 def make_ops(name: str, spec: Spec) -> list[nn.Module]:
-    """The ops for one observation; none for a float32 vector."""
+    """Return the ops for one observation; none for a float32 vector."""
     if spec.kind == "categorical":
         return [OneHot(spec.sizes, len(spec.shape))]
     if len(spec.shape) > 4:
         raise UserError(
-            f'Observation "{name}" has shape {spec.shape}: networks take ranks 0 to 4, so flatten some of it.'
+            f'Observation "{name}" has shape {spec.shape}: networks take ranks 0 to 4, so flatten some dimensions.'
         )
     ops: list[nn.Module] = []
     image = spec.kind == "continuous" and spec.dtype == "uint8" and len(spec.shape) >= 2 and spec.high == 255
@@ -123,18 +126,18 @@ def make_ops(name: str, spec: Spec) -> list[nn.Module]:
     if is_channels_last(frame):
         ops.append(ChannelsFirst())
     if frame is not spec:
-        ops.append(Frames())
+        ops.append(StackFrames())
     if image:
-        ops.append(UnitImage())
+        ops.append(ScaleImage())
     elif spec.dtype != "float32":
-        ops.append(Float())
+        ops.append(ToFloat())
     if not spec.shape:
-        ops.append(Vector())
+        ops.append(ScalarToVector())
     return ops
 
 
 def is_channels_last(spec: Spec) -> bool:
-    """Whether an observation is an image ``[H, W, C]``: few channels behind, and not few in front."""
+    """Return whether an observation is an image ``[H, W, C]``, judging by its shape."""
     if spec.kind != "continuous" or len(spec.shape) != 3:
         return False
     height, width, channels = spec.shape
@@ -142,13 +145,7 @@ def is_channels_last(spec: Spec) -> bool:
 
 
 def _frame(spec: Spec) -> Spec:
-    """One image of what is a stack of them for sure; anything else as it is."""
+    """Return the spec of one frame if the observation is a stack of images, else ``spec`` itself."""
     frame = replace(spec, shape=spec.shape[1:], stack=1)
     stacked = len(spec.shape) == 4 and 1 < spec.stack == spec.shape[0]
     return frame if stacked and (is_channels_last(frame) or frame.shape[0] <= max(CHANNELS)) else spec
-
-
-def _out(shape: Shape, ops: list[nn.Module]) -> Shape:
-    for op in ops:
-        shape = op.shape(shape)  # type: ignore[operator]
-    return shape

@@ -123,7 +123,7 @@ def test_rendering_that_fails_is_named(refused, here):
 def test_a_box_without_bounds_cannot_be_squashed_to(refused, distribution):
     refused(
         ["train", "fault_worlds:Unbounded", *TRAIN, "--agent.distribution", distribution],
-        'Action "action" has elements without two finite bounds',
+        'Action "action" has infinite bounds',
         "agent.distribution to gaussian",
     )
 

@@ -18,7 +18,7 @@ import ludus
 from benchmarks.soak_kills import Case, fingerprint, finish, suffer
 from benchmarks.soak_watch import MARK, alive, left_behind, named_memory, open_sockets
 from ludus.core.errors import UserError
-from ludus.parallel.orphans import stats
+from ludus.parallel.orphans import running_processes
 from ludus.runs.checkpoint import load_newest
 from ludus.runs.folder import RunDirectory
 
@@ -53,7 +53,7 @@ SIGNS = {
     "raise": "raised UserError: kill_worlds:Mortal: step raised ValueError: the wheel fell off",
     "exit": "ended with exit code 7",
     "kill": "was killed by SIGKILL",
-    "hang": "hung: it did not answer in 3 s",
+    "hang": "hung: no answer within 3 s",
 }
 REPORT = (
     r"worker \d \(process \d+\) {sign}[^\n]*; it was at environment (\d), episode seed (\d+), last action (\d)\."
@@ -105,7 +105,7 @@ def test_workers_that_fail_are_told_in_the_log_and_the_run_goes_on(mortal):
         assert int(row) < 4
         assert (seed, action) == (own_seed, own_action)
         assert ("kill_worlds.py" in between) == (how == "raise")
-        assert "The last of its stderr" in between
+        assert "End of its stderr" in between
     assert fingerprint(result.run)
 
 
@@ -153,7 +153,7 @@ def test_what_environments_start_ends_with_the_run(tmp_path, backend, how):
         ludus.train("kill_worlds:Serves", preset="none", settings=settings, on_update=hook)
     started = {int(file.name) for file in note.iterdir()}
     assert len(started) >= 2
-    assert not started & stats().keys()
+    assert not started & running_processes().keys()
     assert mine.poll() is None
     mine.kill()
     mine.wait()
@@ -204,7 +204,7 @@ def test_what_environments_of_evaluation_start_ends_with_the_evaluation(tmp_path
     alive = []
 
     def hook(values):
-        alive.append(len({int(file.name) for file in note.iterdir()} & stats().keys()))
+        alive.append(len({int(file.name) for file in note.iterdir()} & running_processes().keys()))
 
     ludus.train("kill_worlds:Serves", preset="none", settings=settings, on_update=hook)
     assert len(list(note.iterdir())) >= 6

@@ -215,9 +215,9 @@ SIGNS = {
     "exit": "ended with exit code 7",
     "kill": "was killed by SIGKILL",
     "crash": "was killed by SIGSEGV",
-    "hang": "hung: it did not answer in 2 s",
-    "busy": "hung: it did not answer in 2 s",
-    "stop": "hung: it did not answer in 2 s",
+    "hang": "hung: no answer within 2 s",
+    "busy": "hung: no answer within 2 s",
+    "stop": "hung: no answer within 2 s",
 }
 ACTION = {"action": torch.tensor([0, 1, 2, 0])}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ludus.parallel.orphans import StartedProcesses, below, stats
+from ludus.parallel.orphans import StartedProcesses, running_processes, with_descendants
 from ludus.parallel.process import Launcher
 
 HERE = Path(__file__).parent
@@ -21,7 +21,7 @@ DEAF = [sys.executable, "-c", "import signal, time; signal.signal(15, 1); print(
 
 
 def running(pid: int) -> bool:
-    return pid in stats()
+    return pid in running_processes()
 
 
 def wait_until_gone(pids: list[int]) -> None:
@@ -50,7 +50,7 @@ def test_what_was_started_within_is_ended_with_all_below_it(other, tmp_path):
         while not note.exists() or not note.read_text():
             time.sleep(0.01)
         grandchild = int(note.read_text())
-        assert grandchild in below([child.pid], stats())
+        assert grandchild in with_descendants([child.pid], running_processes())
         started.end()
         assert not any(map(running, (child.pid, deaf.pid, grandchild)))
         assert running(other.pid)
@@ -130,7 +130,7 @@ def test_what_workers_started_ends_with_a_parent_that_is_killed(start, tmp_path)
     parent = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"LITTER": str(note)})
     while not note.exists() or len(note.read_text().split()) < 3:
         time.sleep(0.01)
-    tree = [*below([parent.pid], stats())[1:], *map(int, note.read_text().split())]
+    tree = [*with_descendants([parent.pid], running_processes())[1:], *map(int, note.read_text().split())]
     parent.kill()
     parent.wait()
     wait_until_gone(tree)

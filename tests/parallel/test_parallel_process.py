@@ -15,7 +15,7 @@ import pytest
 
 from ludus.core.errors import UserError
 from ludus.parallel import process as process_module
-from ludus.parallel.process import GRACE, KEPT, Launcher, WorkerError, end_all
+from ludus.parallel.process import GRACE, MAX_STDERR, Launcher, WorkerError, end_all
 
 HERE = Path(__file__).parent
 JOBS = "parallel_jobs"
@@ -185,7 +185,7 @@ def test_hangs_are_ended_and_show_where(launcher, out, how):
     hear(out[0])
     process.abort()
     failure = process.failure(hung=2.5)
-    assert "hung: it did not answer in 2.5 s" in str(failure)
+    assert "hung: no answer within 2.5 s" in str(failure)
     assert "in hang" in failure.stderr
     process.end()
 
@@ -222,9 +222,9 @@ def test_long_complaints_are_kept_short(launcher, out):
     tail = process.stderr()
     assert len(tail) == 4096
     assert tail.endswith("xthe end")
-    process.relieve()
+    process.truncate_stderr()
     assert process.stderr() == ""
-    assert KEPT < 40 * 65536
+    assert MAX_STDERR < 40 * 65536
 
 
 def test_a_server_that_dies_is_replaced(out):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ludus.parallel.resources import cgroup_room
+from ludus.parallel.resources import cgroup_memory
 
 
 def test_the_limit_of_a_container_counts(tmp_path):
     groups = tmp_path / "cgroup"
     groups.write_text("4:memory:/a/b\n2:cpu:/a\n0::/a/b\n")
-    assert cgroup_room(tmp_path / "none", groups) == cgroup_room(tmp_path, tmp_path / "none") == 1 << 62
+    assert cgroup_memory(tmp_path / "none", groups) == cgroup_memory(tmp_path, tmp_path / "none") == 1 << 62
     second = tmp_path / "root" / "a"  # its parent's limit is the lower one
     first = tmp_path / "root" / "memory" / "a" / "b"
     for folder, limit, used, cached in (
@@ -20,6 +20,6 @@ def test_the_limit_of_a_container_counts(tmp_path):
         for name, value in (limit.split(), used.split()):
             (folder / name).write_text(f"{value}\n")
         (folder / "memory.stat").write_text(f"cache 7\n{cached}\n")
-    assert cgroup_room(tmp_path / "root", groups) == 700
+    assert cgroup_memory(tmp_path / "root", groups) == 700
     (second / "memory.max").unlink()
-    assert cgroup_room(tmp_path / "root", groups) == 1550
+    assert cgroup_memory(tmp_path / "root", groups) == 1550

@@ -15,7 +15,7 @@ import ludus
 from ludus.containers.build import build_agent, build_manager
 from ludus.core.spec import Spec
 from ludus.networks.net3d.nature_cnn import NatureCNN
-from ludus.preprocess.observation import Frames, ObsPreprocessor
+from ludus.preprocess.observation import StackFrames, ObsPreprocessor
 from ludus.settings.settings import resolve_settings
 
 T, B, S, H, W = 3, 2, 4, 8, 9
@@ -49,7 +49,7 @@ def test_frames_with_channels_in_front_become_one_image(channels: int) -> None:
     x, y = prepared(bytes_of((S, channels, H, W)))
     assert y.shape == (T, B, S * channels, H, W)
     torch.testing.assert_close(y, x.flatten(2, 3) / 255)
-    assert Frames()(x).data_ptr() == x.data_ptr()
+    assert StackFrames()(x).data_ptr() == x.data_ptr()
 
 
 @pytest.mark.parametrize(
