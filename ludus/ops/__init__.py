@@ -1,1 +1,1 @@
-"""The mathematics: pure functions on tensors, time-major in, unreduced out. Nothing is imported here."""
+"""Pure functions on tensors: time-major inputs, unreduced outputs."""

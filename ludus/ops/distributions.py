@@ -1,8 +1,7 @@
-"""Distributions of actions, as functions of their parameters ``[..., K]``.
+"""Action distributions, as functions of their parameters ``[..., K]``.
 
-For each: sample (from noise given to it, so that a whole rollout's random numbers can be drawn at once), mode,
-log_prob, entropy and kl, the last three summed over the event to ``[...]``. On tensors this small, the number of
-operations is the cost.
+Each has sample (from given noise, so that it can be drawn for a whole rollout at once), mode, log_prob, entropy and kl;
+the last three are summed over the event to ``[...]``.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-MASKED = -1e9  # finite, so that 0 · MASKED is 0 where 0 · −∞ is NaN; exp of it is exactly 0
+MASKED = -1e9  # finite, since 0 · −∞ is NaN; its exp is exactly 0
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-# a mixture of six normals of mean 0 (deviations and shares) close to the logistic distribution of scale ½, fitted so
-# that E|u + X| is off by 7e-8 at most for any u
+# six-component mixture of zero-mean normals that approximates the logistic distribution of scale ½; the error of
+# E|u + X| is at most 7e-8 for any u
 LOGISTIC_STD = [0.42682338, 0.58304888, 0.79028762, 1.07035148, 1.44318584, 1.95040387]
-LOGISTIC_SHARE = [0.02756704, 0.21775330, 0.39473939, 0.27845247, 0.07675131, 0.00473649]
+LOGISTIC_WEIGHT = [0.02756704, 0.21775330, 0.39473939, 0.27845247, 0.07675131, 0.00473649]
 
 
 def gumbel(uniform: Tensor) -> Tensor:
-    """Turn numbers in [0, 1] into Gumbel noise −log(−log u), finite at 0 and 1 too."""
+    """Convert uniform noise in [0, 1] to Gumbel noise −log(−log u), finite also at 0 and 1."""
     info = torch.finfo(uniform.dtype)
     return -uniform.clamp(info.tiny, 1 - info.eps / 2).log().neg().log()
 
@@ -31,17 +30,17 @@ def gumbel(uniform: Tensor) -> Tensor:
 
 
 def mask_logits(logits: Tensor, mask: Tensor) -> Tensor:
-    """Forbid the choices where ``mask`` is 0: probability, share in the entropy and gradient all exactly 0."""
+    """Mask choices where ``mask`` is 0: their probability, entropy term and gradient are exactly 0."""
     return torch.where(mask.bool(), logits, MASKED)
 
 
 def categorical_sample(logits: Tensor, gumbel: Tensor) -> Tensor:
-    """Draw by the Gumbel-max trick: argmax(logits + Gumbel noise ``[..., K]``) (Gumbel 1954)."""
+    """Sample with the Gumbel-max trick: argmax(logits + Gumbel noise ``[..., K]``) (Gumbel 1954)."""
     return (logits + gumbel).argmax(-1)
 
 
 def categorical_mode(logits: Tensor) -> Tensor:
-    """Return the likeliest choice."""
+    """Return the most likely choice."""
     return logits.argmax(-1)
 
 
@@ -65,8 +64,8 @@ def categorical_kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
 # Multi-categorical: k independent choices of sizes[i] each; logits [..., Σ sizes], action [..., k] int64.
 
 
-def _rows(logits: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Lay the logits out as ``[..., k, max(sizes)]``, the gaps masked, so that all choices are one categorical call."""
+def _pad_choices(logits: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Pad the logits to ``[..., k, max(sizes)]``, so that all choices are one categorical call."""
     longest = max(sizes)
     if min(sizes) == longest:
         return logits.reshape(*logits.shape[:-1], len(sizes), longest)
@@ -75,55 +74,55 @@ def _rows(logits: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 
 def multi_categorical_probabilities(logits: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Return the probability of each option of each choice ``[..., k, max(sizes)]``, 0 for options that it lacks."""
-    return _rows(logits, sizes).softmax(-1)
+    """Return probabilities ``[..., k, max(sizes)]``, 0 for padding."""
+    return _pad_choices(logits, sizes).softmax(-1)
 
 
 def multi_categorical_sample(logits: Tensor, sizes: tuple[int, ...], gumbel: Tensor) -> Tensor:
-    """Draw every choice by the Gumbel-max trick, with noise ``[..., Σ sizes]``."""
-    return _rows(logits + gumbel, sizes).argmax(-1)
+    """Sample every choice with the Gumbel-max trick and noise ``[..., Σ sizes]``."""
+    return _pad_choices(logits + gumbel, sizes).argmax(-1)
 
 
 def multi_categorical_mode(logits: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Return the likeliest of every choice."""
-    return _rows(logits, sizes).argmax(-1)
+    """Return the most likely option of every choice."""
+    return _pad_choices(logits, sizes).argmax(-1)
 
 
 def multi_categorical_log_prob(logits: Tensor, sizes: tuple[int, ...], action: Tensor) -> Tensor:
     """Return Σ log p_i(action_i)."""
-    return categorical_log_prob(_rows(logits, sizes), action).sum(-1)
+    return categorical_log_prob(_pad_choices(logits, sizes), action).sum(-1)
 
 
 def multi_categorical_entropy(logits: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """Return Σ H(p_i)."""
-    log_p = _rows(logits, sizes).log_softmax(-1)
+    log_p = _pad_choices(logits, sizes).log_softmax(-1)
     return -(log_p.exp() * log_p).sum((-2, -1))
 
 
 def multi_categorical_kl(logits_p: Tensor, logits_q: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """Return Σ KL(p_i‖q_i)."""
-    return categorical_kl(_rows(logits_p, sizes), _rows(logits_q, sizes)).sum(-1)
+    return categorical_kl(_pad_choices(logits_p, sizes), _pad_choices(logits_q, sizes)).sum(-1)
 
 
 # Bernoulli: K independent bits; logits [..., K], action [..., K] of any dtype with 0 and 1.
 
 
 def mask_bernoulli_logits(logits: Tensor, mask: Tensor) -> Tensor:
-    """Fix the bits that ``mask`` ``[..., K, 2]`` allows one value only; they have no entropy and no gradient.
+    """Fix the bits for which ``mask`` ``[..., K, 2]`` allows only one value; their entropy and gradient are 0.
 
-    Its last dimension says whether a bit may be 0, and whether it may be 1.
+    The last dimension of the mask is whether 0 and whether 1 is allowed.
     """
     zero, one = mask.bool().unbind(-1)
     return torch.where(one, torch.where(zero, logits, -MASKED), MASKED)
 
 
 def bernoulli_sample(logits: Tensor, uniform: Tensor) -> Tensor:
-    """Draw bits as int64 from uniform noise in [0, 1)."""
+    """Sample bits as int64 from uniform noise in [0, 1)."""
     return (uniform < logits.sigmoid()).long()
 
 
 def bernoulli_mode(logits: Tensor) -> Tensor:
-    """Return the likelier bits as int64."""
+    """Return the most likely bits as int64."""
     return (logits > 0).long()
 
 
@@ -146,7 +145,7 @@ def bernoulli_kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
 
 
 def gaussian_sample(mean: Tensor, log_std: Tensor, normal: Tensor) -> Tensor:
-    """Draw μ + σ·ε with standard normal noise ε."""
+    """Return μ + σ·ε with standard normal noise ε."""
     return torch.addcmul(mean, log_std.exp(), normal)
 
 
@@ -173,15 +172,15 @@ def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Te
     return (0.5 * (torch.expm1(2 * log_ratio) + z.square()) - log_ratio).sum(-1)
 
 
-# Tanh-squashed Gaussian: the environment sees tanh(u); samples, actions and modes here are u, which loses nothing.
+# Tanh-squashed Gaussian: the environment gets tanh(u); samples, actions and modes here are u, to keep precision.
 
 tanh_gaussian_sample = gaussian_sample
 tanh_gaussian_mode = gaussian_mode  # tanh of it is the median
-tanh_gaussian_kl = gaussian_kl  # a bijection changes no KL
+tanh_gaussian_kl = gaussian_kl  # invariant under bijections
 
 
 def _log_slope(u: Tensor) -> Tensor:
-    """Return log(1 − tanh²u) as 2(log 2 − u − log(1 + e⁻²ᵘ)), which is exact where tanh²u rounds to 1."""
+    """Return log(1 − tanh²u) as 2(log 2 − u − log(1 + e⁻²ᵘ)), which is stable for large |u|."""
     return 2 * (math.log(2) - u - F.softplus(-2 * u))
 
 
@@ -191,44 +190,45 @@ def tanh_gaussian_log_prob(mean: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
 
 
 def tanh_gaussian_draw(mean: Tensor, log_std: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a sample u and the log-density of tanh(u), with half the work: (u − μ)/σ is the noise ε itself.
+    """Return a sample u and the log-density of tanh(u); cheaper than two calls, since (u − μ)/σ is the noise ε.
 
-    Gradients are those of the two functions above, where what flows through (u − μ)/σ cancels out.
+    Gradients are the same: those through (u − μ)/σ cancel.
     """
     u = gaussian_sample(mean, log_std, normal)
     inside = torch.add(log_std, normal.square(), alpha=0.5)
-    slope = torch.add(inside, u + F.softplus(-2 * u), alpha=-2)  # as in _log_slope, but for its constant
+    slope = torch.add(inside, u + F.softplus(-2 * u), alpha=-2)  # as in _log_slope, without its constant
     return u, -mean.shape[-1] * (HALF_LOG_2PI + 2 * math.log(2)) - slope.sum(-1)
 
 
 def tanh_gaussian_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
-    """Return H(N) + Σ E[log(1 − tanh²u)], off by 2e-7 per element at most for any mean and deviation.
+    """Return H(N) + Σ E[log(1 − tanh²u)], with an error of at most 2e-7 per element for any mean and std.
 
     log(1 − tanh²u) = −2 log cosh u, and log cosh u = E|u + X| − log 2 for a logistic X of scale ½: both sides have the
-    second derivative sech²u and the same limits. With a mixture of normals for X, u + X is a normal of variance
-    σ² + s² in each part, and the mean of its absolute value is exact. Quadrature over u would need ever more nodes as
-    σ grows, since log cosh bends only near 0.
+    second derivative sech²u and the same limits. With a mixture of normals for X, u + X is normal with variance σ² + s²
+    in each component, and the mean of its absolute value has a closed form. Quadrature over u would need more nodes as
+    σ grows.
     """
     std = torch.sqrt((2 * log_std).exp().unsqueeze(-1) + mean.new_tensor(LOGISTIC_STD).square())  # [..., K, 6]
-    centre = mean.unsqueeze(-1)
-    z = centre / std
-    absolute = math.sqrt(2 / math.pi) * std * (-0.5 * z.square()).exp() + centre * torch.erf(z * math.sqrt(0.5))
-    log_cosh = absolute @ mean.new_tensor(LOGISTIC_SHARE) - math.log(2)
+    mu = mean.unsqueeze(-1)
+    z = mu / std
+    absolute = math.sqrt(2 / math.pi) * std * (-0.5 * z.square()).exp() + mu * torch.erf(z * math.sqrt(0.5))
+    log_cosh = absolute @ mean.new_tensor(LOGISTIC_WEIGHT) - math.log(2)
     return gaussian_entropy(mean, log_std) - 2 * log_cosh.sum(-1)
 
 
-# Beta on [0, 1]: alpha, beta [..., K] > 0 (for samples and modes ≥ 1: one hump), action [..., K].
+# Beta on [0, 1]: alpha, beta [..., K] > 0 (≥ 1, unimodal, for samples and modes), action [..., K].
 
 
 def beta_sample(alpha: Tensor, beta: Tensor, normal: Tensor, uniform: Tensor) -> Tensor:
-    """Draw X/(X+Y), X ~ Gamma(α), Y ~ Gamma(β), by rejection with a fixed number of tries (Marsaglia & Tsang 2000).
+    """Sample X/(X+Y), X ~ Gamma(α), Y ~ Gamma(β), by rejection with a fixed number of tries (Marsaglia & Tsang 2000).
 
-    ``normal`` and ``uniform`` are ``[..., K, 2, tries]``. A try is accepted with 95% at least, so of 8 all fail once
-    in 10¹⁰ draws, and then the first counts. Samples keep off 0 and 1, where a log-density may be infinite.
+    ``normal`` and ``uniform`` are ``[..., K, 2, tries]``. A try is accepted with a probability of at least 95%, so 8
+    tries all fail once in 10¹⁰ samples; the first is used then. Samples are clipped away from 0 and 1, where the
+    log-density may be infinite.
     """
     d = torch.stack([alpha, beta], -1).unsqueeze(-1) - 1 / 3  # [..., K, 2, 1]
     v = (1 + normal / (9 * d).sqrt()) ** 3
-    accepted = uniform.log() < 0.5 * normal.square() + d * (1 - v + v.log())  # v ≤ 0: NaN, which is no acceptance
+    accepted = uniform.log() < 0.5 * normal.square() + d * (1 - v + v.log())  # NaN, so rejected, if v ≤ 0
     first = accepted.byte().argmax(-1, keepdim=True)
     x, y = (d * v.gather(-1, first)).squeeze(-1).clamp(min=torch.finfo(v.dtype).tiny).unbind(-1)
     eps = torch.finfo(v.dtype).eps
@@ -237,8 +237,8 @@ def beta_sample(alpha: Tensor, beta: Tensor, normal: Tensor, uniform: Tensor) ->
 
 def beta_mode(alpha: Tensor, beta: Tensor) -> Tensor:
     """Return (α − 1)/(α + β − 2), or the mean ½ where α = β = 1."""
-    spread = alpha + beta - 2
-    return torch.where(spread > 0, (alpha - 1) / spread, 0.5)
+    total = alpha + beta - 2
+    return torch.where(total > 0, (alpha - 1) / total, 0.5)
 
 
 def _log_beta(alpha: Tensor, beta: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Operations with a backward pass of their own, as one node of the graph each.
+"""Fused operations with a hand-written backward pass, each one node of the autograd graph.
 
-In small networks the bookkeeping of autograd costs more than the sums. ``eager`` says where they apply; elsewhere the
-caller uses ordinary operations, which give the same.
+In small networks autograd's overhead exceeds the cost of the arithmetic. They apply where ``is_eager()``; otherwise
+callers use ordinary operations with the same result.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch.nn import functional
 from ludus.core.errors import UserError
 
 Shape = tuple[int, ...]
-Slope = Callable[[Tensor, Tensor], Tensor]
-ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Slope]] = {  # in place; its backward pass given its output
+Backward = Callable[[Tensor, Tensor], Tensor]  # gradient by the output, output → gradient by the input
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Backward]] = {  # in place, and its backward pass
     "tanh": (torch.tanh_, torch.ops.aten.tanh_backward.default),
     "relu": (torch.relu_, lambda gradient, y: torch.ops.aten.threshold_backward.default(gradient, y, 0)),
 }
 
 
 def is_eager() -> bool:
-    """Whether operations run as they are called: nothing traces, transforms, watches or casts them."""
+    """Return whether operations run eagerly: no tracing, compilation, functorch, dispatch mode or autocast."""
     return not (
         torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack()
@@ -39,12 +39,12 @@ def is_eager() -> bool:
 
 
 def gradients(total: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    """``torch.autograd.grad`` of one number without the checks around it, which cost more than a small network.
+    """Return the gradients of a scalar, as ``torch.autograd.grad`` without its checks, which are slow.
 
-    None where ``total`` does not depend on a parameter.
+    None for parameters that ``total`` does not depend on.
     """
     if not total.requires_grad:
-        raise UserError("The loss does not depend on any parameter that learns, so there is no gradient to step along.")
+        raise UserError("The loss does not depend on any trainable parameter, so there is no gradient.")
     found: tuple[Tensor | None, ...] = torch.autograd.Variable._execution_engine.run_backward(
         (total,), (torch.ones_like(total),), False, False, parameters, allow_unreachable=True, accumulate_grad=False
     )
@@ -54,10 +54,10 @@ def gradients(total: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor | N
 def mlp(
     x: Tensor, activation: str, depth: int, parameters: Sequence[Tensor], shapes: Sequence[Shape]
 ) -> tuple[Tensor, ...]:
-    """Return the outputs of an MLP on ``x`` ``[…, F]``, each laid out as one of ``shapes``.
+    """Return the outputs of an MLP for ``x`` ``[…, F]``, reshaped to ``shapes``.
 
-    ``parameters`` are weight and bias of each of ``depth`` hidden layers, then those of each output. Where gradients
-    are wanted, ``eager`` must hold.
+    ``parameters`` are weight and bias of each of ``depth`` hidden layers, then of each output. If gradients are needed,
+    ``is_eager()`` must be true.
     """
     if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in parameters)):
         outputs: tuple[Tensor, ...] = _apply(_MLP, x, activation, depth, shapes, *parameters)
@@ -68,7 +68,7 @@ def mlp(
 def _run_mlp(
     x: Tensor, activation: str, depth: int, shapes: Sequence[Shape], parameters: Sequence[Tensor]
 ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """The input of each layer as ``[N, …]``, and the outputs."""
+    """Return the input of each layer as ``[N, …]``, and the outputs."""
     activate_ = ACTIVATIONS[activation][0]
     inputs = [x.reshape(-1, x.shape[-1])]
     for i in range(0, 2 * depth, 2):
@@ -98,9 +98,9 @@ class _MLP(torch.autograd.Function):
         parameters, inputs = saved[: len(by_parameters)], saved[len(by_parameters) :]
         if torch.is_grad_enabled():
             outputs = _run_mlp(x, activation, depth, shapes, parameters)[1]
-            found = _again(outputs, (x, *parameters), (by_x, *by_parameters), gradients)
+            found = _differentiable_gradients(outputs, (x, *parameters), (by_x, *by_parameters), gradients)
             return found[0], None, None, None, *found[1:]
-        slope, weights = ACTIVATIONS[activation][1], parameters[::2]
+        activation_backward, weights = ACTIVATIONS[activation][1], parameters[::2]
         found = [None] * len(by_parameters)
         learns = any(by_parameters)
         total: Tensor | None = None  # the gradient by the last hidden layer's output
@@ -113,7 +113,7 @@ class _MLP(torch.autograd.Function):
             if depth or by_x:
                 total = torch.mm(gradient, weights[i]) if total is None else torch.addmm(total, gradient, weights[i])
         for i in reversed(range(depth if total is not None else 0)):
-            total = slope(total, inputs[i + 1])  # type: ignore[arg-type]
+            total = activation_backward(total, inputs[i + 1])  # type: ignore[arg-type]
             if learns:
                 found[2 * i], found[2 * i + 1] = torch.mm(total.t(), inputs[i]), total.sum(0)
             if i or by_x:
@@ -122,10 +122,10 @@ class _MLP(torch.autograd.Function):
         return by_x, None, None, None, *found
 
 
-def _again(
+def _differentiable_gradients(
     outputs: tuple[Tensor, ...], inputs: tuple[Tensor, ...], needed: tuple[bool, ...], gradients: tuple[Any, ...]
 ) -> list[Tensor | None]:
-    """The gradients by ``inputs`` where they are ``needed``, through ordinary operations: for second derivatives."""
+    """Return the gradients by those ``inputs`` that are ``needed``, with a graph, for second derivatives."""
     pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None]
     wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
     found = iter(
@@ -135,12 +135,12 @@ def _again(
 
 
 def _apply(function: type[torch.autograd.Function], *given: Any) -> Any:
-    """``function.apply`` without its search for functorch's wrappers, which ``eager`` has made sure are not there."""
+    """Call ``function.apply`` without its check for functorch, which ``is_eager`` has made."""
     return super(torch.autograd.Function, function).apply(*given)  # type: ignore[misc]
 
 
 def categorical_terms(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log p(action) and the entropy −Σ p log p of a choice by ``logits`` ``[…, K]``."""
+    """Return log p(action) and the entropy −Σ p log p for ``logits`` ``[…, K]``."""
     if is_eager():
         log_prob, entropy = _apply(_CategoricalTerms, logits, action)
         return log_prob, entropy
@@ -166,7 +166,8 @@ class _CategoricalTerms(torch.autograd.Function):
     def backward(ctx: Any, by_log_prob: Tensor | None, by_entropy: Tensor | None) -> tuple[Tensor | None, None]:
         logits, action, log_p, p, entropy = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _again(_plain_terms(logits, action), (logits,), (True,), (by_log_prob, by_entropy))[0], None
+            outputs = _plain_terms(logits, action)
+            return _differentiable_gradients(outputs, (logits,), (True,), (by_log_prob, by_entropy))[0], None
         gradient: Tensor | None = None
         if by_log_prob is not None:  # ∂log p(a)/∂logits = onehot(a) − p
             slope = by_log_prob.unsqueeze(-1)

@@ -1,7 +1,7 @@
-"""Update rules on one flat block of parameters, in place.
+"""In-place optimizer steps on one flat parameter tensor.
 
-What changes from step to step (``step`` and ``lr``, 0-dimensional float tensors on the block's device) is a tensor, so
-that a compiled update is never compiled again. Who calls has turned gradients off (``torch.no_grad``).
+``step`` and ``lr`` are 0-dimensional tensors, so that a compiled update is not recompiled when they change. Call under
+``torch.no_grad``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-KL_STEP, KL_FLOOR, KL_CAP = 1.5, 1e-5, 1e-2  # how the KL-adaptive learning rate moves, and its limits
+KL_STEP, KL_FLOOR, KL_CAP = 1.5, 1e-5, 1e-2  # factor and limits of the KL-adaptive learning rate
 
 
 def adam_(
@@ -25,12 +25,12 @@ def adam_(
     beta2: float = 0.999,
     eps: float = 1e-8,
 ) -> None:
-    """Take a step of Adam, eps outside the root (Kingma & Ba 2015, algorithm 1); ``step`` counts itself.
+    """Adam with ε outside the root (Kingma & Ba 2015, algorithm 1); increments ``step``.
 
     m ← β₁m + (1−β₁)g;  v ← β₂v + (1−β₂)g²;  θ ← θ − lr · (m/(1−β₁ᵗ)) / (√(v/(1−β₂ᵗ)) + ε). Both averages start at 0.
     """
     step.add_(1)
-    # expm1: in float32, 1 − β₂ᵗ would lose five of its eight digits at the first steps.
+    # expm1: 1 − β₂ᵗ in float32 would lose most digits at the first steps
     correction1 = torch.expm1(step * math.log(beta1))  # −(1 − β₁ᵗ)
     correction2 = torch.expm1(step * math.log(beta2)).neg().sqrt()
     exp_avg.lerp_(gradient, 1 - beta1)
@@ -50,7 +50,7 @@ def fused_adam_(
     beta2: float = 0.999,
     eps: float = 1e-8,
 ) -> None:
-    """Do what ``adam_`` does as one operation of PyTorch's, for where nothing is compiled: operations are the cost."""
+    """``adam_`` as PyTorch's single fused operation, faster when not compiled."""
     step.add_(1)
     torch._fused_adam_(
         [parameter],
@@ -72,7 +72,7 @@ def fused_adam_(
 def rmsprop_(
     parameter: Tensor, gradient: Tensor, square_avg: Tensor, lr: Tensor, alpha: float = 0.99, eps: float = 1e-5
 ) -> None:
-    """Take a step of RMSprop as PyTorch does it: eps outside the root; ``square_avg`` starts at 0.
+    """PyTorch's RMSprop: ε outside the root; ``square_avg`` starts at 0.
 
     s ← αs + (1−α)g²;  θ ← θ − lr · g / (√s + ε).
     """
@@ -83,7 +83,7 @@ def rmsprop_(
 def rmsprop_tf_(
     parameter: Tensor, gradient: Tensor, square_avg: Tensor, lr: Tensor, alpha: float = 0.99, eps: float = 1e-5
 ) -> None:
-    """Take a step of RMSprop as TensorFlow does it, which is what published A2C results were tuned with.
+    """TensorFlow's RMSprop, with which published A2C results were tuned.
 
     s ← αs + (1−α)g²;  θ ← θ − lr · g / √(s + ε). It differs from PyTorch's in two choices: ε is inside the root, and
     the caller starts ``square_avg`` at 1, not 0, which keeps the steps of about the first 900 updates small.
@@ -93,23 +93,23 @@ def rmsprop_tf_(
 
 
 def sgd_(parameter: Tensor, gradient: Tensor, lr: Tensor) -> None:
-    """Take a step of gradient descent: θ ← θ − lr · g."""
+    """Gradient descent: θ ← θ − lr · g."""
     parameter.addcmul_(gradient, lr, value=-1)
 
 
-def clip_norm_(gradient: Tensor, max_norm: float, looks: bool = False) -> Tensor:
-    """Scale ``gradient`` down to length ``max_norm`` if it is longer (0: never) and return the norm that it had.
+def clip_norm_(gradient: Tensor, max_norm: float, check_first: bool = False) -> Tensor:
+    """Clip the norm of ``gradient`` to ``max_norm`` (0: no clipping) and return the norm before.
 
-    ``looks``: see first whether it is, which gives the same and saves time on a CPU, but makes a GPU wait.
+    ``check_first``: skip the division if it is not needed, which is faster on a CPU but synchronizes a GPU.
     """
     norm: Tensor = torch.linalg.vector_norm(gradient)
-    if max_norm > 0 and not (looks and float(norm) + 1e-6 <= max_norm):
+    if max_norm > 0 and not (check_first and float(norm) + 1e-6 <= max_norm):
         gradient.div_((norm + 1e-6).div_(max_norm).clamp_(min=1))
     return norm
 
 
 def kl_adaptive_lr(learning_rate: float, kl: float, target: float) -> float:
-    """Lower the step size where the policy moved too far, raise it where it hardly moved."""
+    """Return a lower learning rate if the KL exceeds twice the target, a higher one if it is below half."""
     if kl > 2 * target:
         return max(learning_rate / KL_STEP, KL_FLOOR)
     if 0 < kl < target / 2:

@@ -1,6 +1,6 @@
-"""Losses of policies and values, one number per row, and the means over real rows that make them one number.
+"""Policy and value losses per row, and means over real rows.
 
-No gradient reaches an advantage, a target or an old value, whatever graph it comes with.
+Advantages, targets and old values are detached.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def policy_gradient_loss(log_prob: Tensor, advantage: Tensor) -> Tensor:
 def ppo_clip_loss(log_ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
     """Return −min(r_t A_t, clip(r_t, 1−ε, 1+ε) A_t), r_t = exp(``log_ratio``) (Schulman et al. 2017, eq. 7).
 
-    Written as max(r_t C_t, C_t − ε|C_t|) with the cost C_t = −A_t, which is the same for either sign and has a constant
-    on one side. A weight of the row may be in A_t already.
+    Computed as max(r_t C_t, C_t − ε|C_t|) with C_t = −A_t, which is equivalent and cheaper. A_t may include the row's
+    weight.
     """
     cost = advantage.detach().neg()
     return torch.clamp(log_ratio.exp() * cost, min=cost - clip * cost.abs())
@@ -40,12 +40,12 @@ def clipped_value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: f
 
 
 def entropy_loss(entropy: Tensor) -> Tensor:
-    """Return −H(π(·|s_t)): lowering it keeps the policy random (Williams & Peng 1991)."""
+    """Return −H(π(·|s_t)) (Williams & Peng 1991)."""
     return -entropy
 
 
 def share_sum(x: Tensor, share: Tensor) -> Tensor:
-    """Return Σ share·x: the mean of ``x`` over the rows of which ``share`` says what each counts."""
+    """Return Σ share·x, the mean of ``x`` weighted by ``share``."""
     return torch.dot(x.flatten(), share.flatten())
 
 
@@ -60,18 +60,17 @@ def clip_fraction(log_ratio: Tensor, clip: float | Tensor) -> Tensor:
 
 
 def shares(real: Tensor, weight: Tensor | None = None, sum_over_ranks: SumOverRanks = single_rank) -> Tensor:
-    """Return real · weight / max(Σ real, 1), with which a mean over real rows is ``share_sum``.
+    """Return real · weight / max(Σ real, 1), the weight of each row in a mean over real rows (``share_sum``).
 
-    ``weight``: importance weights; those below 1 make the mean smaller. Padding must hold a finite number.
+    ``weight`` are importance weights, finite also in padding; they are not normalized.
     """
     return (real if weight is None else real * weight) / sum_over_ranks(real.sum()).clamp(min=1)
 
 
 def normalize(x: Tensor, share: Tensor, eps: float = 1e-8, sum_over_ranks: SumOverRanks = single_rank) -> Tensor:
-    """Shift and scale ``x`` to mean 0 and variance 1 over the rows that have a share; the others hold what they may.
+    """Normalize ``x`` to mean 0 and variance 1 over the rows with a nonzero share.
 
-    (x − μ) / √(σ² + ε²) with the variance of a population: a single row, or rows that are all equal, give 0, with
-    a finite gradient.
+    (x − μ) / √(σ² + ε²) with the population variance, so a single row, or equal rows, give 0 with a finite gradient.
     """
     centred = x - sum_over_ranks((x * share).sum())
     variance = sum_over_ranks((centred.square() * share).sum())
@@ -82,9 +81,9 @@ def normalize(x: Tensor, share: Tensor, eps: float = 1e-8, sum_over_ranks: SumOv
 def explained_variance(
     value: Tensor, target: Tensor, real: Tensor, sum_over_ranks: SumOverRanks = single_rank
 ) -> Tensor:
-    """Return 1 − Var(target − value) / Var(target) over real rows, and 0 where the target has no variance.
+    """Return 1 − Var(target − value) / Var(target) over real rows; 0 if the target is constant.
 
-    1: the values are perfect; 0: as good as a constant; below 0: worse. Padding may hold anything.
+    1: perfect; 0: no better than a constant; negative: worse. Padding may be NaN.
     """
     share = shares(real, sum_over_ranks=sum_over_ranks).flatten()
     x = torch.where(real > 0, torch.stack([target, target - value]), 0).flatten(1)

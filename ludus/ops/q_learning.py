@@ -1,9 +1,8 @@
-"""Action values: targets, losses and priorities of DQN and its kin, and of DDPG, TD3 and SAC.
+"""Targets, losses and priorities of DQN and its variants, DDPG, TD3 and SAC.
 
-Any leading dimensions, time-major where time matters; A is the number of choices, E of critics, n of atoms or
-quantiles. ``reward``, ``discount`` and ``continues`` are as in ``ludus.ops.returns``. A ``mask`` ``[..., A]`` is 0
-where a choice is forbidden: what lies there may be NaN. Targets are constants, and no gradient reaches a target or a
-temperature that a loss is given.
+Any leading dimensions; A is the number of actions, E of critics, n of atoms or quantiles. ``reward``, ``discount`` and
+``continues`` are as in ``ludus.ops.returns``. A ``mask`` ``[..., A]`` is 0 for invalid actions, whose values may be
+NaN. Targets and temperatures are detached.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch.nn import functional
 from ludus.ops.distributions import mask_logits
 from ludus.ops.returns import n_step_returns
 
-# Choices.
+# Action selection.
 
 
 def gather_action(q: Tensor, action: Tensor) -> Tensor:
@@ -27,14 +26,14 @@ def gather_action(q: Tensor, action: Tensor) -> Tensor:
 
 
 def greedy(q: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return argmax_a Q(s, a) over what is allowed, as int64."""
+    """Return argmax_a Q(s, a) over valid actions, as int64."""
     return (q if mask is None else q.masked_fill(mask == 0, -torch.inf)).argmax(-1)
 
 
 def max_q_value(q_t: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return max_a Q(s_{t+1}, a) over what is allowed (Watkins 1989; DQN, Mnih et al. 2015).
+    """Return max_a Q(s_{t+1}, a) over valid actions (Watkins 1989; DQN, Mnih et al. 2015).
 
-    Where nothing is allowed, as at an episode's end, it is one of the values; a discount of 0 hides it.
+    If no action is valid, as in a terminal state, the result is arbitrary; the discount is 0 then.
     """
     q_t = q_t.detach()
     return q_t.amax(-1) if mask is None else gather_action(q_t, greedy(q_t, mask))
@@ -61,23 +60,23 @@ def dueling(value: Tensor, advantage: Tensor) -> Tensor:
 
 
 def td_target(reward: Tensor, discount: Tensor, value_t: Tensor) -> Tensor:
-    """Return r_t + discount_t · V(s_{t+1}); where the discount is 0, the value may be anything. All broadcast."""
+    """Return r_t + discount_t · V(s_{t+1}), with broadcasting; the value may be NaN where the discount is 0."""
     return torch.addcmul(reward, discount, value_t.masked_fill(discount == 0, 0)).detach()
 
 
 def rescale(x: Tensor, eps: float = 1e-3) -> Tensor:
     """Return h(x) = sign(x)(√(|x| + 1) − 1) + εx (Pohlen et al. 2018, prop. A.2; R2D2, Kapturowski et al. 2019).
 
-    Written as x / (√(|x| + 1) + 1) + εx, which subtracts nothing and so keeps all digits of a small x.
+    Computed as x / (√(|x| + 1) + 1) + εx, which has no cancellation for small x.
     """
     return torch.add(x / ((x.abs() + 1).sqrt() + 1), x, alpha=eps)
 
 
 def unrescale(y: Tensor, eps: float = 1e-3) -> Tensor:
-    """Return x with h(x) = y, exactly.
+    """Return h⁻¹(y), the inverse of ``rescale``.
 
-    With w = √(|x| + 1) − 1, |y| is εw² + (1 + 2ε)w, whose root is taken in the form without a difference, and |x| is
-    w(w + 2). In float32, the common form with √(1 + 4ε(|y| + 1 + ε)) − 1 is off by 1e-4 at 1, by 5e-2 at 1e-3.
+    With w = √(|x| + 1) − 1, |y| = εw² + (1 + 2ε)w and |x| = w(w + 2); the quadratic is solved without cancellation. In
+    float32, the common form with √(1 + 4ε(|y| + 1 + ε)) − 1 has an error of 1e-4 at 1 and of 5e-2 at 1e-3.
     """
     slope = 1 + 2 * eps
     w = 2 * y / ((4 * eps * y.abs() + slope * slope).sqrt() + slope)  # with the sign of y
@@ -88,9 +87,9 @@ def unrescale(y: Tensor, eps: float = 1e-3) -> Tensor:
 def n_step_targets(
     reward: Tensor, discount: Tensor, continues: Tensor, value_t: Tensor, n: int, eps: float | None = None
 ) -> Tensor:
-    """Return n-step targets of sequences ``[T, B]``, as ``n_step_returns``; with ``eps``, h(target of h⁻¹(values)).
+    """Return n-step targets of sequences ``[T, B]``; see ``n_step_returns``.
 
-    The latter is for values that were learned rescaled (R2D2, Kapturowski et al. 2019, §2.3).
+    With ``eps``, values are rescaled: h(n-step return of h⁻¹(values)) (R2D2, Kapturowski et al. 2019, §2.3).
     """
     if eps is None:
         return n_step_returns(reward, discount, continues, value_t, n)
@@ -103,29 +102,29 @@ def soft_n_step_targets(
 ) -> Tensor:
     """Return n-step targets of sequences ``[T, B]`` for soft values V(s) = E[Q(s, a)] + b(s).
 
-    The bonus b(s_{t+1}), such as −α log π, is collected at every state that a return passes, as part of the reward of
-    the step that leads there; what is bootstrapped from has its own in V(s_{t+1}).
+    The bonus b(s_{t+1}), such as −α log π, is added to the reward of every step before the bootstrap state, for which
+    V(s_{t+1}) includes it.
     """
-    passed = (discount * bonus_t).masked_fill_(discount == 0, 0)
-    return n_step_returns(reward + passed, discount, continues, value_t - bonus_t, n)
+    bonus = (discount * bonus_t).masked_fill_(discount == 0, 0)
+    return n_step_returns(reward + bonus, discount, continues, value_t - bonus_t, n)
 
 
 @torch.no_grad()
 def policy_entropy(log_p: Tensor) -> Tensor:
-    """Return −Σ_a π(a|s) log π(a|s) ``[...]`` of log π ``[..., A]``, finite where π is 0."""
+    """Return −Σ_a π(a|s) log π(a|s) ``[...]`` for log π ``[..., A]``, finite where π is 0."""
     return -(log_p.exp() * log_p).sum(-1)
 
 
 def soft_log_policy(q: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
-    """Return log π(·|s) ``[..., A]`` of π = softmax(Q / τ) over what is allowed."""
-    return _scaled(q, temperature, mask).log_softmax(-1)
+    """Return log π(·|s) ``[..., A]`` of π = softmax(Q / τ) over valid actions."""
+    return _masked_logits(q, temperature, mask).log_softmax(-1)
 
 
 @torch.no_grad()
 def munchausen_reward(
     q_tm1: Tensor, action: Tensor, temperature: float, alpha: float, clip: float, mask: Tensor | None = None
 ) -> Tensor:
-    """Return what is added to r_t: α · clip(τ log π(a_t|s_t), l₀, 0) (Munchausen DQN, Vieillard et al. 2020, eq. 2).
+    """Return the reward bonus α · clip(τ log π(a_t|s_t), l₀, 0) (Munchausen DQN, Vieillard et al. 2020, eq. 2).
 
     π = softmax(Q / τ) with the target network's Q; ``clip`` is l₀ < 0 (the paper: τ = 0.03, α = 0.9, l₀ = −1).
     """
@@ -136,49 +135,48 @@ def munchausen_reward(
 @torch.no_grad()
 def munchausen_value(q_t: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
     """Return Σ_a π(a|s_{t+1})(Q(s_{t+1}, a) − τ log π(a|s_{t+1})), which is τ log Σ_a exp(Q / τ) (ibid., eq. 1)."""
-    return temperature * _scaled(q_t, temperature, mask).logsumexp(-1)
+    return temperature * _masked_logits(q_t, temperature, mask).logsumexp(-1)
 
 
-def _scaled(q: Tensor, temperature: float, mask: Tensor | None) -> Tensor:
-    scaled = q / temperature
-    return scaled if mask is None else mask_logits(scaled, mask)
+def _masked_logits(q: Tensor, temperature: float, mask: Tensor | None) -> Tensor:
+    return q / temperature if mask is None else mask_logits(q / temperature, mask)
 
 
-# Errors and priorities.
+# TD errors and priorities.
 
 
 def huber(prediction: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
-    """Return ½x² where |x| ≤ δ, else δ(|x| − ½δ), for the error x (Huber 1964); the target is a constant."""
+    """Return ½x² where |x| ≤ δ, else δ(|x| − ½δ), for the error x (Huber 1964)."""
     return functional.huber_loss(prediction, target.detach(), reduction="none", delta=delta)
 
 
 @torch.no_grad()
 def mixed_priority(td: Tensor, weight: Tensor, eta: float = 0.9) -> Tensor:
-    """Return η max_t |δ_t| + (1 − η) mean_t |δ_t| of each sequence, ``[B]`` of ``[T, B]`` (R2D2, §2.3).
+    """Return η max_t |δ_t| + (1 − η) mean_t |δ_t| ``[B]`` of sequences ``[T, B]`` (R2D2, §2.3).
 
-    Steps of weight 0 do not count, and may be NaN; a sequence of such steps alone gives 0.
+    Steps with weight 0 are ignored and may be NaN; a sequence with no other steps gives 0.
     """
-    unreal = weight == 0
-    size = td.abs().masked_fill_(unreal, 0)
-    count = (td.shape[0] - unreal.sum(0)).clamp_(min=1)
-    return eta * size.amax(0) + (1 - eta) * size.sum(0) / count
+    padding = weight == 0
+    error = td.abs().masked_fill_(padding, 0)
+    count = (td.shape[0] - padding.sum(0)).clamp_(min=1)
+    return eta * error.amax(0) + (1 - eta) * error.sum(0) / count
 
 
 @torch.no_grad()
 def hysteretic_weight(td: Tensor, *, increase: float = 1.0, decrease: float) -> Tensor:
-    """Return the rate of each TD error (target − prediction): ``decrease`` where it is negative, else ``increase``.
+    """Return the weight of each TD error (target − prediction): ``decrease`` if negative, else ``increase``.
 
-    An agent whose fellows explore should not unlearn a good action because of their mistakes (Matignon et al. 2007:
-    α for δ ≥ 0, β < α else). It weighs a squared error: ``hysteretic_weight(td, decrease=0.1) * td.square()``.
+    Hysteretic Q-learning for concurrent learners (Matignon et al. 2007: α for δ ≥ 0, β < α otherwise). Use as
+    ``hysteretic_weight(td, decrease=0.1) * td.square()``.
     """
     return torch.full_like(td, increase).masked_fill_(td < 0, decrease)
 
 
-# Actors and critics.
+# Actor-critic methods.
 
 
 def min_over_critics(q: Tensor) -> Tensor:
-    """Return the least of the critics ``[..., E]`` (TD3, Fujimoto et al. 2018, eq. 10)."""
+    """Return the minimum over critics ``[..., E]``, against overestimation (TD3, Fujimoto et al. 2018, eq. 10)."""
     return q.min(-1).values
 
 
@@ -222,23 +220,23 @@ def sac_critic_loss(q: Tensor, target: Tensor) -> Tensor:
 
 def sac_actor_loss(q: Tensor, log_prob: Tensor, alpha: float | Tensor) -> Tensor:
     """Return α log π(a|s) − min_e Q_e(s, a) for q ``[..., E]``, a = f(s, ε) (SAC, Haarnoja et al. 2018b, eq. 9)."""
-    return _constant(alpha) * log_prob - min_over_critics(q)
+    return _detach(alpha) * log_prob - min_over_critics(q)
 
 
 def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
     """Return −log α · (log π(a|s) + H̄): eq. 18 of SAC (Haarnoja et al. 2018b) with log α in place of α.
 
-    For discrete actions log π is its expectation Σ_a π log π, and H̄ = c·log A with 0 < c < 1.
+    For discrete actions, ``log_prob`` is the expectation Σ_a π log π, and H̄ = c·log A with 0 < c < 1.
     """
     return -log_alpha * (log_prob.detach() + target_entropy)
 
 
 @torch.no_grad()
 def sac_discrete_value(q_t: Tensor, log_p: Tensor, alpha: float | Tensor) -> Tensor:
-    """Return Σ_a π(a|s)(min_e Q_e(s, a) − α log π(a|s)), exactly (discrete SAC, Christodoulou 2019, eq. 10).
+    """Return Σ_a π(a|s)(min_e Q_e(s, a) − α log π(a|s)) (discrete SAC, Christodoulou 2019, eq. 10).
 
-    ``q_t`` is ``[..., E, A]`` or ``[..., A]``, ``log_p`` ``[..., A]``. Where π is 0, Q may be anything, log π finite
-    (as ``mask_logits`` leaves it).
+    ``q_t`` is ``[..., E, A]`` or ``[..., A]``, ``log_p`` ``[..., A]``. Where π is 0, Q may be NaN; log π must be finite
+    (see ``mask_logits``).
     """
     return -sac_discrete_actor_loss(q_t, log_p, alpha)
 
@@ -246,12 +244,12 @@ def sac_discrete_value(q_t: Tensor, log_p: Tensor, alpha: float | Tensor) -> Ten
 def sac_discrete_actor_loss(q: Tensor, log_p: Tensor, alpha: float | Tensor) -> Tensor:
     """Return Σ_a π(a|s)(α log π(a|s) − min_e Q_e(s, a)) (discrete SAC, Christodoulou 2019, eq. 12).
 
-    Shapes are those of ``sac_discrete_value``. Q is a constant: it does not depend on the policy.
+    Shapes are as in ``sac_discrete_value``. Q is detached.
     """
     p = log_p.exp()
-    least = q.detach() if q.dim() == log_p.dim() else q.detach().amin(-2)
-    return (p * (_constant(alpha) * log_p - least.masked_fill(p == 0, 0))).sum(-1)
+    min_q = q.detach() if q.dim() == log_p.dim() else q.detach().amin(-2)
+    return (p * (_detach(alpha) * log_p - min_q.masked_fill(p == 0, 0))).sum(-1)
 
 
-def _constant(x: float | Tensor) -> float | Tensor:
+def _detach(x: float | Tensor) -> float | Tensor:
     return x.detach() if isinstance(x, Tensor) else x

@@ -1,4 +1,4 @@
-"""The linear recurrence that every return, advantage and trace is made of."""
+"""The linear recurrence behind returns, advantages and traces."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 def linear_scan(x: Tensor, decay: Tensor, last: Tensor | None = None) -> Tensor:
     """Solve y_t = x_t + decay_t · y_{t+1} backwards from y_T = ``last`` (zeros if None).
 
-    ``x``, ``decay`` and the result are ``[T, …]``, ``last`` is ``[…]``. Instead of T steps it takes log₂ T doublings,
-    since affine maps compose associatively (Hillis & Steele 1986; Blelloch 1990): after a doubling, y_t holds the terms
-    of twice as many steps and decay_t the product over them.
+    ``x``, ``decay`` and the result are ``[T, …]``, ``last`` is ``[…]``. A parallel scan with log₂ T steps instead of T
+    (Hillis & Steele 1986; Blelloch 1990): after each, y_t sums over twice as many time steps, and decay_t is the
+    product over these.
 
-    A decay of 0 is a cut: neither value (not even NaN) nor gradient passes it.
+    Where decay is 0, neither values (not even NaN) nor gradients pass.
     """
     time = x.shape[0]
     y = x if last is None else torch.cat([x[:-1], _join(x[-1:], decay[-1:], last.unsqueeze(0))])

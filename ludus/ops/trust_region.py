@@ -1,7 +1,7 @@
-"""ACER's trust region: a policy gradient that may not lead far from an average policy.
+"""ACER's trust region around an average policy.
 
-Gradients are those of what the network gives for a state (the statistics φ ``[..., K]`` of its distribution), one row
-each, so that the projection needs no second pass through the network.
+Gradients are by the parameters φ ``[..., K]`` of the action distribution, so that the projection needs no second
+backward pass through the network.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from torch import Tensor
 
 @torch.no_grad()
 def trust_region_gradient(g: Tensor, k: Tensor, delta: float) -> Tensor:
-    """Return the z nearest to g with k·z ≤ δ (Wang et al. 2017, eq. 11 and 12).
+    """Return the projection z of g on k·z ≤ δ (Wang et al. 2017, eq. 11 and 12).
 
-    z = g − max(0, (k·g − δ) / ‖k‖²) k, row by row. ``g`` is the direction of ascent, ``k`` the gradient of the KL.
+    z = g − max(0, (k·g − δ) / ‖k‖²) k, per row; ``g`` is the policy gradient (ascent), ``k`` the gradient of the KL.
     """
     excess = (k * g).sum(-1, keepdim=True) - delta
     length = k.square().sum(-1, keepdim=True).clamp_(min=torch.finfo(k.dtype).tiny)
@@ -22,19 +22,19 @@ def trust_region_gradient(g: Tensor, k: Tensor, delta: float) -> Tensor:
 
 
 def trust_region_loss(statistics: Tensor, g: Tensor, k: Tensor, delta: float) -> Tensor:
-    """Return −z·φ, whose gradient in φ is −z of ``trust_region_gradient``; as a number it means nothing."""
+    """Return −z·φ, a surrogate with the gradient −z of ``trust_region_gradient``; its value has no meaning."""
     return -(trust_region_gradient(g, k, delta) * statistics).sum(-1)
 
 
 @torch.no_grad()
 def kl_gradient_logits(average_logits: Tensor, logits: Tensor) -> Tensor:
-    """Return ∇ KL(average‖new) in the new policy's logits: π − π_average."""
+    """Return the gradient of KL(average‖new) by the new policy's logits: π − π_average."""
     return logits.softmax(-1) - average_logits.softmax(-1)
 
 
 @torch.no_grad()
 def policy_gradient_logits(weights: Tensor, logits: Tensor, entropy_coef: float = 0.0) -> Tensor:
-    """Return ∇ (Σ_a w_a log π(a) + β H(π)) in the logits ``[..., A]``: w − π Σw − βπ(log π + H).
+    """Return the gradient of Σ_a w_a log π(a) + β H(π) by the logits ``[..., A]``: w − π Σw − βπ(log π + H).
 
     ``weights`` are constants: those of ``ludus.ops.retrace.acer_weights``, or an advantage at the action taken.
     """

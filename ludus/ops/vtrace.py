@@ -1,4 +1,4 @@
-"""V-trace: values and advantages of one policy from the experience of another."""
+"""V-trace: off-policy value targets and advantages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ludus.ops.scan import linear_scan
 
 
 class VTrace(NamedTuple):
-    """What V-trace gives, each ``[T, B]`` and without a graph."""
+    """The results of V-trace, each ``[T, B]``, without gradients."""
 
-    target: Tensor  # v_s, what V(s_t) should become
+    target: Tensor  # v_s, the target of V(s_t)
     error: Tensor  # v_s − V(s_t)
-    advantage: Tensor  # of the policy gradient, its importance weight included
+    advantage: Tensor  # for the policy gradient, including the importance weight
     rho: Tensor  # min(ρ̄, ρ_t)
 
 
@@ -32,16 +32,16 @@ def vtrace(
     lambda_: float | Tensor = 1.0,
     pg_rho_bar: float = 1.0,
 ) -> VTrace:
-    """Correct for the policy that acted (IMPALA, Espeholt et al. 2018, eq. 1 and §4.2).
+    """Return V-trace targets and advantages (IMPALA, Espeholt et al. 2018, eq. 1 and §4.2).
 
     With ρ_t = π(a_t|s_t) / μ(a_t|s_t) = exp(``log_ratio``) and D_t = r_t + discount_t V(s_{t+1}) − V(s_t):
 
     v_t − V(s_t) = min(ρ̄, ρ_t) D_t + discount_t λ min(c̄, ρ_t) (v_{t+1} − V(s_{t+1})),
     advantage_t = min(ρ̄_pg, ρ_t) (r_t + discount_t ((1−λ) V(s_{t+1}) + λ v_{t+1}) − V(s_t)).
 
-    ``discount``, ``continues`` and the values are as in ``ludus.ops.returns``: nothing passes a cut, where v_{t+1} is
-    V(s_{t+1}). With log_ratio = 0 this is GAE(λ) and the λ-return. ρ̄ sets which policy's value is learned, c̄ how far
-    corrections reach.
+    ``discount``, ``continues`` and the values are as in ``ludus.ops.returns``; where ``continues`` is 0, v_{t+1} is
+    V(s_{t+1}). With log_ratio = 0 this is GAE(λ) and the λ-return. ρ̄ determines the fixed point, c̄ the speed of
+    convergence.
     """
     ratio = log_ratio.exp()
     rho = ratio.clamp(max=rho_bar)

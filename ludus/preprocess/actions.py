@@ -52,8 +52,8 @@ def _make(name: str, spec: Spec, transform: str) -> Callable[[Array], Array] | N
         raise UserError(f'Action "{name}" is {spec.kind}: its action_transform must be "none", not "{transform}".')
     if transform != "clip" and not spec.bounded.all():
         raise UserError(
-            f'Action "{name}" has infinite bounds, to which "{transform}" cannot rescale; give the Box finite bounds or '
-            "set agent.distribution to gaussian."
+            f'Action "{name}" has infinite bounds, to which "{transform}" cannot rescale; give the Box finite bounds '
+            "or set agent.distribution to gaussian."
         )
     low, high = spec.bounds
     scale, shift = rescaling(spec)

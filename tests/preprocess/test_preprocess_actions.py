@@ -56,7 +56,7 @@ def test_squashing_an_unbounded_element_is_refused(action_transform):
 def test_mistakes_name_the_fix():
     with pytest.raises(UserError, match='Did you mean "tanh"'):
         ActionPreprocessor({"a": BOX}, {"a": "tahn"})
-    with pytest.raises(UserError, match='no action "b"'):
+    with pytest.raises(UserError, match='names "b"'):
         ActionPreprocessor({"a": BOX}, {"b": "clip"})
     with pytest.raises(UserError, match="categorical"):
         ActionPreprocessor({"a": Spec((), "int64", "categorical", sizes=(2,))}, {"a": "clip"})

@@ -15,7 +15,7 @@ import ludus
 from ludus.containers.build import build_agent, build_manager
 from ludus.core.spec import Spec
 from ludus.networks.net3d.nature_cnn import NatureCNN
-from ludus.preprocess.observation import StackFrames, ObsPreprocessor
+from ludus.preprocess.observation import ObsPreprocessor, StackFrames
 from ludus.settings.settings import resolve_settings
 
 T, B, S, H, W = 3, 2, 4, 8, 9
