@@ -117,7 +117,7 @@ def closing(run: Path, runs: Path, stopped: bool, environment: str) -> str:
     this, curves = shlex.quote(str(run)), runs if run.is_relative_to(runs) else run
     return "\n".join(
         [
-            *([f"Go on with it:  {_typed('ludus')} resume {this}"] if stopped else []),
+            *([f"Continue it:  {_typed('ludus')} resume {this}"] if stopped else []),
             *([] if cannot_render(environment) else [f"Watch it:       {_typed('ludus')} play {this}"]),
             f"Measure it:     {_typed('ludus')} evaluate {this}",
             f"Its curves:     {_typed('tensorboard')} --logdir {shlex.quote(str(curves))}",

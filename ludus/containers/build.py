@@ -33,7 +33,7 @@ from ludus.settings.ineffective import find_ineffective, refuse_ineffective
 from ludus.settings.networks import plan_networks
 from ludus.settings.settings import Resolved, Settings
 
-LARGE_IMAGE = 64  # the smallest side from which policy and value share a trunk
+LARGE_IMAGE = 64  # pixels of the smaller side from which policy and value share a trunk by default
 REPAID = (
     50_000  # optimizer steps that earn back a compilation: ten seconds or more, against a fifth of a millisecond each
 )
@@ -49,10 +49,10 @@ class Engines(NamedTuple):
 
 
 def build_agent(settings: Settings[Any], observation: Specs, action: Specs, device: torch.device | str) -> Agent:
-    """Make the networks that the agent asks for, and the agent; initialised from the seed alone."""
+    """Build the networks and the agent; the initialization depends on the seed alone."""
     kind = resolve(settings.agent_name, AGENTS, "agent")
     if not (isinstance(kind, type) and issubclass(kind, Agent)):
-        raise UserError(f'agent "{settings.agent_name}" is no subclass of ludus.core.agent.Agent.')
+        raise UserError(f'agent "{settings.agent_name}" is not a subclass of ludus.core.agent.Agent.')
     if missing := sorted(getattr(kind, "__abstractmethods__", ())):
         raise UserError(f'agent "{settings.agent_name}" lacks {", ".join(missing)}; see ludus.core.agent.Agent.')
     with torch.random.fork_rng(devices=[]):
@@ -66,7 +66,7 @@ def build_agent(settings: Settings[Any], observation: Specs, action: Specs, devi
 
 
 def outline_agent(settings: Settings[Any], observation: Specs, action: Specs) -> Agent | None:
-    """The agent on the meta device, for shapes without memory; None where the user's code decides them."""
+    """Build the agent on the meta device, for its shapes; None with an agent or network of the user's own."""
     configs = (settings.network, *map(settings.network_for, settings.per_network))
     if ":" in settings.agent_name or any(":" in name for config in configs for name in config.piece_names):
         return None
@@ -75,7 +75,7 @@ def outline_agent(settings: Settings[Any], observation: Specs, action: Specs) ->
 
 
 def bytes_of(agent: Agent) -> int:
-    """The memory that an agent's tensors take."""
+    """Return the memory of an agent's tensors."""
     return sum(x.nbytes for x in (*agent.parameters(), *agent.buffers()))
 
 
@@ -102,14 +102,14 @@ def build_learner(resolved: Resolved, observation: Specs, action: Specs, new: bo
 
 
 def build_cache(agent: Agent, manager: EnvironmentManager, rows: Rows) -> ExperienceCache:
-    """The cache of an agent for these rows."""
-    if agent.needs_goal_reward:  # no sooner: an environment that is wrong here may serve others
+    """Make the agent's cache for these rows."""
+    if agent.needs_goal_reward:  # only then must the environment have it
         agent.goal_reward = manager.goal_reward()
     return agent.make_cache(rows)
 
 
 def _refuse_large_rollout(settings: Settings[Any], observation: Specs) -> None:
-    """Refuse a rollout that does not fit in memory; how often it is held at once was measured."""
+    """Refuse a rollout that does not fit in memory."""
     plan = settings.agent.plan(settings.env.num)
     if not (length := plan.rollout):
         return
@@ -123,7 +123,7 @@ def _refuse_large_rollout(settings: Settings[Any], observation: Specs) -> None:
 
 
 def _refuse_large_networks(settings: Settings[Any], observation: Specs, action: Specs) -> None:
-    """Refuse networks that do not fit in memory four times: parameters, gradients and two moments."""
+    """Refuse networks that do not fit in memory with gradients and two moments."""
     outline = outline_agent(settings, observation, action)
     if outline is None:
         return
@@ -137,28 +137,28 @@ def _refuse_large_networks(settings: Settings[Any], observation: Specs, action: 
 
 
 def _free(device: str) -> int:
-    """Bytes that are free on a device by its setting; ``auto``: on the one that has most."""
+    """Return the free bytes of a device by its setting; ``auto``: of the one with most."""
     if device == "auto":
         return max([*_gpu_memory(), free_memory()])
     return free_bytes(choose_device(device), "")
 
 
 def _shares(settings: Settings[Any], observation: Specs) -> bool:
-    """Return whether policy and value have one trunk; ``auto``: yes where an image is so large that a second one costs.
+    """Return whether policy and value share a trunk; ``auto``: with large images, where a second CNN is expensive.
 
-    The policy's last layer starts near 0, so the value's gradient in a shared trunk is about 100 times the policy's at
-    first, and the features that the policy needs are learned late.
+    The policy's last layer starts near 0, so in a shared trunk the value's gradient is about 100 times the policy's at
+    first, and features for the policy are learned late.
     """
     if settings.network.shared != "auto":
         return settings.network.shared == "yes"
     if settings.per_network:
-        return False  # networks that differ cannot be one
+        return False  # networks with different settings cannot share
     shapes = ObsPreprocessor(network_inputs(observation)).shapes.values()
     return any(len(shape) > 2 and min(shape[-2:]) >= LARGE_IMAGE for shape in shapes)
 
 
 def decide_sharing(settings: Settings[Any], observation: Specs, action: Specs) -> Settings[Any]:
-    """Put what ``network.shared = "auto"`` means here into the settings, where the agent has something to share."""
+    """Resolve ``network.shared = "auto"`` in the settings, for agents that can share."""
     if settings.network.shared != "auto" or "network.shared" in dict(find_ineffective(settings, observation, action)):
         return settings
     shared: Literal["yes", "no"] = "yes" if _shares(settings, observation) else "no"
@@ -180,7 +180,7 @@ def build_evaluator(
 
 
 def choose_device(name: str, needs: int = 0) -> torch.device:
-    """The device that a setting names; ``auto``: the freest GPU if it has ``needs`` bytes, else the CPU."""
+    """Return the device; ``auto``: the GPU with most free memory if it has ``needs`` bytes, else the CPU."""
     if name == "auto":
         free = _gpu_memory()
         return torch.device(f"cuda:{free.index(max(free))}" if free and max(free) >= needs else "cpu")
@@ -193,12 +193,12 @@ def choose_device(name: str, needs: int = 0) -> torch.device:
 
 
 def _gpu_memory() -> list[int]:
-    """The free bytes of each GPU."""
+    """Return the free bytes of each GPU."""
     return [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]
 
 
 def memory_needed(settings: Settings[Any], agent: Agent, observation: Specs) -> int:
-    """Bytes that learning takes: parameters, gradients and two moments, and the experience that is kept."""
+    """Return the bytes of parameters, gradients, two moments and stored experience."""
     parameters = sum(p.numel() * p.element_size() for p in agent.parameters())
     row = sum(spec.size * np.dtype(spec.dtype).itemsize // spec.stack for spec in observation.values())
     plan: Plan = settings.agent.plan(settings.env.num)
@@ -206,7 +206,7 @@ def memory_needed(settings: Settings[Any], agent: Agent, observation: Specs) -> 
 
 
 def choose_engines(settings: Settings[Any], agent: Agent) -> Engines:
-    """Decide threads, acting and update; acting takes effect here, threads with ``use_threads``."""
+    """Choose threads, acting engine and update engine; switches the agent to numpy acting."""
     threads = settings.threads or requested_threads() or default_threads(agent)
     acting = "torch"
     if settings.engine == "auto" and agent.use_numpy():
@@ -218,7 +218,7 @@ def choose_engines(settings: Settings[Any], agent: Agent) -> Engines:
 
 
 def default_threads(module: nn.Module) -> int:
-    """Return all cores for convolutions on the CPU, else one: smaller layers gain nothing from more."""
+    """Return all cores for convolutions on the CPU, else 1: smaller layers are not faster with more."""
     convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     on_cpu = any(isinstance(m, convolutions) and m.weight.device.type == "cpu" for m in module.modules())
     return cores() if on_cpu else 1
@@ -237,7 +237,7 @@ def _compiles(settings: Settings[Any], agent: Agent) -> bool:
 
 
 def linear_networks(agent: Agent) -> str:
-    """A warning about networks without a hidden layer, or an empty text."""
+    """Return a warning about networks without a hidden layer, or an empty string."""
     named = agent.named_modules()
     networks = {name.rpartition(".")[2]: module for name, module in named if isinstance(module, Network)}
     linear = [f'"{name}"' for name, network in networks.items() if network.linear]
@@ -251,7 +251,7 @@ def linear_networks(agent: Agent) -> str:
 
 
 def refuse_nameless(id: str, environment: Callable[..., Any] | None) -> None:
-    """Refuse to look for a lambda, a partial or a local class by its name."""
+    """Refuse an environment without an import path, such as a lambda or a local class."""
     if environment is None and "<" in id:
         raise UserError(
             f'The environment "{id}" of this run has no name to import it by: load or resume it from Python with what '
@@ -260,6 +260,6 @@ def refuse_nameless(id: str, environment: Callable[..., Any] | None) -> None:
 
 
 def build_manager(settings: Settings[Any], environment: Callable[..., Any] | None = None) -> EnvironmentManager:
-    """The training environments."""
+    """Make the training environments."""
     refuse_nameless(settings.env.id, environment)
     return make_manager(settings.env, environment=environment)

@@ -1,8 +1,8 @@
 """One compiled function for forward, backward, clip and optimizer step.
 
-The step is traced as a function of tensors alone (parameters, moments, buffers, batch) and given to the compiler as a
-graph. That leaves out the checks by which ``torch.compile`` decides at every call if its trace still holds, up to a
-third of a small update; here shapes and strides of the batch decide, and agents promise the rest: losses are pure.
+The step is traced as a function of tensors (parameters, moments, buffers, batch) and compiled as a graph. This skips
+the guards that ``torch.compile`` checks at every call, up to a third of a small update; graphs are looked up by the
+shapes and strides of the batch instead, and losses are pure functions by contract.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from ludus.containers.updater import LocalUpdater, Part
 
 Graph = Callable[..., Any]
-UNUSED = ("last_state", "row_state", "version", "index")  # what no loss reads
+UNUSED = ("last_state", "row_state", "version", "index")  # fields of a batch that losses do not read
 
 
 class CompiledStep:
-    """The compiled steps of one group of parameters on one loss, one per shape of batch."""
+    """The compiled steps of one parameter group on one loss, one graph per shape of batch."""
 
     def __init__(
         self, updater: LocalUpdater, loss: LossFunction, part: Part, during: Callable[[Callable[[], Graph]], Graph]
@@ -39,15 +39,14 @@ class CompiledStep:
         self._graphs: dict[Any, Graph] = {}
         own = {f"agent.{place[0]}" for place in part.places}
         others = {name: p.detach() for name, p in self._module.named_parameters() if name not in own}
-        self._fixed = (
-            dict(self._module.named_buffers()) | others
-        )  # what the loss may read, and the step leaves as it is
+        self._fixed = dict(self._module.named_buffers()) | others  # read by the loss, not changed by the step
         self._names: list[str] = []
 
     def prepare(self, batch: Batch) -> tuple[Graph, list[Any]]:
-        """The graph for a batch of this shape, compiled if it is new, and what to call it with."""
+        """Return the graph for this shape of batch, compiled if it is new, and its inputs."""
         given = _flatten(batch)
-        inputs: list[Any] = [*self._updater.moving(self._part).values(), *self._fixed.values(), *given.values()]
+        optimizer = self._updater.optimizer_tensors(self._part)
+        inputs: list[Any] = [*optimizer.values(), *self._fixed.values(), *given.values()]
         key = (tuple(given), tuple((x.shape, x.stride()) for x in given.values()))
         if key not in self._graphs:
             self._graphs[key] = self._during(lambda: self._compile(list(given), inputs))
@@ -66,7 +65,7 @@ class CompiledStep:
             return dict(zip(self._names, (*scalars.unbind(), *rows), strict=True))
 
     def _step(self, names: list[str]) -> Callable[..., tuple[Tensor, ...]]:
-        """The step as a function of ``moving``, the buffers and the batch's tensors called ``names``."""
+        """Return the step as a function of optimizer tensors, buffers and the batch's tensors ``names``."""
         updater, flat, part = self._updater, self._updater.flat, self._part
 
         def total(parameters: Tensors, buffers: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensors, Tensors]]:
@@ -75,7 +74,7 @@ class CompiledStep:
 
         def step(*inputs: Tensor) -> tuple[Tensor, ...]:
             rest = iter(inputs)
-            at = dict(zip(updater.moving(part), rest, strict=False))
+            at = dict(zip(updater.optimizer_tensors(part), rest, strict=False))
             buffers = dict(zip(self._fixed, rest, strict=False))
             batch = _unflatten(dict(zip(names, rest, strict=True)))
             parameters = flat.views(at["value"], part.places)
@@ -86,7 +85,7 @@ class CompiledStep:
                 flat.views(block, part.places, part.rows.start), gradients.values(), strict=True
             ):
                 target.copy_(gradient)
-            report = updater.report(losses, metrics) | {"gradient_norm": updater.move(block, at, part)}
+            report = updater.report(losses, metrics) | {"gradient_norm": updater.optimize(block, at, part)}
             scalars = {name: x for name, x in report.items() if not x.dim()}
             rows = {name: x for name, x in report.items() if x.dim()}  # priorities
             self._names = [*scalars, *rows]
@@ -122,7 +121,7 @@ def _unflatten(tensors: Tensors) -> Batch:
 
 
 class _Loss(nn.Module):
-    """A loss as a module, for ``functional_call``: its forward sees the parameters and buffers given to it."""
+    """A loss as a module, for ``functional_call``."""
 
     def __init__(self, agent: nn.Module, loss: LossFunction) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Evaluation: environments of its own, nothing of training touched."""
+"""Evaluation on separate environments and seeds, without side effects on training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ludus.parallel.orphans import StartedProcesses
 if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker
 
-LONGEST = 50_000  # steps of an episode: an environment whose episodes never end must not hang a run
+LONGEST = 50_000  # steps without a finished episode after which an evaluation is refused
 
 
 class Evaluation(NamedTuple):
@@ -47,18 +47,18 @@ class Evaluation(NamedTuple):
 
 
 class Evaluator:
-    """Plays a set number of fresh episodes: each row plays its share, so that short episodes are not over-counted.
+    """Plays a set number of episodes, the same number in each row, so that short episodes are not over-represented.
 
-    Its environments are made when they are needed, and anew for each evaluation unless a reset makes them forget all.
+    Its environments are created on first use, and again for each evaluation unless a reset clears all their state.
     """
 
     def __init__(self, make: Callable[[], EnvironmentManager], episodes: int, seed: int, greedy: bool = True) -> None:
         self.episodes, self.seed, self.greedy = episodes, seed, greedy
-        self.round = 0  # evaluations done: each has seeds of its own
+        self.round = 0  # evaluations so far: each has other seeds
         self._make = make
         self._manager: EnvironmentManager | None = None
-        self._longest_call = 0.0  # of the managers before
-        self._started = StartedProcesses()  # what its environments start, to be ended with them
+        self._longest_call = 0.0  # longest call of closed managers
+        self._started = StartedProcesses()  # child processes of the environments
         self.on_warning: Callable[[str], object] | None = None  # as the manager's
 
     @property
@@ -70,7 +70,7 @@ class Evaluator:
         return self._manager
 
     def run(self, agent: Agent, device: torch.device, stop: Callable[[], object] = lambda: None) -> Evaluation | None:
-        """Play with ``agent`` as it is now; None if ``stop`` came true before the end."""
+        """Evaluate the agent; None if ``stop`` returned true before the end."""
         modes = [(module, module.training) for module in agent.modules()]
         agent.eval()
         try:
@@ -90,11 +90,11 @@ class Evaluator:
         noise = None if self.greedy else agent.make_noise(Rows.all(rows), generator)
         step, state = manager.reset(int(entropy[0])).to(device), agent.initial_state(rows)
         returns, lengths = [], []
-        waited = 0  # steps since the last episode that counts
+        waited = 0  # steps since the last counted episode
         while waited < LONGEST:
             waited += 1
-            said = agent.act(step, state, noise.next() if noise else None)
-            step, state = manager.step(said.action).to(device), said.state
+            agent_step = agent.act(step, state, noise.next() if noise else None)
+            step, state = manager.step(agent_step.action).to(device), agent_step.state
             for episode in manager.episodes():
                 if quota[episode.row]:
                     quota[episode.row] -= 1
@@ -104,7 +104,7 @@ class Evaluator:
             if not any(quota):
                 return Evaluation(returns, lengths)
             if stop():
-                return None  # the next one plays the same episodes
+                return None  # the next evaluation plays the same episodes
         raise UserError(
             f"An evaluation had unfinished episodes after {LONGEST:,} steps; set env.max_episode_steps to the "
             "length at which an episode may be cut."
@@ -112,7 +112,7 @@ class Evaluator:
 
     def current_call(self) -> tuple[int, ...] | None:
         """As the manager's."""
-        manager = self._manager  # another thread asks, and it may be closed meanwhile
+        manager = self._manager  # called by another thread; may be closed meanwhile
         return None if manager is None else manager.current_call()
 
     @property
@@ -131,18 +131,18 @@ class Evaluator:
             self._started = StartedProcesses()
 
     def state_dict(self) -> State:
-        """How many evaluations were done."""
+        """Return the number of evaluations."""
         return {"round": self.round}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue the count."""
+        """Restore it."""
         if type(state["round"]) is not int or state["round"] < 0:
-            raise ValueError("the number of evaluations is none")
+            raise ValueError("the number of evaluations is not a number")
         self.round = state["round"]
 
 
 def evaluate_worker(worker: LocalWorker) -> Evaluation | None:
-    """Let a worker's evaluator play, tell what came of it, and stop where the target is reached; None if cut short."""
+    """Evaluate a worker's agent, report the result, and stop at the target return; None if interrupted."""
     worker.clock.lap("other")
     evaluation = worker.evaluator.run(worker.agent, worker.device, lambda: worker.stopping)
     worker.clock.lap("evaluation")
@@ -151,7 +151,7 @@ def evaluate_worker(worker: LocalWorker) -> Evaluation | None:
     better = worker.best is None or evaluation.mean > worker.best
     if worker.reporter is not None:
         worker.reporter.evaluated(worker, evaluation, better)
-    worker.evaluator.round += 1  # counted only once it is told: one that fails to be is played again
+    worker.evaluator.round += 1  # counted after the report: if that fails, a resume repeats it
     worker.last_evaluation, worker.evaluated_at, worker.owed = evaluation, worker.local_step_count, False
     worker.best = evaluation.mean if better else worker.best
     target = worker.settings.evaluation.stop_at

@@ -1,4 +1,4 @@
-"""Say that an environment in this process does not answer, once, while the run waits for it."""
+"""Warn once when an environment in this process does not return."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker
 
-SECONDS = 30.0  # that one call of an environment may take before it is told
+SECONDS = 30.0  # of one call of an environment before the warning
 
 
 @contextmanager
-def tell_of_hangs(worker: LocalWorker) -> Iterator[None]:
-    """Watch the worker's environments from another thread within this block; a quiet run says nothing."""
+def warn_of_hangs(worker: LocalWorker) -> Iterator[None]:
+    """Watch the worker's environments from another thread within this block; not in a quiet run."""
     console = None if worker.reporter is None else worker.reporter.console
     if console is None:
         yield

@@ -35,25 +35,25 @@ if TYPE_CHECKING:
     from ludus.runs.report import Reporter
 
 OnUpdate = Callable[..., Any]  # hook(numbers, worker), or hook(numbers)
-STEP = 256  # bytes that a step of a rollout may take beside its observation and action
-SNAPSHOT = 1 << 20  # bytes that the snapshot of an environment may take
-ROOM = 1 << 26  # bytes for all that does not grow with anything
-HOOK = "on_update"  # how the reason begins where the hook ended the run
+# upper bounds in bytes, for the size of a checkpoint: of a step beside observation and action, of an environment's
+# snapshot, and of everything of fixed size
+STEP, SNAPSHOT, FIXED = 256, 1 << 20, 1 << 26
+HOOK = "on_update"  # prefix of ``stopping`` where the hook ended the run
 
 
 class UpdateNumbers(Mapping[str, float]):
-    """The numbers after one update, each computed when it is first read."""
+    """The metrics after one update, each converted to a float when it is first read."""
 
     def __init__(self, step: int, metrics: Tensors, progress: Callable[[], Mapping[str, float]]) -> None:
         self._numbers, self._metrics = {"step": float(step)}, metrics
         self._progress: Callable[[], Mapping[str, float]] | None = progress
 
     def add(self, numbers: Mapping[str, float]) -> None:
-        """Add numbers that are known already."""
+        """Add floats."""
         self._numbers |= numbers
 
     def compute(self) -> dict[str, float]:
-        """Compute all of them; they no longer depend on the worker."""
+        """Convert all of them, so that they no longer depend on the worker."""
         if self._progress is not None:
             metrics = {name: float(x) for name, x in self._metrics.items()}
             self._numbers = {**self._progress(), **metrics, **self._numbers}
@@ -64,7 +64,7 @@ class UpdateNumbers(Mapping[str, float]):
         if name not in self._numbers and name in self._metrics:
             self._numbers[name] = float(self._metrics[name])
         if name not in self._numbers and name not in self.compute():
-            raise KeyError(f'there is no number "{name}" after this update; there are {", ".join(sorted(self))}')
+            raise KeyError(f'there is no metric "{name}" after this update; there are {", ".join(sorted(self))}')
         return self._numbers[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -78,7 +78,7 @@ class UpdateNumbers(Mapping[str, float]):
 
 
 class LocalWorker(Container):
-    """Holds the agent, its environments and everything between them; one process, one loop."""
+    """Trains an agent in one process: collects, improves, evaluates, logs and saves."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class LocalWorker(Container):
         self.updater: Updater = updater
         self.evaluator, self.on_update = evaluator, on_update
         self._hook_takes_worker = on_update is not None and takes_two(on_update)
-        self.reporter: Reporter | None = None  # without one it trains in silence
-        self.started = StartedProcesses()  # what environments start, to be ended with the run
+        self.reporter: Reporter | None = None  # None: no output and no run folder
+        self.started = StartedProcesses()  # child processes of environments, ended with the run
         self.compiling = False
         self.device = next(agent.parameters()).device
         seeds = torch.Generator().manual_seed(settings.seed)
@@ -110,16 +110,16 @@ class LocalWorker(Container):
                 generator.manual_seed(own_seed)
         self.clock = Clock()
         self.guard = Guard(agent, updater, manager)
-        self.scheduled: Mapping[str, float] = {}  # what follows the progress of the run, to log
+        self.scheduled: Mapping[str, float] = {}  # scheduled values, for the log
         self.local_step_count, self.updates = 0, 0
         self.episodes = RecentEpisodes()
         self.best: float | None = None
         self.last_evaluation: Evaluation | None = None
         self.evaluated_at = -1
-        self.stopping = ""  # why the run ends before nb_step: set by a signal or a reached target
+        self.stopping = ""  # the reason to end before nb_step: a signal, on_update or a reached target
         self.began, self._target = False, settings.nb_step
-        self.in_call = False  # the run broke off inside a call of an environment, so the cache is as it should be
-        self.between, self.owed = True, False  # between updates; an evaluation that a signal kept from its end
+        self.in_call = False  # interrupted inside a call of an environment, so the cache is consistent
+        self.between, self.owed = True, False  # between updates; an evaluation is due (again)
 
     def run(self, nb_step: int, initial_step: int = 0) -> Self:
         """Collect and improve until ``nb_step`` environment steps are done, or something asks to stop."""
@@ -166,7 +166,7 @@ class LocalWorker(Container):
                 self._call_hook(values)
                 alive = weakref.ref(values)
                 del values
-                if (kept := alive()) is not None:  # somebody holds them: compute them before the worker goes on
+                if (kept := alive()) is not None:  # the hook kept a reference: convert them now
                     kept.compute()
         if self.reporter is not None:
             self.reporter.show(self)
@@ -190,19 +190,19 @@ class LocalWorker(Container):
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal or ``on_update`` ends the run: it is saved as it is, and a resume goes on from there."""
+        """Whether a signal or ``on_update`` ended the run, so that a resume continues it."""
         return self.stopping.startswith(("SIG", HOOK))
 
     def _passed(self, before: int, every: int) -> bool:
         return bool(every) and self.local_step_count // every > before // every
 
     def progress(self) -> dict[str, float]:
-        """The numbers of the loop itself."""
+        """Return the metrics of the loop: schedules, updates, cache and episodes."""
         own = {"learning_rate": self.updater.learning_rate, "updates": float(self.updates)}
         return {**self.scheduled, **own, **self.cache.metrics(), **self.episodes.means()}
 
     def evaluate(self) -> Evaluation | None:
-        """Play fresh episodes, keep the best policy, and stop where the target is reached; None if told to stop."""
+        """Evaluate, keep the best policy, and stop at the target return; None if interrupted."""
         with self.started:
             return evaluate_worker(self)
 
@@ -215,7 +215,7 @@ class LocalWorker(Container):
         return max(self.manager.longest_call, self.evaluator.longest_call)
 
     def state_dict(self) -> State:
-        """All that a resume needs, by part; in the midst of an update, without the rollout that it breaks off."""
+        """Return all that a resume needs; in the middle of an update, without the incomplete rollout."""
         whole = self.began and self.between
         replay = self.began and self.in_call and self.cache.saved_within_update
         last = self.last_evaluation
@@ -243,7 +243,7 @@ class LocalWorker(Container):
         }
 
     def load_state_dict(self, state: State) -> str:
-        """Take over a run where ``state_dict`` saw it; return how the environments came back."""
+        """Restore a run; return how the environments were restored."""
         try:
             self._load_learning(state)
             self._load_counters(state["counters"])
@@ -282,9 +282,9 @@ class LocalWorker(Container):
             )
         if state["cache"] is not None:
             self.cache.load_state_dict(state["cache"])
-        if state["manager"] is None:  # the run broke off in a rollout: go on with episodes that it has not seen
+        if state["manager"] is None:  # interrupted in a rollout: continue with new episodes
             self.env_seed = (self.env_seed + 1 + self.local_step_count) % (2**31 - 1)
-            return "restarted at an episode boundary: the run broke off in the midst of an update"
+            return "restarted at an episode boundary: the run was interrupted in the middle of an update"
         self.manager.load_state_dict(state["manager"])
         step = self.seat.env_step = self.manager.last_step().to(self.device)
         self.cache.amend(step)
@@ -293,18 +293,18 @@ class LocalWorker(Container):
         return self.manager.restored
 
     def most_state_bytes(self) -> int:
-        """An upper bound of what ``state_dict`` holds, with environments that come with packages."""
+        """Return an upper bound of the size of ``state_dict``, for known environments."""
         rows, manager = self.manager.batch, self.manager
         action = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.action.values())
         step = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.observation.values()) + action + STEP
         plan: Plan = self.settings.agent.plan(rows)
         kept = self.cache.max_bytes + rows * step * (plan.rollout + 2)
         actions = min(LARGEST, LONGEST * rows * action)
-        return 8 * bytes_of(self.agent) + 2 * (kept + actions) + rows * SNAPSHOT + ROOM
+        return 8 * bytes_of(self.agent) + 2 * (kept + actions) + rows * SNAPSHOT + FIXED
 
     def close(self) -> None:
-        """Close the environments and what reports."""
-        with ExitStack() as stack:  # one that fails does not keep the others from closing
+        """Close the environments and the reporter."""
+        with ExitStack() as stack:  # closes all even if one raises
             stack.callback(self.started.end)
             for part in (self.reporter, self.evaluator, self.manager):
                 if part is not None:
@@ -312,10 +312,10 @@ class LocalWorker(Container):
 
 
 def takes_two(hook: OnUpdate) -> bool:
-    """Whether a hook takes the worker beside the numbers: it has two parameters without a default, or ``*args``."""
+    """Return whether a hook also takes the worker: it has two parameters without a default, or ``*args``."""
     try:
         parameters = inspect.signature(hook).parameters.values()
-    except (TypeError, ValueError):  # built in C: nothing is known of it
+    except (TypeError, ValueError):  # builtins have no signature
         return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = sum(p.kind in positional and p.default is p.empty for p in parameters)
@@ -323,6 +323,6 @@ def takes_two(hook: OnUpdate) -> bool:
 
 
 def generators(agent: Agent) -> dict[str, torch.Generator]:
-    """The generators of random numbers that the agent and its modules hold, by name."""
+    """Return the random generators of the agent and its modules by name."""
     held = [(prefix, key, x) for prefix, module in agent.named_modules() for key, x in vars(module).items()]
     return {f"{prefix}.{key}".lstrip("."): x for prefix, key, x in held if isinstance(x, torch.Generator)}

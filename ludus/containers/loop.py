@@ -1,4 +1,4 @@
-"""The whole of training in two functions, shared by every container: ``collect`` and ``improve``."""
+"""The training loop, shared by every container: ``collect`` experience, ``improve`` the agent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Learner(Protocol):
 
 
 class Part:
-    """The rows of one seat that are in one group, which steps on its own."""
+    """The rows of one seat that are in one group of environments."""
 
     def __init__(self, seat: Seat, manager: RoleManager, group: int) -> None:
         agents, environments = manager.roles[seat.role].agents, manager.groups[group]
@@ -50,7 +50,7 @@ class Part:
         self.state = seat.hidden_state if self.whole else seat.hidden_state.rows(self.rows)
 
     def act(self, noise: Tensors) -> Tensors:
-        """Choose actions and write them."""
+        """Act, and write the actions to the cache."""
         seat = self.seat
         noise = noise if self.whole else {name: x[self.rows] for name, x in noise.items()}
         agent_step = seat.agent.act(self.step, self.state, noise)
@@ -59,7 +59,7 @@ class Part:
         return agent_step.action
 
     def write(self, raw: EnvStep) -> None:
-        """Write the step that came of them."""
+        """Write the next environment step to the cache."""
         seat, self.step = self.seat, raw.to(self.seat.device)
         final = self.step.final
         final_value = None if final is None else seat.agent.final_value(final, self.state)
@@ -78,7 +78,7 @@ def begin(loop: Collector, seed: int) -> None:
 
 
 def collect(loop: Collector) -> int:
-    """Act and step while the caches take more; return the number of real environment steps (a reset is none).
+    """Act and step until the caches are ready to be learned from; return the number of real environment steps.
 
     With several groups, one steps while the actions of the next are computed, in a fixed order. Group 0 decides when to
     stop, so all groups step equally often. Several seats play different roles in the same environments.
@@ -125,13 +125,13 @@ def collect(loop: Collector) -> int:
 
 
 def _real_steps(step: EnvStep, agents: int) -> int | Tensor:
-    """How many environments made a real step; on a device as a tensor, so that nothing has to wait for it."""
+    """Count the environments that made a real step; on a GPU as a tensor, without waiting for it."""
     real = step.real if agents == 1 else step.real.view(-1, agents).any(1)
     return int(np.count_nonzero(real.numpy())) if real.is_cpu else real.sum()
 
 
 def improve(loop: Learner) -> tuple[Tensors, int]:
-    """Learn while the cache is ready; return the metrics of the last learning, and how many there were."""
+    """Learn while the cache is ready; return the metrics of the last update, and the number of updates."""
     metrics: Tensors = {}
     count = 0
     while loop.guard.updater.agree(loop.cache.ready()):  # ranks learn equally often

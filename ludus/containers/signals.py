@@ -1,4 +1,4 @@
-"""Stop a run on Ctrl-C, SIGTERM or a lost terminal, also while it compiles or an environment hangs."""
+"""Stop a run on SIGINT, SIGTERM or SIGHUP, also while it compiles or an environment hangs."""
 
 from __future__ import annotations
 
@@ -15,40 +15,39 @@ if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker
 
 T = TypeVar("T")
-PATIENCE = 10.0  # seconds after a signal that one call of an environment may take, at least
-SLOW = 3  # times its longest so far: a reset that is always slow is no hang
+PATIENCE = 10.0  # seconds that a call of an environment may take after a signal, at least
+SLOW = 3  # or this many times its longest call so far
 INTERRUPTED = 130  # exit code
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
-exits = False  # whether this process is the command line's, so that it may be ended; set by ludus.cli.main
+exits = False  # whether this is a process of the command line, which may be ended; set by ludus.cli.main
 
 
 class StopOnSignals:
-    """Lets a worker end at the next update when a signal comes, all saved; a second signal ends it at once.
+    """Stops a worker after the current update at the first signal, with everything saved, and at once at the second.
 
-    Where an environment in this process does not return meanwhile, KeyboardInterrupt is raised inside of it, and
-    ``hung`` is true. If it is in a call that Python cannot interrupt, ``rescue`` is called from another thread, and the
-    command line exits.
+    If an environment in this process does not return, KeyboardInterrupt is raised inside it and ``hung`` is set. If
+    Python cannot interrupt the call, ``rescue`` is called from another thread, and the command line exits.
     """
 
     def __init__(self, worker: LocalWorker, rescue: Callable[[], object]) -> None:
         self._worker, self._rescue = worker, rescue
         self.hung = False  # whether an environment was interrupted because it did not return
-        self._hangs: tuple[int, ...] | None = None  # the call that does not return
+        self._hangs: tuple[int, ...] | None = None  # the call that hangs
         self._over = threading.Event()
-        self._caught = threading.Event()  # the exception has come out of the environment
+        self._caught = threading.Event()  # the exception has left the environment
         self._saving = threading.Lock()
         self._saved = False
         self._watcher: threading.Thread | None = None
 
     @contextmanager
-    def heed(self) -> Iterator[None]:
-        """Heed signals within this block; they can be caught in the main thread alone."""
+    def handle(self) -> Iterator[None]:
+        """Handle signals within this block; only in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         known = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
-        heeded = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
-        before = {number: signal.signal(number, self._stop) for number in heeded}
+        handled = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+        before = {number: signal.signal(number, self._stop) for number in handled}
         try:
             yield
         finally:
@@ -59,7 +58,7 @@ class StopOnSignals:
                 signal.signal(number, handler)
 
     def save(self) -> None:
-        """Save once what an environment that hangs would lose."""
+        """Save once, where an environment hangs."""
         self._caught.set()
         self._worker.in_call = self._worker.in_call or self._worker.current_call() is not None
         with self._saving:
@@ -70,7 +69,7 @@ class StopOnSignals:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         worker = self._worker
         if self._hangs is not None and not self._caught.is_set():
-            if worker.current_call() != self._hangs:  # it returned meanwhile
+            if worker.current_call() != self._hangs:  # it has returned
                 self._hangs = None
                 return
             self.hung = worker.in_call = True
@@ -78,7 +77,7 @@ class StopOnSignals:
         if worker.stopping.startswith("SIG"):
             worker.in_call = worker.current_call() is not None
             raise KeyboardInterrupt
-        worker.stopping = f"{signal.Signals(number).name} asked for it"
+        worker.stopping = f"{signal.Signals(number).name} was received"
         compiled = ", which is still being compiled" if worker.compiling else ""
         if worker.reporter is not None and worker.reporter.console is not None:
             worker.reporter.console.urgent(f"Stopping after this update{compiled}; once more to stop at once.")
@@ -103,33 +102,34 @@ class StopOnSignals:
             if self._hangs is not None:
                 self.save()
                 break
-        with self._saving:  # as long as saving takes
+        with self._saving:  # wait until it is saved
             pass
         if self._over.wait(PATIENCE):
             return
         if exits:
-            self._say(f"The environment cannot be interrupted, so this process ends now.\n{self.hint()}\n")
+            self._write_stderr(f"The environment cannot be interrupted, so this process ends now.\n{self.hint()}\n")
             self._worker.started.end()
             os._exit(INTERRUPTED)
-        self._say(f"The environment cannot be interrupted; end it with: kill -9 {os.getpid()}\n")
+        self._write_stderr(f"The environment cannot be interrupted; end it with: kill -9 {os.getpid()}\n")
 
     def _patience(self) -> float:
         return max(PATIENCE, SLOW * self._worker.longest_call())
 
     def hint(self) -> str:
-        """How to go on with the run."""
+        """Return how to resume the run."""
         reporter = self._worker.reporter
-        return "" if reporter is None else f"Go on with it:  ludus resume {shlex.quote(str(reporter.run.path))}"
+        return "" if reporter is None else f"Continue it:  ludus resume {shlex.quote(str(reporter.run.path))}"
 
-    def _say(self, text: str) -> None:
+    def _write_stderr(self, text: str) -> None:
         if not self._worker.settings.quiet:
-            os.write(2, text.encode())  # buffered output may be busy right now; this never is
+            os.write(2, text.encode())  # unbuffered: another thread may hold the lock of sys.stderr
 
 
-def apart_from_signals(function: Callable[[], T]) -> T:
-    """Call ``function`` in a thread, so that what it starts does not get the signals that a terminal sends to all.
+def without_signals(function: Callable[[], T]) -> T:
+    """Call ``function`` in a thread with signals blocked, so that the processes it starts ignore Ctrl-C.
 
-    A compiler that Ctrl-C ended could pass for an update that cannot be compiled. This thread waits and heeds signals.
+    Otherwise a compiler ended by Ctrl-C would look like a loss that cannot be compiled. This thread handles signals
+    while it waits.
     """
     result: list[T] = []
     errors: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""How many threads a run computes with: torch and numpy's BLAS use the same number."""
+"""Threads of a run: torch and numpy's BLAS use the same number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VARIABLE = "OMP_NUM_THREADS"
 
 
 def requested_threads() -> int:
-    """Return the number that OMP_NUM_THREADS asks for (the first of a list), or 0 if it asks for none."""
+    """Return OMP_NUM_THREADS (the first of a list), or 0 if it is not set."""
     first = os.environ.get(VARIABLE, "").split(",")[0].strip()
     return min(int(first), MAXIMUM["threads"]) if first.isascii() and first.isdigit() else 0
 
@@ -28,7 +28,7 @@ def set_threads(number: int) -> threadpool_limits:
 
 @contextmanager
 def use_threads(number: int) -> Iterator[None]:
-    """Compute with ``number`` threads, and with as many as before afterwards."""
+    """Use ``number`` threads within this block."""
     before = torch.get_num_threads()
     limits = set_threads(number)
     try:

@@ -1,4 +1,4 @@
-"""From a loss to a step of the parameters, on one flat block, eager or as one compiled function."""
+"""The updater of one process: backward, clipping and optimizer step on one flat block of parameters."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ludus.networks.module_checks import depends_on_training_mode
 from ludus.ops.fused import gradients
 from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_, rmsprop_tf_, sgd_
 
-ALIGN = 16  # parameters start at multiples of 64 bytes, as vector instructions like it
+ALIGN = 16  # elements: parameters start at multiples of 64 bytes, for vector instructions
 BETA1, BETA2, RMSPROP_ALPHA = 0.9, 0.999, 0.99
 Place = tuple[str, int, torch.Size, tuple[int, ...]]  # name, start in the block, shape and stride
 
 
 class FlatParameters:
-    """All trainable parameters as views of one block, and their gradients as views of another.
+    """All trainable parameters as views of one flat block, and their gradients as views of another.
 
-    Clip, optimizer, averaging and publishing then are a few calls whatever the number of layers.
+    Clipping and the optimizer step then take a few operations, whatever the number of layers.
     """
 
     def __init__(self, parameters: list[tuple[str, nn.Parameter]]) -> None:
@@ -44,32 +44,32 @@ class FlatParameters:
                 parameters, self.views(self.value), self.views(self.gradient), strict=True
             ):
                 value.copy_(p)
-                p.data, p.grad = value, gradient  # strides are kept, so channels_last weights stay so
+                p.data, p.grad = value, gradient  # views keep strides (channels_last)
 
     def views(self, block: Tensor, places: list[Place] | None = None, start: int = 0) -> list[Tensor]:
-        """``block`` seen as the parameters, or as those at some places; ``start``: where it begins."""
+        """Return ``block``, which begins at ``start``, as views of the parameters' shapes."""
         return [torch.as_strided(block, shape, stride, at - start) for _, at, shape, stride in places or self.places]
 
 
 class Part(NamedTuple):
-    """The parameters of one group: a range of the block, with a step count and a step size of its own."""
+    """The parameters of one group: a range of the block, with its step count and learning rate."""
 
     name: str
     group: Group
     rows: slice
-    whole: bool  # it is all there is
+    whole: bool  # the only group
     places: list[Place]
-    gradients: list[Tensor]  # as views of the gradient's block
+    gradients: list[Tensor]  # views of the gradient block
     steps: Tensor
     lr: Tensor
 
     def of(self, block: Tensor) -> Tensor:
-        """Its own range of a block."""
+        """Return the group's range of a block."""
         return block if self.whole else block[self.rows]
 
 
 class LocalUpdater(Updater):
-    """One process: backward, clip and optimizer step on the flat blocks, as the agent's groups say."""
+    """Steps the parameter groups of an agent in one process, eagerly or compiled."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
@@ -90,16 +90,15 @@ class LocalUpdater(Updater):
         self._coefficients = dict(agent.loss_coefficients())
         self._norms: list[Tensor] = []
         self._step: Callable[[LossFunction, Batch, Part], Tensors] = self._eager
-        # modules are switched between training and evaluation mode only if they learn and the modes differ: a switch
-        # visits every layer
+        # only modules that behave differently in training mode are switched, since a switch visits every layer
         modules = [module.eval() for module in agent.children()]
         learning = [module for module in modules if any(p.requires_grad for p in module.parameters())]
         self._modal = [module for module in learning if depends_on_training_mode(module)]
-        self._flushed = bool(torch.tensor(2e-38).mul(0.1) == 0)  # whether the user has turned that on for all
+        self._flushed = bool(torch.tensor(2e-38).mul(0.1) == 0)  # the user's setting
 
     @property
     def learning_rate(self) -> float:
-        """The step size of the first group; tensors behind it, so that a change never recompiles."""
+        """The learning rate of the first group; the groups hold it as tensors, so that a change does not recompile."""
         return self._rate
 
     @learning_rate.setter
@@ -111,7 +110,7 @@ class LocalUpdater(Updater):
                 part.lr.fill_(rate if own == self._first_rate else own * rate / self._first_rate)
 
     def step(self, loss: LossFunction, batch: Batch, group: str) -> Tensors:
-        """Take one step and return losses, metrics and the gradient's norm as 0-dimensional tensors."""
+        """Take one step; return losses, metrics and the gradient norm as 0-dimensional tensors."""
         part = self._part(group)
         with self._learning():
             metrics = self._step(loss, batch, part)
@@ -123,22 +122,22 @@ class LocalUpdater(Updater):
         return metrics
 
     def gradient(self, loss: LossFunction, batch: Batch, group: str) -> tuple[Tensor, Tensors]:
-        """The flat gradient of a group, a copy, and the metrics."""
+        """Return a copy of the flat gradient, and the metrics."""
         with self._learning():
             gradient, metrics = self._gradient(loss, batch, self._part(group))
         return gradient.clone(), metrics
 
     @torch.no_grad()
     def apply(self, gradient: Tensor, group: str) -> Tensors:
-        """Clip and take the optimizer's step; whoever runs the loop looks at the norm, as at those on a GPU."""
+        """Clip the gradient and take the optimizer step; the norm is checked after ``learn``."""
         part = self._part(group)
         with self._learning():
-            norm = self.move(gradient.clone(), self.moving(part), part, eager=True)
+            norm = self.optimize(gradient.clone(), self.optimizer_tensors(part), part, eager=True)
         self._norms.append(norm)
         return {"gradient_norm": norm}
 
     def parameters(self, group: str) -> Tensor:
-        """The range of the block that a group has, between its parameters a few numbers that nothing reads."""
+        """Return the group's flat block; it has unused padding between parameters."""
         part = self._part(group)
         return part.of(self.flat.value)
 
@@ -153,9 +152,9 @@ class LocalUpdater(Updater):
 
     @contextmanager
     def _learning(self) -> Iterator[None]:
-        """Put the networks in training mode, and count numbers too small to be normal as 0.
+        """Put the networks in training mode, and flush denormal numbers to 0.
 
-        The moments of dead units are such numbers, and would make Adam three times slower.
+        The moments of dead units are denormal, and would make Adam three times slower.
         """
         torch.set_flush_denormal(True)
         self.train(True)
@@ -166,14 +165,14 @@ class LocalUpdater(Updater):
             torch.set_flush_denormal(self._flushed)
 
     def pop_gradient_norms(self) -> list[Tensor]:
-        """The norms of gradients on a GPU since the last call, to be looked at in one wait."""
+        """Return the gradient norms since the last call that were not checked yet."""
         norms, self._norms = self._norms, []
         return norms
 
     def train(self, mode: bool) -> None:
         """Put the networks in training mode (BatchNorm, Dropout), or in evaluation mode.
 
-        The agent's own flag stays: it tells a training run from an evaluation.
+        The agent's own flag is left alone: it is False only in evaluations and loaded policies.
         """
         for module in self._modal:
             module.train(mode)
@@ -181,14 +180,14 @@ class LocalUpdater(Updater):
     def compile(
         self, on_failure: Callable[[str], object], during: Callable[[Callable[[], Any]], Any] = lambda build: build()
     ) -> None:
-        """From now on run forward, backward, clip and optimizer as one compiled function per loss.
+        """Compile forward, backward, clipping and optimizer step as one function per loss.
 
-        Compilation happens at a loss's first step, within ``during``. Where it fails, ``on_failure`` gets a sentence
-        that names the loss, which goes on eagerly; the others stay compiled.
+        A loss is compiled at its first step, by ``during``. If that fails, ``on_failure`` gets a message, the loss runs
+        eagerly, and the others stay compiled.
         """
         from ludus.containers.compiled import CompiledStep  # imports the compiler, which takes a second
 
-        compiled: dict[Any, CompiledStep | None] = {}  # None: it runs eagerly
+        compiled: dict[Any, CompiledStep | None] = {}  # None: runs eagerly
 
         def run(loss: LossFunction, batch: Batch, part: Part) -> Tensors:
             key = getattr(loss, "__func__", loss), part.name
@@ -199,7 +198,7 @@ class LocalUpdater(Updater):
                 return self._eager(loss, batch, part)
             try:
                 graph, inputs = step.prepare(batch)
-            except Exception as error:  # the compiler and what it traces may raise anything; nothing has run yet
+            except Exception as error:  # compiling may raise anything; no step was taken
                 reason, name = " ".join(str(error).split())[:200], getattr(loss, "__qualname__", repr(loss))
                 on_failure(
                     f"The loss {name} cannot be compiled ({type(error).__name__}: {reason}); it runs eagerly, and "
@@ -214,11 +213,11 @@ class LocalUpdater(Updater):
     def _eager(self, loss: LossFunction, batch: Batch, part: Part) -> Tensors:
         gradient, metrics = self._gradient(loss, batch, part)
         with torch.no_grad():
-            metrics["gradient_norm"] = self.move(gradient, self.moving(part), part, eager=True)
+            metrics["gradient_norm"] = self.optimize(gradient, self.optimizer_tensors(part), part, eager=True)
         return metrics
 
     def _gradient(self, loss: LossFunction, batch: Batch, part: Part) -> tuple[Tensor, Tensors]:
-        """The flat gradient of a group, in the block, and the metrics; none is taken of what another group holds."""
+        """Compute the gradient of one group into the block; return it and the metrics."""
         losses, metrics = loss(batch)
         found = gradients(self.total(losses), part.group.parameters)
         with torch.no_grad():
@@ -231,7 +230,7 @@ class LocalUpdater(Updater):
             return gradient, self.report(losses, metrics)
 
     def total(self, losses: Tensors) -> Tensor:
-        """The sum of the losses, each weighted by its coefficient; those of weight 0 are left out."""
+        """Return the sum of the losses weighted by their coefficients; weight 0 skips a loss."""
         total: Tensor | None = None
         for name, x in losses.items():
             weight = self._coefficients.get(name, 1.0)
@@ -243,18 +242,18 @@ class LocalUpdater(Updater):
             raise UserError("All losses have the weight 0, so there is nothing to learn from; raise a coefficient.")
         return total
 
-    def moving(self, part: Part) -> Tensors:
-        """All that a step changes or depends on beside the gradient: parameters, moments, step count and step size."""
+    def optimizer_tensors(self, part: Part) -> Tensors:
+        """Return the optimizer's tensors: parameters, moments, step count and learning rate."""
         return {"value": self.flat.value, "steps": part.steps, "lr": part.lr} | self._moments
 
-    def move(self, gradient: Tensor, at: Tensors, part: Part, eager: bool = False) -> Tensor:
-        """Clip the gradient and step what ``moving`` names, in place; return the norm that it had.
+    def optimize(self, gradient: Tensor, at: Tensors, part: Part, eager: bool = False) -> Tensor:
+        """Clip the gradient and take the optimizer step in place; return the norm before clipping.
 
-        Parameters stay as they are where the norm is not finite.
+        If the norm is not finite, the parameters are not changed.
         """
-        group, looks = part.group, eager and gradient.is_cpu
-        norm = clip_norm_(gradient, group.max_grad_norm, looks)
-        if looks:
+        group, check = part.group, eager and gradient.is_cpu
+        norm = clip_norm_(gradient, group.max_grad_norm, check)
+        if check:
             if not math.isfinite(norm):
                 return norm
         else:
@@ -277,11 +276,11 @@ class LocalUpdater(Updater):
 
     @staticmethod
     def report(losses: Tensors, metrics: Tensors) -> Tensors:
-        """The metrics of a step: losses by name, and the agent's own."""
+        """Return losses and metrics by name."""
         return {f"loss/{name}": x.detach() for name, x in losses.items()} | metrics
 
     def state_dict(self) -> State:
-        """The optimizers, their moments, their step counts and the learning rate."""
+        """Return the optimizers' names, moments and step counts, and the learning rate."""
         return {
             "optimizer": {name: part.group.optimizer for name, part in self.parts.items()},
             "moments": dict(self._moments),
@@ -290,7 +289,7 @@ class LocalUpdater(Updater):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Take them over, in place; refuse those of other groups or another optimizer."""
+        """Restore them in place; refuse other groups or another optimizer."""
         saved, ours = state.get("optimizer"), {name: part.group.optimizer for name, part in self.parts.items()}
         if not isinstance(saved, dict) or list(saved) != list(ours):
             raise UserError(
@@ -312,7 +311,7 @@ class LocalUpdater(Updater):
 
 
 def _parts(flat: FlatParameters, groups: Mapping[str, Group]) -> dict[str, Part]:
-    """The range of each group in the block, in their order."""
+    """Return the range of each group in the block."""
     parts: dict[str, Part] = {}
     device, places = flat.value.device, list(flat.places)
     for name, group in groups.items():

@@ -25,9 +25,9 @@ from ludus.containers.build import (
 )
 from ludus.containers.evaluate import Evaluation
 from ludus.containers.guard import TrainingFailed
-from ludus.containers.hang import tell_of_hangs
+from ludus.containers.hang import warn_of_hangs
 from ludus.containers.local import LocalWorker, OnUpdate
-from ludus.containers.signals import StopOnSignals, apart_from_signals
+from ludus.containers.signals import StopOnSignals, without_signals
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.updater import LocalUpdater
 from ludus.core.errors import UserError
@@ -243,7 +243,7 @@ def _compile(worker: LocalWorker, reporter: Reporter, build: Callable[[], Any]) 
     reporter.note("Compiling the update (about ten seconds the first time) …")
     worker.compiling, began = True, time.monotonic()
     try:
-        return apart_from_signals(build)
+        return without_signals(build)
     finally:
         worker.compiling = False
         reporter.log_file.note(f"compiling took {time.monotonic() - began:.1f} s")
@@ -267,7 +267,7 @@ def _run(worker: LocalWorker, new: bool) -> None:
     reporter = worker.reporter
     assert reporter is not None
     signals = StopOnSignals(worker, partial(reporter.rescue, worker, "The environment does not return", tells=True))
-    with signals.heed(), tell_of_hangs(worker):
+    with signals.handle(), warn_of_hangs(worker):
         try:
             worker.run(worker.settings.nb_step, worker.local_step_count)
             if worker.evaluated_at < worker.local_step_count and not worker.interrupted:

@@ -249,7 +249,7 @@ def agent_config(name: str) -> type[Any]:
         from ludus.core.agent import Agent  # it imports torch
 
         if not (isinstance(kind, type) and issubclass(kind, Agent)):
-            raise UserError(f'agent "{name}" is no subclass of ludus.core.agent.Agent.')
+            raise UserError(f'agent "{name}" is not a subclass of ludus.core.agent.Agent.')
     config = resolve(name, CONFIGS, "agent") if name in CONFIGS else getattr(kind, "Config", None)
     if not (isinstance(config, type) and issubclass(config, AgentConfig)):
         raise UserError(

@@ -138,7 +138,7 @@ def test_a_signal_ends_the_run_at_an_update_with_everything_saved(tmp_path: Path
             signal.raise_signal(signal.SIGTERM)
 
     result = train(tmp_path, COUNTING, on_update=hook, nb_step=10_000)
-    assert result.reason == "SIGTERM asked for it"
+    assert result.reason == "SIGTERM was received"
     assert saved(result.run)["counters"] == saved(result.run)["counters"] | {"step": result.steps, "updates": 2}
     assert result.evaluation is None
 

@@ -85,10 +85,10 @@ def test_where_nothing_is_read_the_step_is_masked(worker: LocalWorker) -> None:
     before = values(worker)
     with torch.no_grad():
         assert not math.isfinite(
-            updater.move(torch.full_like(updater.flat.value, math.nan), updater.moving(part), part)
+            updater.optimize(torch.full_like(updater.flat.value, math.nan), updater.optimizer_tensors(part), part)
         )
         assert all(map(torch.equal, before, values(worker)))
-        updater.move(torch.ones_like(updater.flat.value), updater.moving(part), part)
+        updater.optimize(torch.ones_like(updater.flat.value), updater.optimizer_tensors(part), part)
     assert all(bool(p.isfinite().all()) for p in values(worker))
     assert not any(map(torch.equal, before, values(worker)))
 

@@ -17,7 +17,7 @@ from test_runs_resume import assert_same_run
 
 import ludus
 from ludus.containers import signals
-from ludus.containers.signals import StopOnSignals, apart_from_signals
+from ludus.containers.signals import StopOnSignals, without_signals
 from ludus.runs.folder import RunDirectory
 
 SETTINGS: dict[str, Any] = {"nb_step": 200, "env__num": 2, "env__backend": "simple", "log_every": 50}
@@ -37,7 +37,7 @@ def test_a_hang_in_a_rollout_ends_on_the_first_signal(tmp_path: Path, once: Path
     settings = SETTINGS | {"checkpoint_every": every}
     straight = train(tmp_path / "straight", Hangs, **settings).run
     hung = train(tmp_path / "hung", partial(Hangs, once=str(once)), **settings)
-    assert hung.reason == "SIGINT asked for it, and the environment did not return"
+    assert hung.reason == "SIGINT was received, and the environment did not return"
     assert 0 < hung.steps < 100
     log = (hung.run / "log.txt").read_text()
     assert "time.sleep(1000)" in log
@@ -108,7 +108,7 @@ def test_a_reset_that_is_always_slow_is_waited_for() -> None:
 def test_an_environment_that_returned_meanwhile_is_not_interrupted() -> None:
     worker = make_worker("CartPole-v1")
     stop = StopOnSignals(worker, pytest.fail)
-    worker.stopping, stop._hangs = "SIGINT asked for it", (7, 0)
+    worker.stopping, stop._hangs = "SIGINT was received", (7, 0)
     stop._stop(signal.SIGINT, None)
     assert stop._hangs is None
     assert not stop.hung
@@ -163,7 +163,7 @@ def hang_on_the_command_line(tmp_path: Path, how: str) -> subprocess.CompletedPr
 
 def test_a_call_that_nothing_interrupts_ends_with_the_command(tmp_path: Path) -> None:
     done = hang_on_the_command_line(tmp_path, "c")
-    assert "The environment cannot be interrupted, so this process ends now.\nGo on with it:  ludus " in done.stderr
+    assert "The environment cannot be interrupted, so this process ends now.\nContinue it:  ludus " in done.stderr
     assert "is saved; a resume from there begins new episodes." in done.stdout
 
 
@@ -172,7 +172,7 @@ def test_the_command_says_how_to_go_on_after_a_hang(tmp_path: Path, how: str) ->
     done = hang_on_the_command_line(tmp_path, how)
     why = {"asleep": "The environment does not return", "again": "Stopped at once"}[how]
     assert f"{why}; all up to step " in done.stdout
-    assert done.stdout.count("Go on with it:") == 1
+    assert done.stdout.count("Continue it:") == 1
     assert ("KeyboardInterrupt: the environment did not return" in done.stdout) == (how == "asleep")
     assert "ludus.containers" not in done.stdout + done.stderr
     assert "An error" not in done.stdout
@@ -186,9 +186,9 @@ def test_what_is_started_apart_does_not_get_the_terminals_signals() -> None:
         return subprocess.run(["sh", "-c", "kill -INT $$; echo alive"], capture_output=True, text=True)
 
     assert compile_something().stdout == ""
-    assert apart_from_signals(compile_something).stdout == "alive\n"
+    assert without_signals(compile_something).stdout == "alive\n"
     with pytest.raises(ZeroDivisionError):
-        apart_from_signals(lambda: 1 // 0)
+        without_signals(lambda: 1 // 0)
 
 
 @pytest.mark.slow

@@ -256,7 +256,7 @@ def test_environments_are_classes_or_functions_and_not_objects(tmp_path: Path) -
     [
         ({"network": Wide()}, "network.name is an object of the class Wide; give a class"),
         ({"agent": 3}, "agent.name is an object of the class int; give a class"),
-        ({"agent": Wide}, "is no subclass of ludus.core.agent.Agent"),
+        ({"agent": Wide}, "is not a subclass of ludus.core.agent.Agent"),
         ({"network": np.ndarray}, "is not a class of torch modules"),
         ({"settings": {"env.wrappers": [Wide]}}, "is a class, but no wrapper"),
     ],

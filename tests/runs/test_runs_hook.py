@@ -31,7 +31,7 @@ def test_a_hook_gets_the_numbers_and_the_worker(tmp_path: Path) -> None:
 
 def test_an_unknown_number_is_refused_with_the_names_that_there_are(tmp_path: Path) -> None:
     def hook(numbers: Mapping[str, float]) -> bool:
-        with pytest.raises(KeyError, match=r'no number "nope" .* there are .*kl, learning_rate.*step'):
+        with pytest.raises(KeyError, match=r'no metric "nope" .* there are .*kl, learning_rate.*step'):
             numbers["nope"]
         assert "nope" not in numbers
         assert numbers.get("nope", 3.0) == 3.0

@@ -283,7 +283,7 @@ def test_ctrl_c_then_resume_from_the_command_line(tmp_path: Path) -> None:
             break
     rest, _ = child.communicate()
     assert child.returncode == 130
-    assert "Go on with it:" in rest
+    assert "Continue it:" in rest
     run = RunDirectory.open("latest", tmp_path).path
     step = int(step_folders(run / "checkpoints")[-1].name.removeprefix("step_"))
     done = subprocess.run(
