@@ -27,7 +27,7 @@ from ludus.core.types import State, Tensors
 from ludus.core.updater import Updater
 from ludus.logging.clock import Clock
 from ludus.logging.episodes import RecentEpisodes
-from ludus.managers.history import LARGEST, LONGEST
+from ludus.managers.history import MAX_BYTES, MAX_STEPS
 from ludus.parallel.orphans import StartedProcesses
 from ludus.settings.settings import Settings
 
@@ -299,7 +299,7 @@ class LocalWorker(Container):
         step = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.observation.values()) + action + STEP
         plan: Plan = self.settings.agent.plan(rows)
         kept = self.cache.max_bytes + rows * step * (plan.rollout + 2)
-        actions = min(LARGEST, LONGEST * rows * action)
+        actions = min(MAX_BYTES, MAX_STEPS * rows * action)
         return 8 * bytes_of(self.agent) + 2 * (kept + actions) + rows * SNAPSHOT + FIXED
 
     def close(self) -> None:

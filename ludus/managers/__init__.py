@@ -1,1 +1,1 @@
-"""Managers step many environments as one batch, each with next-step autoreset."""
+"""Managers step many environments as one batch."""

@@ -1,4 +1,4 @@
-"""Environments stepped by EnvPool's C++ threads; the one file that imports envpool."""
+"""Environments stepped by EnvPool's C++ threads."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ludus.environments.masks import ObservationReader
 from ludus.environments.spaces import Layout
 from ludus.managers.base import BatchManager
 
-# kinds of environments in which max_episode_steps changes neither rewards nor observations
-TIME_LIMITS = ("classic_control", "toy_text", "box2d", "mujoco_gym")
+# families of environments in which max_episode_steps changes neither rewards nor observations
+LIMITED_HERE = ("classic_control", "toy_text", "box2d", "mujoco_gym")
 NO_LIMIT = 2**31 - 1
 
 
 class EnvPoolManager(BatchManager):
-    """Steps an EnvPool, whose rows reset themselves at the step after an ending.
+    """Steps an EnvPool, which has next-step autoreset.
 
-    A pool takes its seeds when it is made, so ``reset`` makes a new one; later episodes go on with each row's
+    A pool takes its seeds when it is created, so ``reset`` creates a new one; later episodes continue with each row's
     generator.
 
-    EnvPool calls an episode that terminates on the step of its time limit truncated. Where the limit does nothing but
-    end an episode (``TIME_LIMITS``), the pool therefore gets a limit of one step more, and rows are cut here; Atari
-    pools say in their infos that the game is over; elsewhere it stays as EnvPool says.
+    EnvPool reports an episode that terminates at its time limit as truncated. In the families of ``LIMITED_HERE``, the
+    pool's limit is therefore one step longer, and rows are truncated here. Atari pools report in their infos that the
+    game is over. Other environments keep EnvPool's flags.
     """
 
     full_reset = True
@@ -47,35 +47,35 @@ class EnvPoolManager(BatchManager):
     ) -> None:
         self._envpool = _import()
         self._id = id
-        self._pool: Any = None  # made by reset
+        self._pool: Any = None  # created by reset
         limit = {"max_episode_steps": max_episode_steps} if max_episode_steps else {}
         self._options: dict[str, Any] = {**(options or {}), **limit}
         self._mode = {"render_mode": render_mode} if render_mode else {}
         spec = self._make_spec()
         actions = Layout(spec.gymnasium_action_space, "action", id)
-        reader = ObservationReader(_honest(spec.gymnasium_observation_space), actions.specs, mask, {}, id)
+        reader = ObservationReader(_fix_bounds(spec.gymnasium_observation_space), actions.specs, mask, {}, id)
         reader.mark_frame_stack(getattr(spec.config, "stack_num", 1))
         super().__init__(id, num, reader, actions, branch)
         self._limit = _limit(spec)
         if self._limit:
             self._options["max_episode_steps"] = self._limit + 1
-        self._cut = np.zeros(num, np.bool_)  # rows at their time limit: the pool does not know that they have ended
-        self._begun: Any = None  # what these rows' resets gave
+        self._cut = np.zeros(num, np.bool_)  # rows truncated here, which have not ended for the pool
+        self._resets: Any = None  # observations and infos of the resets of these rows
 
     def send(self, actions: Tensors, group: int = 0) -> None:
-        """Start the step; the pool's threads work until ``recv`` asks for it."""
+        """Start the step in the pool's threads."""
         super().send(actions, group)
         arrays = self._layout.unflatten(self._pending[group])
         if not self._cut.any():
             self._pool.send(arrays)
             return
-        ids, others = _numbers(self._cut), _numbers(~self._cut)
-        self._begun = self._pool.reset(ids)
+        ids, others = (np.flatnonzero(rows).astype(np.int32) for rows in (self._cut, ~self._cut))
+        self._resets = self._pool.reset(ids)
         if len(others):
             self._pool.send(arrays[others], others)
 
     def render(self, row: int = 0) -> Any:
-        """The picture of one environment."""
+        """Render one environment."""
         return self._pool.render(row)[0]
 
     def close(self) -> None:
@@ -83,45 +83,45 @@ class EnvPoolManager(BatchManager):
             self._pool.close()
         self._pool = None
 
-    def _begin(self) -> None:
+    def _reset_rows(self) -> None:
         self.close()
-        seeds = [self.seed_of(self.first_row + row, int(self._accounts[0].episode[row])) for row in range(self.batch)]
+        seeds = [self.derive_seed(self.first_row + row, int(self._stats[0].episode[row])) for row in range(self.batch)]
         self._pool = self._envpool.make(
             self._id, env_type="gymnasium", num_envs=self.batch, seed=seeds, **self._mode, **self._options
         )
         self._cut[:] = False
-        self._take_reset(*self._pool.reset())
+        self._write_reset(*self._pool.reset())
 
-    def _advance(self, group: int) -> None:
+    def _step_rows(self, group: int) -> None:
         observation, reward, terminated, truncated, infos = self._recv()
-        if "terminated" in infos:  # of Atari pools
+        if "terminated" in infos:  # Atari pools
             terminated = terminated | (truncated & (infos["terminated"] != 0))
             truncated = truncated & ~terminated
         if self._limit:
             self._cut = (infos["elapsed_step"] >= self._limit) & ~terminated & ~truncated
             truncated = truncated | self._cut
-        self._take(observation, reward, terminated, truncated, infos)
+        self._write_step(observation, reward, terminated, truncated, infos)
 
     def _recv(self) -> Any:
-        """The step of all rows, those that were reset among them."""
+        """Return the step of all rows, including those that were reset."""
         if not self._cut.any():
             return self._pool.recv()
-        observation, infos = self._begun
-        none = np.zeros(np.count_nonzero(self._cut))
-        begun = observation, none, none != 0, none != 0, infos
-        return begun if self._cut.all() else _joined(self._cut, begun, self._pool.recv())
+        observation, infos = self._resets
+        zeros = np.zeros(np.count_nonzero(self._cut))
+        resets = observation, zeros, zeros != 0, zeros != 0, infos
+        return resets if self._cut.all() else _merge(self._cut, resets, self._pool.recv())
 
     def _restore(self, snapshot: State) -> dict[int, str]:
-        return self._restart("an EnvPool can be neither saved nor replayed")
+        return self._restart_all("an EnvPool can be neither saved nor replayed")
 
-    def _raw_reward(self, infos: Mapping[str, Any]) -> NDArray[Any]:
-        """Atari pools say the game's own score beside a clipped reward."""
+    def _episode_reward(self, infos: Mapping[str, Any]) -> NDArray[Any]:
+        """Return the game's score in Atari pools, which clip the reward."""
         reward: NDArray[Any] = infos.get("reward", self._memory.reward)
         return reward
 
-    def _row_infos(self, infos: Any, row: int) -> dict[str, float]:
-        own = {key: value for key, value in infos.items() if key not in ("env_id", "players", "reward", "elapsed_step")}
-        return numeric_info_row(own, row)
+    def _info_of_row(self, infos: Any, row: int) -> dict[str, float]:
+        skipped = ("env_id", "players", "reward", "elapsed_step")
+        return numeric_info_row({key: value for key, value in infos.items() if key not in skipped}, row)
 
     def _make_spec(self) -> Any:
         known = self._envpool.list_all_envs()
@@ -134,25 +134,21 @@ class EnvPoolManager(BatchManager):
 
 
 def _limit(spec: Any) -> int:
-    """The time limit to keep here instead of in the pool; 0: the pool keeps it."""
-    kinds = {kind.__module__.removesuffix("_envpool").rpartition(".")[2] for kind in type(spec).__mro__}
+    """Return the time limit to apply here instead of in the pool; 0: the pool applies it."""
+    families = {kind.__module__.removesuffix("_envpool").rpartition(".")[2] for kind in type(spec).__mro__}
     limit = int(spec.config.max_episode_steps)
-    return limit if kinds & set(TIME_LIMITS) and 0 < limit < NO_LIMIT else 0
+    return limit if families & set(LIMITED_HERE) and 0 < limit < NO_LIMIT else 0
 
 
-def _numbers(rows: NDArray[np.bool_]) -> NDArray[np.int32]:
-    return np.flatnonzero(rows).astype(np.int32)
-
-
-def _joined(where: NDArray[np.bool_], chosen: Any, others: Any) -> Any:
-    """Two nests of arrays as one: ``chosen`` has the rows ``where``, ``others`` the rest."""
+def _merge(where: NDArray[np.bool_], chosen: Any, others: Any) -> Any:
+    """Merge nested arrays: ``chosen`` has the rows ``where``, ``others`` the rest."""
     if isinstance(chosen, Mapping):
-        return {key: _joined(where, x, others[key]) for key, x in chosen.items()}
+        return {key: _merge(where, x, others[key]) for key, x in chosen.items()}
     if isinstance(chosen, tuple):
-        return tuple(_joined(where, x, y) for x, y in zip(chosen, others, strict=True))
-    joined = np.empty((len(where), *others.shape[1:]), others.dtype)
-    joined[where], joined[~where] = chosen, others
-    return joined
+        return tuple(_merge(where, x, y) for x, y in zip(chosen, others, strict=True))
+    merged = np.empty((len(where), *others.shape[1:]), others.dtype)
+    merged[where], merged[~where] = chosen, others
+    return merged
 
 
 def _import() -> Any:
@@ -163,8 +159,8 @@ def _import() -> Any:
     return envpool
 
 
-def _honest(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Undo EnvPool's mark of an unbounded element, the smallest positive float as a lower bound (LunarLander)."""
+def _fix_bounds(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Fix the lower bounds of unbounded elements, for which EnvPool has the smallest positive float (LunarLander)."""
     if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
         return space
     low = np.where(space.low == np.finfo(space.dtype).tiny, -np.inf, space.low)

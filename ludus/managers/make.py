@@ -1,4 +1,4 @@
-"""From settings to a manager: the one place where a backend is chosen."""
+"""Create the manager for the settings of environments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ludus.environments.gym import accepts_argument, find_spec, is_path, make, m
 from ludus.managers.base import BatchManager
 
 TENSOR_NEEDS = ("num_envs", "observation_space", "action_space", "reset", "step")
-FEW = 6  # environments that step faster one by one than as a native vector: 10 µs each for CartPole, against 60 to 90
+MIN_VECTOR = 6  # fewer environments are faster in a loop: 10 µs each for CartPole, against 60 to 90 µs for a vector
 
 
 def make_manager(
@@ -29,11 +29,10 @@ def make_manager(
     environment: Callable[..., Any] | None = None,
     branch: int = 0,
 ) -> BatchManager:
-    """Make the manager that the settings ask for.
+    """Create the manager for ``config``.
 
-    ``num`` overrides ``config.num``: how many environments, or which rows of a run these are. ``environment`` makes one
-    environment in place of ``config.id``; managers of different ``branch`` (training 0, evaluation 1, …) never share a
-    seed.
+    ``num`` overrides ``config.num``, or gives the rows of a run. ``environment`` creates an environment in place of
+    ``config.id``. Managers with another ``branch`` (training 0, evaluation 1, …) have other seeds.
     """
     size = num.size if isinstance(num, Rows) else num
     manager = _make(config, size, render_mode, environment, branch)
@@ -55,9 +54,9 @@ def _make(
     options = parse_options(config.options)
     if config.backend == "tensor":
         return _make_tensor(config, num, options, render_mode, environment, branch)
-    backend = _choose(config, num, options, render_mode, environment)
+    backend = _choose_backend(config, num, options, render_mode, environment)
     if backend == "subproc" and (render_mode is not None or alone):
-        backend = "simple"  # what draws, and what is asked for alone, is in this process
+        backend = "simple"  # rendering and single environments stay in this process
     if backend == "vector":
         from ludus.managers.vector import VectorEnvManager
 
@@ -66,8 +65,8 @@ def _make(
     if backend == "subproc":
         from ludus.managers.subproc import SubProcEnvManager
 
-        _refuse_nameless_wrappers(config)
-        chosen = replace(config, alternate=False) if branch else config  # evaluation steps all rows at once
+        _check_wrappers_importable(config)
+        chosen = replace(config, alternate=False) if branch else config  # evaluation has one group
         try:
             return SubProcEnvManager(chosen, num, _path(config, environment), branch)
         except OSError as error:
@@ -78,14 +77,13 @@ def _make(
         from ludus.managers.envpool import EnvPoolManager
 
         limit = config.max_episode_steps
-        if branch:  # a lost life ends an episode for learning only, never in evaluation
+        if branch:  # in evaluation a lost life does not end an episode
             options.pop("episodic_life", None)
         return EnvPoolManager(config.id, num, options, limit, config.mask, branch, render_mode)
     from ludus.managers.simple import SimpleEnvManager
 
     name = config.id if environment is None else getattr(environment, "__name__", type(environment).__name__)
-    made = lambda: make_environment(config, environment, render_mode)  # noqa: E731
-    return SimpleEnvManager(made, num, name, config.mask, branch)
+    return SimpleEnvManager(lambda: make_environment(config, environment, render_mode), num, name, config.mask, branch)
 
 
 def _make_tensor(
@@ -100,30 +98,30 @@ def _make_tensor(
 
     if environment is None and not is_path(config.id):
         raise UserError(
-            f'env.backend is tensor, but env.id "{config.id}" is no class of yours; give one as package.module:Class.'
+            f'env.backend is tensor, but env.id "{config.id}" is not a class; give one as package.module:Class.'
         )
     if render_mode is not None:
-        raise UserError("env.backend is tensor, which draws no pictures; do without the video.")
+        raise UserError("env.backend is tensor, which cannot render; turn videos off.")
     if config.max_episode_steps:
         raise UserError(
-            f"env.max_episode_steps is {config.max_episode_steps}, but with env.backend tensor the environment keeps "
-            "its own limit; give the limit in env.options."
+            f"env.max_episode_steps is {config.max_episode_steps}, but with env.backend tensor the environment has "
+            "its own limit; set it in env.options."
         )
     maker = resolve(config.id, {}, "environment") if environment is None else environment
     try:
         env = maker(num, **options)
     except Exception as error:
         raise environment_error(config.id, "its constructor", error) from error
-    lacking = [name for name in TENSOR_NEEDS if not hasattr(env, name)]
-    if lacking:
+    missing = [name for name in TENSOR_NEEDS if not hasattr(env, name)]
+    if missing:
         raise UserError(
-            f"env.backend is tensor, but {config.id} has no {lacking[0]}; it needs {', '.join(TENSOR_NEEDS)}."
+            f"env.backend is tensor, but {config.id} has no {missing[0]}; it needs {', '.join(TENSOR_NEEDS)}."
         )
     return TensorEnvManager(env, config.id, config.mask, branch)
 
 
 def _path(config: EnvConfig, environment: Callable[..., Any] | None) -> str:
-    """What another process makes the environment from: the id, or the place of a callable."""
+    """Return the id or import path from which another process creates the environment."""
     if environment is None:
         return config.id
     path = import_path(environment)
@@ -136,7 +134,7 @@ def _path(config: EnvConfig, environment: Callable[..., Any] | None) -> str:
     return path
 
 
-def _refuse_nameless_wrappers(config: EnvConfig) -> None:
+def _check_wrappers_importable(config: EnvConfig) -> None:
     for path, _ in parse_wrappers(config.wrappers):
         if not is_importable_elsewhere(path):
             raise UserError(
@@ -145,7 +143,7 @@ def _refuse_nameless_wrappers(config: EnvConfig) -> None:
             )
 
 
-def _choose(
+def _choose_backend(
     config: EnvConfig,
     num: int,
     options: dict[str, Any],
@@ -160,29 +158,29 @@ def _choose(
             )
         return "simple" if config.backend == "auto" else config.backend
     if render_mode is not None and config.backend == "vector":
-        return "simple"  # native vector environments draw nothing; one environment of the same id does
+        return "simple"  # native vector environments cannot render
     if config.backend != "auto":
         return config.backend
     spec = find_spec(config.id)
-    if render_mode is not None or config.wrappers or _vector_maker(spec, config, options) is None or num < FEW:
+    if render_mode is not None or config.wrappers or _vector_maker(spec, config, options) is None or num < MIN_VECTOR:
         return "simple"
-    return "vector" if _is_alike(config, options) else "simple"
+    return "vector" if _same_spaces(config, options) else "simple"
 
 
-def _is_alike(config: EnvConfig, options: dict[str, Any]) -> bool:
-    """Whether the native vector environment is the single one many times over; Atari's, say, sees other pictures."""
+def _same_spaces(config: EnvConfig, options: dict[str, Any]) -> bool:
+    """Whether the native vector environment has the spaces of the single one; Atari's does not."""
     single, vector = make(config.id, options), _make_vector(config, options, 1)
-    alike = (
+    same = (
         single.observation_space == vector.single_observation_space
         and single.action_space == vector.single_action_space
     )
     single.close()
     vector.close()
-    return alike
+    return same
 
 
 def _vector_maker(spec: EnvSpec, config: EnvConfig, options: dict[str, Any]) -> Callable[..., Any] | None:
-    """The constructor of the native vector environment, if there is one that takes all that is asked of it."""
+    """Return the constructor of the native vector environment, if there is one that accepts all settings."""
     if spec.vector_entry_point is None or spec.additional_wrappers:
         return None
     entry = spec.vector_entry_point
@@ -190,16 +188,16 @@ def _vector_maker(spec: EnvSpec, config: EnvConfig, options: dict[str, Any]) -> 
         maker: Callable[..., Any] = load_env_creator(entry) if isinstance(entry, str) else entry
     except ImportError:
         return None
-    asked = [*options, *(["max_episode_steps"] if config.max_episode_steps else [])]
-    return maker if all(accepts_argument(maker, key) for key in asked) else None
+    arguments = [*options, *(["max_episode_steps"] if config.max_episode_steps else [])]
+    return maker if all(accepts_argument(maker, key) for key in arguments) else None
 
 
 def _make_vector(config: EnvConfig, options: dict[str, Any], num: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
     spec = find_spec(config.id)
     if _vector_maker(spec, config, options) is None:
         raise UserError(
-            f'Environment "{config.id}" has no native vector environment that takes these settings; set env.backend to '
-            "auto or simple."
+            f'Environment "{config.id}" has no native vector environment that accepts these settings; set env.backend '
+            "to auto or simple."
         )
     limit: dict[str, Any] = {"max_episode_steps": config.max_episode_steps} if config.max_episode_steps else {}
     try:

@@ -1,4 +1,4 @@
-"""A manager's arrays as tensors of a checkpoint and back, and the sentence on how its environments came back."""
+"""Convert a manager's state to checkpoints and back, and describe how environments were restored."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from ludus.environments.rows import StepArrays
 from ludus.environments.spaces import Arrays
 
 EXACTLY = "exactly"
-FLAT = ("reward", "terminated", "truncated", "first", "seed")  # of a StepArrays, beside its observation
+FLAT = ("reward", "terminated", "truncated", "first", "seed")  # fields of StepArrays beside the observation
 
 
-def tensors(tree: Any) -> Any:
-    """Copy a nest with its arrays as tensors."""
+def to_tensors(tree: Any) -> Any:
+    """Copy nested lists and dicts, with arrays converted to tensors."""
     return _map(tree, lambda x: torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x)
 
 
-def arrays(tree: Any) -> Any:
-    """Copy a nest with its tensors as arrays."""
+def to_arrays(tree: Any) -> Any:
+    """Copy nested lists and dicts, with tensors converted to arrays."""
     return _map(tree, lambda x: x.numpy().copy() if isinstance(x, Tensor) else x)
 
 
-def step_state(memory: StepArrays) -> State:
-    """The last step."""
-    return tensors({"observation": memory.observation, **{name: getattr(memory, name) for name in FLAT}})  # type: ignore[no-any-return]
+def save_step(memory: StepArrays) -> State:
+    """Return the last step."""
+    return to_tensors({"observation": memory.observation, **{name: getattr(memory, name) for name in FLAT}})  # type: ignore[no-any-return]
 
 
 def load_step(state: State, memory: StepArrays) -> None:
-    """Write a saved step into memory."""
+    """Write a saved step to memory."""
     for name, x in memory.observation.items():
         x[:] = state["observation"][name].numpy()
     for name in FLAT:
         getattr(memory, name)[:] = state[name].numpy()
 
 
-def actions_state(rows: Sequence[Arrays | None]) -> State:
-    """The actions of all rows: how many each has (-1: none that help), and all of them one after another."""
+def save_actions(rows: Sequence[Arrays | None]) -> State:
+    """Return the number of actions of each row (-1: not stored), and all actions concatenated."""
     kept = [actions for actions in rows if actions is not None]
     lengths = [-1 if actions is None else len(next(iter(actions.values()))) for actions in rows]
     names = kept[0] if kept else ()
-    return {"lengths": lengths, "all": tensors({n: np.concatenate([actions[n] for actions in kept]) for n in names})}
+    return {"lengths": lengths, "all": to_tensors({n: np.concatenate([actions[n] for actions in kept]) for n in names})}
 
 
 def load_actions(state: State) -> list[Arrays | None]:
-    """The actions of each row."""
-    joined, rows, start = arrays(state["all"]), [], 0
+    """Return the actions of each row."""
+    joined, rows, start = to_arrays(state["all"]), [], 0
     for length in state["lengths"]:
         end = start + max(0, length)
         rows.append(None if length < 0 else {name: x[start:end] for name, x in joined.items()})
@@ -59,8 +59,8 @@ def load_actions(state: State) -> list[Arrays | None]:
     return rows
 
 
-def check(state: State, memory: StepArrays, name: str) -> None:
-    """Refuse what was saved of other environments."""
+def check_compatible(state: State, memory: StepArrays, name: str) -> None:
+    """Refuse the state of another number of environments, or of environments with other observations."""
     batch, found = len(memory.reward), state["last"]["observation"]
     saved_batch = len(state["last"]["reward"])
     if saved_batch != batch:
@@ -76,8 +76,8 @@ def check(state: State, memory: StepArrays, name: str) -> None:
         )
 
 
-def told(reasons: Mapping[int, str], batch: int, name: str) -> str:
-    """How the rows came back; ``reasons`` has those that did not."""
+def describe_restore(reasons: Mapping[int, str], batch: int, name: str) -> str:
+    """Describe how environments were restored; ``reasons`` has the rows that were not."""
     if not reasons:
         return EXACTLY
     parts = []

@@ -1,4 +1,4 @@
-"""Environments in this process, stepped one after the other: the plainest manager, and the one that renders."""
+"""Environments in this process, stepped one after the other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ludus.managers.base import BatchManager
 
 
 class SimpleEnvManager(BatchManager):
-    """Steps Gymnasium environments in a loop; each episode has a seed of its own, from (seed, row, episode)."""
+    """Steps Gymnasium environments in a loop; the seed of an episode is derived from (seed, row, episode)."""
 
     backend = "simple"
 
@@ -23,18 +23,18 @@ class SimpleEnvManager(BatchManager):
         self, make: Callable[[], Environment], num: int, name: str, mask: str = "action_mask", branch: int = 0
     ) -> None:
         self._rows = EnvRows(make, 0, num, name, mask, branch)
-        super().__init__(name, num, self._rows.reader, self._rows.layout, branch, replays=True)
+        super().__init__(name, num, self._rows.reader, self._rows.layout, branch, keep_actions=True)
         self._rows.attach(self._memory)
         self._goal_env = self._rows.env
 
     @property
     def render_fps(self) -> float:  # type: ignore[override]
-        """The pictures per second that the environment's metadata names; 0 where it names none."""
+        """The frames per second in the environment's metadata; 0 if there are none."""
         fps = env_metadata(self._rows.env).get("render_fps")
         return float(fps) if isinstance(fps, int | float | np.number) and 0 < fps < math.inf else 0.0
 
     def render(self, row: int = 0) -> Any:
-        """The picture of one environment, as its render mode gives it."""
+        """Render one environment."""
         return self._rows.render(row)
 
     def current_call(self) -> tuple[int, ...] | None:
@@ -43,26 +43,26 @@ class SimpleEnvManager(BatchManager):
     def close(self) -> None:
         self._rows.close()
 
-    def _remarks(self) -> int:
+    def _warning_bits(self) -> int:
         return int(self._rows.status[WARNING_BITS])
 
-    def _begin(self) -> None:
+    def _reset_rows(self) -> None:
         self._rows.first_row = self.first_row
-        self._rows.reset(self._seed, self._accounts[0].episode.tolist())
+        self._rows.reset(self._seed, self._stats[0].episode.tolist())
 
-    def _advance(self, group: int) -> None:
+    def _step_rows(self, group: int) -> None:
         infos = self._rows.step(self._pending[group])
-        self._note(group, self._memory.reward, lambda row: infos.get(row, {}))
+        self._update_stats(group, self._memory.reward, lambda row: infos.get(row, {}))
 
     def _snapshot(self) -> State:
         return {"rows": [self._rows.snapshot(row) for row in range(self.batch)]}
 
     def _restore(self, snapshot: State) -> dict[int, str]:
         self._rows.seed, self._rows.branch, self._rows.first_row = self._seed, self._branch, self.first_row
-        account, reasons = self._accounts[0], {}
+        stats, reasons = self._stats[0], {}
         for row, taken in enumerate(snapshot["rows"]):
-            place = int(account.episode[row]), bool(account.ended[row])
-            if why := self._rows.restore_row(row, *place, taken, self._actions(row)):
-                self._lose(row)
-                reasons[row] = why
+            episode, ended = int(stats.episode[row]), bool(stats.ended[row])
+            if reason := self._rows.restore_row(row, episode, ended, taken, self._actions(row)):
+                stats.start_next(row)
+                reasons[row] = reason
         return reasons

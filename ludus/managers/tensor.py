@@ -1,4 +1,4 @@
-"""Environments that live on a device: torch tensors in and out, no copy to the host in a step."""
+"""Environments that step torch tensors on a device, without copies to the host."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Function = Callable[[Tensor], Tensor]
 
 
 class TensorEnvManager(BatchManager):
-    """Steps a ``TensorEnvironment``, whose rows are reset in the same step in which they end.
+    """Steps a ``TensorEnvironment``, which has same-step autoreset.
 
-    Returns and lengths of episodes are summed on the device and read when ``episodes`` is called.
+    Returns and lengths of episodes are summed on the device and copied to the host by ``episodes``.
     """
 
     backend = "tensor"
@@ -38,29 +38,29 @@ class TensorEnvManager(BatchManager):
         reader = ObservationReader(env.observation_space, actions.specs, "", {}, name)
         super().__init__(name, env.num_envs, reader, actions, branch)
         if mask and mask in reader.specs:
-            raise UserError(f'{name}: env.backend tensor takes no action masks yet, but it observes "{mask}".')
-        self._env, self._resets, self._told_final = env, 0, False
+            raise UserError(f'{name}: env.backend tensor does not support action masks yet, but it observes "{mask}".')
+        self._env, self._resets, self._warned_final = env, 0, False
         self._sent: Any = None
         self._functions: dict[str, Function] = {}
-        self._total, self._length = torch.zeros(0), torch.zeros(0, dtype=torch.int64)  # [B] of running episodes
-        self._log: list[tuple[Tensor, Tensor, Tensor]] = []  # of each step: ended, return and length [B]
+        self._total, self._length = torch.zeros(0), torch.zeros(0, dtype=torch.int64)  # [B], of running episodes
+        self._log: list[tuple[Tensor, Tensor, Tensor]] = []  # by step: ended, return and length [B]
 
     def set_action_transform(self, action_transform: Mapping[str, str]) -> None:
-        super().set_action_transform(action_transform)  # which refuses what cannot be
+        super().set_action_transform(action_transform)  # checks the transforms
         self._functions = {
             name: tensor_transform(self.action[name], how) for name, how in action_transform.items() if how != "none"
         }
         for name, leaf in self._layout.leaves.items():
             if leaf.start is not None:
-                self._functions[name] = _add(leaf.start)
+                self._functions[name] = _shift(leaf.start)
 
     def reset(self, seed: int) -> EnvStep:
         self._resets = 0
         return super().reset(seed)
 
     def send(self, actions: Tensors, group: int = 0) -> None:
-        made = {name: self._functions[name](x) if name in self._functions else x for name, x in actions.items()}
-        self._sent = made if len(self.action) > 1 else next(iter(made.values()))
+        actions = {name: self._functions[name](x) if name in self._functions else x for name, x in actions.items()}
+        self._sent = actions if len(self.action) > 1 else next(iter(actions.values()))
 
     def episodes(self) -> list[Episode]:
         self._read_log()
@@ -93,10 +93,10 @@ class TensorEnvManager(BatchManager):
             raise UserError(f"The checkpoint holds {rows} environments, env.num is {self.batch}; set it to {rows}.")
         self._seed, self._branch, self._resets = int(state["seed"]), int(state["branch"]), int(state["resets"])
         self._finished = [Episode(*episode) for episode in state["finished"]]
-        self.restored = saved_state.told(self._restore(state), self.batch, self.name)
+        self.restored = saved_state.describe_restore(self._restore(state), self.batch, self.name)
 
     def _restore(self, snapshot: State) -> dict[int, str]:
-        self._begin()
+        self._reset_rows()
         if snapshot["env"] is None or not hasattr(self._env, "load_state_dict"):
             return dict.fromkeys(range(self.batch), "it has no state_dict and load_state_dict")
         device = self._total.device
@@ -104,12 +104,12 @@ class TensorEnvManager(BatchManager):
         self._resets = int(snapshot["resets"])
         self._total, self._length = snapshot["total"].to(device), snapshot["length"].to(device)
         observation = {name: x.to(device) for name, x in snapshot["observation"].items()}
-        self._take_step(EnvStep(observation, **{name: x.to(device) for name, x in snapshot["last"].items()}))
+        self._set_step(EnvStep(observation, **{name: x.to(device) for name, x in snapshot["last"].items()}))
         return {}
 
-    def _begin(self) -> None:
-        observation = self._named(self._call("reset", self.batch_seed(self._resets)))
-        self._resets += 1  # no two resets have one seed
+    def _reset_rows(self) -> None:
+        observation = self._named(self._call_env("reset", self.batch_seed(self._resets)))
+        self._resets += 1  # every reset has another seed
         for name, x in observation.items():
             wanted = (self.batch, *self.observation[name].shape)
             if tuple(x.shape) != wanted:
@@ -119,54 +119,54 @@ class TensorEnvManager(BatchManager):
                 )
         device = next(iter(observation.values())).device
         zeros = torch.zeros(self.batch, device=device)
-        no = torch.zeros(self.batch, dtype=torch.bool, device=device)
+        false = torch.zeros(self.batch, dtype=torch.bool, device=device)
         self._total, self._length = zeros, torch.zeros(self.batch, dtype=torch.int64, device=device)
         self._log = []
-        self._take_step(EnvStep(observation, zeros, no, no, ~no, no))
+        self._set_step(EnvStep(observation, zeros, false, false, ~false, false))
 
-    def _advance(self, group: int) -> None:
-        observation, reward, terminated, truncated, final = self._call("step", self._sent)
+    def _step_rows(self, group: int) -> None:
+        observation, reward, terminated, truncated, final = self._call_env("step", self._sent)
         ended = terminated | truncated
         total, length = self._total + reward, self._length + 1
         self._log.append((ended, total, length))
         self._total, self._length = total.masked_fill(ended, 0), length.masked_fill(ended, 0)
-        if final is None and not self._told_final:
-            self._told_final = True
+        if final is None and not self._warned_final:
+            self._warned_final = True
             self.on_warning(
                 f"{self.name} gives no final observations, so the value of a truncated episode's last step stands in "
                 "for that of the state after it."
             )
         final = None if final is None else self._named(final)
         flags = terminated, truncated, ended, torch.ones_like(ended)
-        self._take_step(EnvStep(self._named(observation), reward.to(torch.float32), *flags, final))
+        self._set_step(EnvStep(self._named(observation), reward.to(torch.float32), *flags, final))
 
-    def _take_step(self, step: EnvStep) -> None:
+    def _set_step(self, step: EnvStep) -> None:
         self._last, self._steps = step, [step]
 
     def _read_log(self) -> None:
-        """Bring the episodes that ended to the host, those of all steps since the last time at once."""
+        """Copy the episodes that ended since the last call to the host."""
         if self._log:
             flags, totals, lengths = (torch.stack(x).cpu().numpy() for x in zip(*self._log, strict=True))
             for step, row in np.argwhere(flags).tolist():
                 self._finished.append(Episode(row, float(totals[step, row]), int(lengths[step, row]), None, {}))
             self._log = []
 
-    def _call(self, method: str, argument: Any) -> Any:
+    def _call_env(self, method: str, argument: Any) -> Any:
         try:
             return getattr(self._env, method)(argument)
         except Exception as error:
             raise environment_error(self.name, method, error) from error
 
     def _named(self, observation: Tensor | Tensors) -> Tensors:
-        """Observations by the names of their specs."""
+        """Return observations by the names of their specs."""
         if isinstance(observation, Tensor):
             return {next(iter(self.observation)): observation}
         return {name: observation[name] for name in self.observation}
 
 
 def tensor_transform(spec: Spec, how: str) -> Function:
-    """Do what ``ActionPreprocessor`` does for one action, with tensors of any device."""
-    ActionPreprocessor({"action": spec}, {"action": how})  # refuses what cannot be
+    """Return the transform of ``ActionPreprocessor`` for one action, for tensors on any device."""
+    ActionPreprocessor({"action": spec}, {"action": how})  # checks the transform
     low, high = spec.bounds
     scale, shift = (high - low, low) if how == "unit" else rescaling(spec)
     least, most = np.where(spec.bounded, -1.0, low), np.where(spec.bounded, 1.0, high)
@@ -177,16 +177,16 @@ def tensor_transform(spec: Spec, how: str) -> Function:
 
     def transform(x: Tensor) -> Tensor:
         if x.device not in constants:
-            given = (scale, shift, least, most, low, high)
-            constants[x.device] = [torch.tensor(c, dtype=torch.float32, device=x.device) for c in given]
-        by, plus, first, last, lowest, highest = constants[x.device]
-        x = x.tanh() if how == "tanh" else torch.minimum(torch.maximum(x, first), last)
-        x = torch.minimum(torch.maximum(x * by + plus, lowest), highest)
+            arrays = (scale, shift, least, most, low, high)
+            constants[x.device] = [torch.tensor(c, dtype=torch.float32, device=x.device) for c in arrays]
+        scale_, shift_, least_, most_, low_, high_ = constants[x.device]
+        x = x.tanh() if how == "tanh" else torch.minimum(torch.maximum(x, least_), most_)
+        x = torch.minimum(torch.maximum(x * scale_ + shift_, low_), high_)
         return x.to(dtype) if dtype.is_floating_point else x.round().to(dtype)
 
     return transform
 
 
-def _add(start: Any) -> Function:
-    """Shift choices that count from a start other than 0."""
+def _shift(start: Any) -> Function:
+    """Shift discrete actions that start at a number other than 0."""
     return lambda x: x + torch.as_tensor(start, device=x.device)

@@ -106,7 +106,7 @@ class Player:
         else:
             before = self._check_state(state, rows)
         agent_step = self.agent.act(step, before, None if greedy else self._draw(rows))
-        action = self._world.write({name: x.cpu() for name, x in agent_step.action.items()}, batched)
+        action = self._world.format_actions({name: x.cpu() for name, x in agent_step.action.items()}, batched)
         if state is not None:
             return action, agent_step.state
         self._state = agent_step.state
@@ -162,7 +162,7 @@ class Player:
 
     def _read(self, observation: Any, info: Mapping[str, Any] | None, first: Any) -> tuple[EnvStep, bool, int]:
         """The observation as an agent gets it, whether it was a batch, and the number of rows."""
-        arrays, batched = self._world.read(observation, info or {})
+        arrays, batched = self._world.parse_observation(observation, info or {})
         for name, x in arrays.items():
             if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
                 element = np.argwhere(~np.isfinite(x if batched else x[0]))[0].tolist()

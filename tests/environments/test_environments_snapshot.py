@@ -23,7 +23,7 @@ from ludus.core.errors import UserError
 from ludus.environments.gym import make
 from ludus.environments.snapshot import restore_snapshot, take_snapshot
 from ludus.environments.toy import CountingEnv
-from ludus.managers.saved_state import arrays, tensors
+from ludus.managers.saved_state import to_arrays, to_tensors
 from ludus.runs import checkpoint
 
 FAST = ("Ant-v5", "HalfCheetah-v5", "Humanoid-v5")
@@ -96,8 +96,8 @@ class Noted(gymnasium.Wrapper):
 
 def through_a_checkpoint(snapshot, folder):
     assert snapshot is not None
-    checkpoint.save(folder, {"env": tensors(snapshot)}, {})
-    return arrays(checkpoint.load(folder)[0]["env"])
+    checkpoint.save(folder, {"env": to_tensors(snapshot)}, {})
+    return to_arrays(checkpoint.load(folder)[0]["env"])
 
 
 def alike(a, b):
@@ -246,7 +246,7 @@ def test_into_another_process(tmp_path):
         "import sys, json, pathlib, numpy as np\n"
         "from test_environments_snapshot import arrays, atari, checkpoint, restore_snapshot, steps\n"
         "env = atari(sticky=0.0)\nenv.reset(seed=9)\n"
-        "restore_snapshot(env, arrays(checkpoint.load(pathlib.Path(sys.argv[1]))[0]['env']))\n"
+        "restore_snapshot(env, to_arrays(checkpoint.load(pathlib.Path(sys.argv[1]))[0]['env']))\n"
         "results = steps(env, 50, np.random.default_rng(1))\n"
         "print(json.dumps([float(np.sum(r[0], dtype=np.int64)) for r in results]))\n"
     )

@@ -98,7 +98,7 @@ def test_vector_and_simple_agree_on_cartpole():
     """Same actions and same first seeds: the first episode of every row is the same, step for step."""
     sync = VectorEnvManager(SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3), "sync")
     loop = SimpleEnvManager(lambda: gymnasium.make("CartPole-v1"), 3, "loop")
-    loop._rows.seed_of = lambda row, episode: sync.seed_of(0) + row  # SyncVectorEnv gives row i the seed + i
+    loop._rows.seed_of = lambda row, episode: sync.derive_seed(0) + row  # SyncVectorEnv gives row i the seed + i
     a, b = sync.reset(5), loop.reset(5)
     generator = torch.Generator().manual_seed(0)
     alive = torch.ones(3, dtype=torch.bool)

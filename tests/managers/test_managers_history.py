@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludus.core.spec import Spec
-from ludus.managers.history import SMALLEST, History
+from ludus.managers.history import MIN_CAPACITY, ActionHistory
 
 SPECS = {"a": Spec((), "int64", "categorical", sizes=(1000,)), "b": Spec((2,), "float32")}
 
@@ -19,14 +19,14 @@ def step(number, rows):
 @given(st.integers(1, 4), st.integers(0, 600), st.floats(0, 0.2), st.integers(0, 2**32 - 1), st.booleans())
 def test_every_row_has_the_actions_since_its_begin(rows, steps, rate, seed, reloaded):
     random = np.random.default_rng(seed)
-    history, since = History(SPECS, rows, longest=200), [0] * rows
+    history, since = ActionHistory(SPECS, rows, max_steps=200), [0] * rows
     for number in range(steps):
-        history.record(step(number, rows))
+        history.append(step(number, rows))
         begun = random.random(rows) < rate
-        history.begin(begun)
+        history.start(begun)
         since = [number + 1 if b else s for b, s in zip(begun, since, strict=True)]
         if reloaded and number == steps // 2:
-            other = History(SPECS, rows, longest=200)
+            other = ActionHistory(SPECS, rows, max_steps=200)
             other.load([history.actions(row) for row in range(rows)])
             history = other
     for row in range(rows):
@@ -40,23 +40,23 @@ def test_every_row_has_the_actions_since_its_begin(rows, steps, rate, seed, relo
 
 @pytest.mark.parametrize("length", [1, 10, 100])
 def test_memory_follows_the_longest_running_episode(length):
-    history = History(SPECS, 2)
+    history = ActionHistory(SPECS, 2)
     for number in range(5000):
-        history.record(step(number, 2))
+        history.append(step(number, 2))
         if number % length == 0:
-            history.begin(slice(None))
-    assert history._room <= max(SMALLEST, 4 * length)
+            history.start(slice(None))
+    assert history._capacity <= max(MIN_CAPACITY, 4 * length)
 
 
 def test_a_row_that_was_given_up_does_not_hold_memory_and_comes_back():
-    history = History(SPECS, 2, longest=100)
+    history = ActionHistory(SPECS, 2, max_steps=100)
     for number in range(3000):
-        history.record(step(number, 2))
+        history.append(step(number, 2))
         if number % 10 == 0:
-            history.begin(np.array([False, True]))
+            history.start(np.array([False, True]))
     assert history.actions(0) is None
     assert len(history.actions(1)["a"]) == 9
-    assert history._room <= 512
-    history.begin(0)
-    history.record(step(7, 2))
+    assert history._capacity <= 512
+    history.start(0)
+    history.append(step(7, 2))
     assert history.actions(0)["a"].tolist() == [7]

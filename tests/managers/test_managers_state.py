@@ -233,13 +233,13 @@ def test_an_environment_that_is_not_deterministic_begins_its_next_episode():
     assert step.observation["observation"][1].tolist() == [0, 0]
     for row in (0, 2):
         assert torch.equal(step.observation["observation"][row], before.observation["observation"][row])
-    state = other.state_dict()["account"]
+    state = other.state_dict()["stats"]
     assert state["length"].tolist() == [6, 0, 6]
     assert state["total"].tolist() == [6, 0, 6]
     assert state["episode"].tolist() == [0, 1, 0]
     assert other.episodes() == []  # a lost episode is none
     assert other.step(zero).first.tolist() == [False] * 3
-    assert other._memory.seed.tolist() == [other.seed_of(0, 0), other.seed_of(1, 1), other.seed_of(2, 0)]
+    assert other._memory.seed.tolist() == [other.derive_seed(0, 0), other.derive_seed(1, 1), other.derive_seed(2, 0)]
 
 
 @pytest.mark.parametrize("limit", [4, 6, 7])
@@ -302,7 +302,7 @@ def test_an_environment_that_fails_in_the_replay_is_told():
 
 
 def test_too_long_an_episode_begins_the_next_one(monkeypatch):
-    monkeypatch.setattr(history, "LARGEST", 150 * 3 * 8)  # bytes for 150 steps of 3 rows
+    monkeypatch.setattr(history, "MAX_BYTES", 150 * 3 * 8)  # bytes for 150 steps of 3 rows
     _, other, _ = saved_and_loaded(lambda: lambda: Dice(1000), 151)
     assert "all environments of World: its episode is too long" in other.restored
     assert other.last_step().first.all()
@@ -318,7 +318,7 @@ def test_a_vector_environment_without_a_snapshot_goes_on_after_the_saved_episode
     manager.reset(3)
     for _ in range(10):
         manager.step({"action": torch.zeros(3, dtype=torch.int64)})
-    assert manager.state_dict()["account"]["length"].tolist() == [10 % 2, 10 % 3, 10 % 6]
+    assert manager.state_dict()["stats"]["length"].tolist() == [10 % 2, 10 % 3, 10 % 6]
     other = make()
     other.load_state_dict(through_files(manager.state_dict()))
     assert other.restored.startswith("restarted at an episode boundary: all environments of counting: ")
@@ -326,8 +326,8 @@ def test_a_vector_environment_without_a_snapshot_goes_on_after_the_saved_episode
     assert step.first.all()
     assert step.reward.tolist() == [0, 0, 0]
     assert not (step.terminated | step.truncated).any()
-    account = other.state_dict()["account"]
-    assert (account["episode"] == manager.state_dict()["account"]["episode"] + 1).all()
+    account = other.state_dict()["stats"]
+    assert (account["episode"] == manager.state_dict()["stats"]["episode"] + 1).all()
     assert account["length"].tolist() == [0, 0, 0]
     step = other.step({"action": torch.zeros(3, dtype=torch.int64)})
     assert not step.first.any()

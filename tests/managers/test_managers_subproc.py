@@ -19,7 +19,7 @@ from ludus.environments.config import EnvConfig
 from ludus.managers import worker_pool
 from ludus.managers.make import make_manager
 from ludus.managers.subproc import SubProcEnvManager
-from ludus.managers.worker_pool import divide, gpus
+from ludus.managers.worker_pool import split_rows, visible_gpus
 from ludus.parallel.process import Launcher
 
 TOY = "ludus.environments.toy"
@@ -183,7 +183,7 @@ def test_infos_that_are_too_many_are_cut():
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 @pytest.mark.parametrize("groups", [[slice(0, 7)], [slice(0, 3), slice(3, 7)]])
 def test_rows_are_shared_evenly(groups, workers):
-    parts = divide(groups, workers)
+    parts = split_rows(groups, workers)
     assert [row for part in parts for row in range(part.start, part.start + part.count)] == list(range(7))
     assert {part.worker for part in parts} == set(range(workers))
     if workers > 1:
@@ -243,14 +243,14 @@ def test_a_failing_worker_is_reported_and_replaced(tmp_path, how):
     assert not (step.terminated | step.truncated).any()
     seen = step.observation["observation"]
     assert seen[kept, 0].tolist() == before[kept, 0].tolist()
-    assert seen[lost, 0].tolist() == [ours.seed_of(other, 1) for other in lost]  # the next episodes
+    assert seen[lost, 0].tolist() == [ours.derive_seed(other, 1) for other in lost]  # the next episodes
     assert set(seen[lost, 2].tolist()).isdisjoint(before[:, 2].tolist())  # in another process
     ends = {}
     for _ in range(8):
         advance(ours, ACTION)
         ends |= {episode.row: episode for episode in ours.episodes() if episode.row not in ends}
     assert {other: (e.length, e.reward, e.seed) for other, e in ends.items()} == {
-        other: (6, 21.0, ours.seed_of(other, 1 if other in lost else 0)) for other in range(4)
+        other: (6, 21.0, ours.derive_seed(other, 1 if other in lost else 0)) for other in range(4)
     }
     assert ours.restarts == 1
     ours.close()
@@ -273,7 +273,7 @@ def test_failures_with_two_groups(tmp_path, workers):
     second = ours.recv(1)
     alone = workers == 1
     assert second.first.tolist() == [alone, alone]
-    expected = [ours.seed_of(row, 1) for row in (2, 3)] if alone else old
+    expected = [ours.derive_seed(row, 1) for row in (2, 3)] if alone else old
     assert second.observation["observation"][:, 0].tolist() == expected
     assert second.observation["observation"][:, 1].tolist() == ([0, 0] if alone else [3, 3])
     for _ in range(8):
@@ -289,7 +289,7 @@ def test_both_groups_fly_when_their_worker_dies(tmp_path):
         advance(ours, ACTION)
     step = advance(ours, ACTION)
     assert step.first.tolist() == [True] * 4
-    assert step.observation["observation"][:, 0].tolist() == [ours.seed_of(row, 1) for row in range(4)]
+    assert step.observation["observation"][:, 0].tolist() == [ours.derive_seed(row, 1) for row in range(4)]
     assert advance(ours, ACTION).observation["observation"][:, 1].tolist() == [1] * 4
     assert len(reports) == 1
     ours.close()
@@ -302,7 +302,7 @@ def test_a_worker_killed_while_idle_and_one_in_reset(tmp_path):
     assert "step raised" not in reports[0]
     assert "reset raised ValueError" in reports[0]
     seeds = ours.last_step().observation["observation"][:, 0].tolist()
-    numbers = [next(n for n in range(4) if ours.seed_of(row, n) == seed) for row, seed in enumerate(seeds)]
+    numbers = [next(n for n in range(4) if ours.derive_seed(row, n) == seed) for row, seed in enumerate(seeds)]
     assert sum(numbers) in (4, 2 + 2)  # two rows at each failure
     advance(ours, ACTION)
     kill(ours, 0)
@@ -310,7 +310,7 @@ def test_a_worker_killed_while_idle_and_one_in_reset(tmp_path):
     assert step.first.tolist() == [True, True, False, False]
     assert "was killed by SIGKILL" in reports[2]
     after = step.observation["observation"][:, 0].tolist()
-    assert after == [ours.seed_of(row, numbers[row] + (row < 2)) for row in range(4)]
+    assert after == [ours.derive_seed(row, numbers[row] + (row < 2)) for row in range(4)]
     ours.close()
 
 
@@ -411,7 +411,7 @@ def test_rows_that_cannot_come_back_begin_the_next_episode():
     ours.load_state_dict(state)
     assert "restarted at an episode boundary" in ours.restored
     assert ours.last_step().first.tolist() == [True] * 3
-    assert ours.last_step().observation["observation"][:, 0].tolist() == [ours.seed_of(row, 1) for row in range(3)]
+    assert ours.last_step().observation["observation"][:, 0].tolist() == [ours.derive_seed(row, 1) for row in range(3)]
     assert advance(ours, {"action": torch.zeros(3, dtype=torch.int64)}).first.tolist() == [False] * 3
     ours.close()
 
@@ -542,7 +542,7 @@ def test_an_interrupt_in_a_save_leaves_no_order_out(monkeypatch):
         patch.setattr(ours._pool, "wait_all", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ours.state_dict()
-    assert ours._pool.busy(ours._pool.parts[0])
+    assert ours._pool.is_pending(ours._pool.parts[0])
     waited, letters = ours._pool.wait_all, []
 
     def wait_all(parts, *args):
@@ -691,9 +691,9 @@ def test_time_in_which_all_processes_were_stopped_is_no_hang():
 
 
 def test_a_poll_counts_as_waiting_only_if_it_ended_when_asked():
-    assert worker_pool._counted(0.3, 0.5) == 0.3
-    assert worker_pool._counted(0.6, 0.5) == 0.5
-    assert worker_pool._counted(60.0, 0.5) == 0.0
+    assert worker_pool._waited(0.3, 0.5) == 0.3
+    assert worker_pool._waited(0.6, 0.5) == 0.5
+    assert worker_pool._waited(60.0, 0.5) == 0.0
 
 
 def running(pid):
@@ -711,10 +711,10 @@ def test_workers_take_turns_with_gpus(monkeypatch, visible, count, seen):
     with monkeypatch.context() as patch:
         if visible is not None:
             patch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        found = gpus()
+        found = visible_gpus()
     assert found == (visible.split(",") if visible else [str(i) for i in range(count)])
     config = EnvConfig(f"{WORLDS}:Sees", 3, "subproc", workers=3)
-    monkeypatch.setattr(worker_pool, "gpus", lambda: found)
+    monkeypatch.setattr(worker_pool, "visible_gpus", lambda: found)
     manager = SubProcEnvManager(config, 3)
     try:
         shown = manager.reset(0).observation["observation"][:, 0].tolist()

@@ -115,7 +115,7 @@ def test_settings_make_one() -> None:
     assert manager.batch == 5
     assert manager.reset(0).observation["observation"].shape == (5, 3)
     for config, told in (
-        (EnvConfig(id="CartPole-v1", backend="tensor"), "no class of yours"),
+        (EnvConfig(id="CartPole-v1", backend="tensor"), "is not a class"),
         (EnvConfig(id="ludus.environments.toy:MemoryEnv", backend="tensor"), "num_envs"),
         (EnvConfig(id=CUE, backend="tensor", max_episode_steps=5), "its own limit"),
     ):
