@@ -1,4 +1,4 @@
-"""What agents declare of their settings, so that nothing else has to guess it."""
+"""Plans and unused settings of agents' configs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GUESS = re.compile(r"(getattr|hasattr)\((settings\.agent|(\w+\.)*agent\.config|s
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_every_agent_plans_and_names_settings_that_it_has(name: str) -> None:
+def test_every_agent_has_a_plan_and_declares_existing_settings(name: str) -> None:
     config = agent_config(name)()
     assert isinstance(config, AgentConfig)
     plan = config.plan(8)
@@ -44,7 +44,7 @@ def test_plans_of_known_settings() -> None:
     assert dqn(replay=1000, replay_folder="somewhere").plan(4).replay == 0
 
 
-def test_settings_that_do_not_say_anything_plan_nothing() -> None:
+def test_base_config_defaults() -> None:
     config = AgentConfig()
     config.validate()
     config.check_run_length(1, 1)
@@ -52,7 +52,7 @@ def test_settings_that_do_not_say_anything_plan_nothing() -> None:
     assert list(config.unused(OBSERVATION, CHOICE, 8)) == []
 
 
-def test_nobody_else_guesses_what_an_agents_settings_have() -> None:
+def test_agent_config_is_not_probed_outside_agents() -> None:
     package = Path(ludus.__file__).parent
     files = [path for path in package.rglob("*.py") if "agents" not in path.relative_to(package).parts]
     guesses = [

@@ -21,20 +21,20 @@ FLAGS += ["--agent.normalize-observation", "--agent.entropy-coef", "--env.num", 
         ("--agent.lerning-rate", "--agent.learning-rate"),
     ],
 )
-def test_short_forms_and_misspellings_lead_to_the_name(typed: str, meant: str) -> None:
+def test_abbreviations_and_misspellings(typed: str, meant: str) -> None:
     assert did_you_mean(typed, FLAGS) == f' Did you mean "{meant}"?'
 
 
-def test_of_several_versions_the_newest_is_meant() -> None:
+def test_newest_version_is_suggested() -> None:
     assert did_you_mean("cartpole", ["Acrobot-v1", "CartPole-v0", "CartPole-v1"]) == ' Did you mean "CartPole-v1"?'
 
 
 @pytest.mark.parametrize("typed", ["--video", "--plot", "--agent.foo", "--evaluation.zzz", "--render"])
-def test_a_flag_that_is_like_no_other_gets_no_guess(typed: str) -> None:
+def test_dissimilar_flags_get_no_suggestion(typed: str) -> None:
     flags = [*FLAGS, "--episodes", "--preset", "--evaluation.every", "--checkpoint", "--trust", "--seed", "--out"]
     assert did_you_mean(typed, flags) == ""
 
 
 @pytest.mark.parametrize("typed", ["", "-", "x", "--", "zzzzzz", "..", "--agent.zq"[8:]])
-def test_nothing_near_is_nothing(typed: str) -> None:
+def test_no_suggestion_without_a_similar_name(typed: str) -> None:
     assert did_you_mean(typed, ["alpha", "beta"]) == ""

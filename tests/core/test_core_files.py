@@ -6,7 +6,7 @@ from ludus.core.errors import UserError
 from ludus.core.files import append, delete, open_append, open_regular_file, sync, write_all, write_atomic
 
 
-def test_bytes_that_the_system_takes_in_pieces_all_arrive():
+def test_write_all_handles_partial_writes():
     class Reluctant:
         got = b""
 
@@ -19,7 +19,7 @@ def test_bytes_that_the_system_takes_in_pieces_all_arrive():
     assert file.got == b"0123456789"
 
 
-def test_only_plain_files_are_opened(tmp_path):
+def test_only_regular_files_are_opened(tmp_path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "file")
     (tmp_path / "folder").mkdir()
@@ -38,7 +38,7 @@ def test_only_plain_files_are_opened(tmp_path):
     assert (tmp_path / "new").read_text() == "one\ntwo\n"
 
 
-def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
+def test_write_atomic_keeps_the_old_file_on_failure(tmp_path, monkeypatch):
     write_atomic(tmp_path / "file", b"old")
     with monkeypatch.context() as patch:
         patch.setattr("ludus.core.files.write_all", lambda file, data: file.write(b"h") and 1 / 0)
@@ -52,14 +52,14 @@ def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
         write_atomic(tmp_path / "none" / "file", b"")
 
 
-def test_an_error_of_one_sync_among_many_is_told(tmp_path):
+def test_sync_raises_the_error_of_any_path(tmp_path):
     (tmp_path / "file").touch()
     sync(tmp_path / "file", tmp_path)
     with pytest.raises(FileNotFoundError):
         sync(tmp_path / "file", tmp_path / "none", tmp_path)
 
 
-def test_deleting_takes_links_and_not_what_they_point_to(tmp_path):
+def test_delete_does_not_follow_links(tmp_path):
     (tmp_path / "kept" / "inner").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "kept")
     (tmp_path / "folder" / "inner").mkdir(parents=True)

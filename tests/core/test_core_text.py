@@ -11,7 +11,7 @@ HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud8
 
 
 @given(st.text())
-def test_nothing_is_left_that_a_terminal_would_obey(text):
+def test_control_characters_are_escaped(text):
     shown = printable(text)
     assert not HARMFUL.search(shown)
     assert printable(shown) == shown
@@ -28,6 +28,6 @@ def test_nothing_is_left_that_a_terminal_would_obey(text):
         ("\udcff", "\\udcff"),
     ],
 )
-def test_how_it_is_written_out(text, shown):
+def test_escapes(text, shown):
     assert printable(text) == shown
     assert str(UserError(text)) == shown

@@ -1,4 +1,4 @@
-"""Hidden states, noise and names."""
+"""Hidden states, noise, resolving names and masks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def test_hidden_state_resets_only_first_rows() -> None:
     assert state["h"].sum() == 6  # the original is untouched
 
 
-def test_hidden_states_of_two_places_never_collide() -> None:
+def test_prefixes_keep_hidden_states_apart() -> None:
     one, two = HiddenState({"h": torch.zeros(1)}), HiddenState({"h": torch.ones(1)})
     both = HiddenState(one.with_prefix("actor/body") | two.with_prefix("critic/body"))
     assert both.select("actor")["body/h"] == 0
     assert both.select("critic").select("body")["h"] == 1
 
 
-def test_detach_cuts_the_graph() -> None:
+def test_detach() -> None:
     state = HiddenState({"h": torch.ones(1, requires_grad=True) * 2})
     assert not state.detach()["h"].requires_grad
 
@@ -38,7 +38,7 @@ def draw(steps: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("used", [0, 1, 5, 8, 11])
-def test_noise_goes_on_where_its_state_was_taken(used: int) -> None:
+def test_noise_resumes_from_its_state(used: int) -> None:
     noise = Noise(draw, torch.Generator().manual_seed(1), Rows.all(2), chunk=8)
     for _ in range(used):
         noise.next()
@@ -48,7 +48,7 @@ def test_noise_goes_on_where_its_state_was_taken(used: int) -> None:
         assert torch.equal(noise.next()["action"], copy.next()["action"])
 
 
-def test_names_resolve_or_say_what_is_near() -> None:
+def test_resolve_and_its_errors() -> None:
     assert resolve("spec", {"spec": "ludus.core.spec:Spec"}, "thing") is Spec
     assert resolve("ludus.core.spec:Spec", {}, "thing") is Spec
     with pytest.raises(UserError, match=r'Unknown thing "spce".*Did you mean "spec"'):
@@ -59,7 +59,7 @@ def test_names_resolve_or_say_what_is_near() -> None:
         resolve("ludus.core.spec:Spek", {}, "thing")
 
 
-def test_masks_are_no_network_inputs() -> None:
+def test_masks_are_not_network_inputs() -> None:
     box, mask = Spec((2,), "float32"), Spec((3,), "bool", "binary")
     assert list(network_inputs({"x": box, "action_mask": mask, "action_mask/a": mask})) == ["x"]
     assert mask_name("a", {"a": mask}) == "action_mask"

@@ -1,4 +1,4 @@
-"""The equations of off-policy learning in float64 numpy: slow, one number at a time, close to the papers."""
+"""The equations of off-policy learning in float64 numpy: slow and close to the papers' notation."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def acer_gradient(logits: Array, log_mu: Array, action: int, q_ret: float, q: Ar
 
 
 def off_policy_rollout(seed: int, time: int, batch: int) -> dict[str, Array]:
-    """What ``rollout`` makes, with ratios and values of actions for ``retrace``."""
+    """Return a rollout with ratios and action values, for ``retrace``."""
     rng = np.random.default_rng(seed)
     data = rollout(seed, time, batch)
     data["q_tm1"] = data.pop("value_tm1") + rng.normal(size=(time, batch))

@@ -1,4 +1,4 @@
-"""The equations of ``ludus.ops`` in float64 numpy: slow, one number at a time, as close to the papers as can be.
+"""The equations of ``ludus.ops`` in float64 numpy: slow and close to the papers' notation.
 
 Everything is ``[T, B]``; ``discount`` is γ(1 − terminated), ``continues`` is 0 where a trace is cut.
 """

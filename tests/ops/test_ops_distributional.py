@@ -45,7 +45,7 @@ def test_projection(seed: int, rows: int, atoms: int, source: int, low: float) -
     for index in np.ndindex(2, rows):
         close(result[index], reference.c51_project(places[index], p[index], support))
     close(result.sum(-1), np.ones((2, rows)))
-    kept = np.clip(places, support[0], support[-1])  # neighbours share so that the mean stays where it was
+    kept = np.clip(places, support[0], support[-1])  # the projection preserves the mean
     close((result * torch.tensor(support)).sum(-1), (p * kept).sum(-1))
 
 
@@ -67,7 +67,7 @@ def test_dopamine_projections(support: list[float], places: list[float], p: list
 
 
 @pytest.mark.parametrize(("low", "high", "n"), [(-10, 10, 51), (0, 500, 101), (-1, 2, 7)])
-def test_the_distribution_of_a_free_step_is_itself(low: float, high: float, n: int) -> None:
+def test_projection_on_the_same_support_is_the_identity(low: float, high: float, n: int) -> None:
     support = ops.c51_support(low, high, n)
     assert support.tolist()[0] == low
     assert support.tolist()[-1] == high
@@ -76,7 +76,7 @@ def test_the_distribution_of_a_free_step_is_itself(low: float, high: float, n: i
     torch.testing.assert_close(ops.c51_project(places, p, support), p, rtol=0, atol=1e-6)
 
 
-def test_after_an_ending_all_mass_is_at_the_reward() -> None:
+def test_terminal_distribution_is_at_the_reward() -> None:
     support = ops.c51_support(-2, 2, 5)
     places = td_target(torch.tensor([[1.0], [1.25], [9.0]]), torch.zeros(3, 1), torch.full((3, 5), nan))
     result = ops.c51_project(places, torch.rand(3, 5).softmax(-1), support)
@@ -84,7 +84,7 @@ def test_after_an_ending_all_mass_is_at_the_reward() -> None:
     torch.testing.assert_close(result, torch.tensor(expected, dtype=torch.float32))
 
 
-def test_a_row_of_nan_spoils_no_other() -> None:
+def test_nan_affects_only_its_row() -> None:
     support, p = ops.c51_support(-2, 2, 5), torch.full((3, 5), 0.2)
     places = support.repeat(3, 1)
     places[1] = nan
@@ -179,7 +179,7 @@ def test_quantile_gradient(kappa: float) -> None:
     assert torch.equal(target, before[1])
 
 
-def test_descent_finds_the_quantiles() -> None:
+def test_gradient_descent_finds_the_quantiles() -> None:
     target = torch.arange(1, 101, dtype=torch.float64).expand(1, 100)
     quantiles, taus = torch.full((1, 4), 50.0, dtype=torch.float64), ops.quantile_midpoints(4).double()
     for _ in range(3000):
@@ -197,7 +197,7 @@ def test_cosine_embedding() -> None:
     assert ops.cosine_embedding(torch.rand(3), 4).dtype == torch.float32
 
 
-def test_targets_have_no_graph() -> None:
+def test_targets_have_no_gradient() -> None:
     p, support = torch.rand(2, 5, requires_grad=True), ops.c51_support(-1, 1, 5)
     assert not ops.c51_project(support.expand(2, 5), p, support).requires_grad
     assert not double_q_value(p, p).requires_grad

@@ -32,7 +32,7 @@ def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-7) -> None:
 
 
 def mean_is(samples: Tensor, mean: Tensor) -> None:
-    """The mean over the first dimension lies within four standard errors of what it should be."""
+    """Assert that the mean over the first dimension is within four standard errors."""
     error = samples.std(0) / math.sqrt(len(samples))
     assert ((samples.mean(0) - mean).abs() <= 4 * error + 1e-12).all()
 
@@ -65,7 +65,7 @@ def test_categorical_samples_have_the_right_frequencies() -> None:
 
 @given(st.lists(st.floats(-50, 50), min_size=5, max_size=5), st.lists(st.booleans(), min_size=5, max_size=5))
 @settings(deadline=None)
-def test_masked_choices_are_as_if_they_were_not_there(values: list[float], allowed: list[bool]) -> None:
+def test_masked_choices_have_no_effect(values: list[float], allowed: list[bool]) -> None:
     allowed = [*allowed[:4], True]
     logits, mask = torch.tensor(values, dtype=torch.float64, requires_grad=True), torch.tensor(allowed)
     masked = ops.mask_logits(logits, mask)
@@ -90,7 +90,7 @@ def test_masks_of_any_dtype_and_all_zero(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gumbel_is_finite_at_the_edges_and_has_its_moments(dtype: torch.dtype) -> None:
+def test_gumbel_is_finite_at_0_and_1_and_has_the_right_moments(dtype: torch.dtype) -> None:
     edges = ops.gumbel(torch.tensor([0.0, 1.0], dtype=dtype))
     assert edges.dtype == dtype
     assert edges.isfinite().all()
@@ -218,7 +218,7 @@ def test_tanh_gaussian_against_torch() -> None:
     close(other, (0.5 * (-2 * log_std).exp()).sum(-1))
 
 
-def test_a_tanh_gaussian_draw_is_sample_and_log_prob_with_their_gradients() -> None:
+def test_tanh_gaussian_draw_equals_sample_and_log_prob() -> None:
     parameters = [x.requires_grad_() for x in (randn(4, 3), 0.3 * randn(4, 3, seed=1))]
     normal, weight = randn(4, 3, seed=2), randn(4, seed=3)
     u = ops.tanh_gaussian_sample(*parameters, normal)
@@ -235,7 +235,7 @@ def test_a_tanh_gaussian_draw_is_sample_and_log_prob_with_their_gradients() -> N
     )
 
 
-def test_tanh_gaussian_far_out_is_finite_in_float32() -> None:
+def test_tanh_gaussian_is_finite_for_large_u_in_float32() -> None:
     mean, log_std = torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
     for u in (-30.0, 30.0):
         log_prob = ops.tanh_gaussian_log_prob(mean, log_std, torch.tensor([u]))
@@ -301,7 +301,7 @@ def test_beta_samples(alpha: float, beta: float) -> None:
     mean_is(-log_prob, ops.beta_entropy(a, b).squeeze())
 
 
-def test_beta_sample_refuses_nothing_and_keeps_off_the_edges() -> None:
+def test_beta_samples_exclude_0_and_1() -> None:
     normal = torch.zeros(3, 1, 2, 8)
     normal[0], normal[1, :, 0], normal[1, :, 1], normal[2] = -9, 9, -9, 9
     uniform = torch.full((3, 1, 2, 8), 0.9999999)

@@ -1,4 +1,4 @@
-"""Fused operations give the values and gradients of ordinary ones, and are used only where nothing watches."""
+"""Fused operations equal ordinary ones, and are not used under tracing or transforms."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_second_derivatives_of_categorical_terms() -> None:
     assert torch.autograd.gradgradcheck(lambda x: fused.categorical_terms(x, action), logits)
 
 
-def test_parameters_that_changed_in_between_are_noticed() -> None:
+def test_parameters_changed_before_backward_raise() -> None:
     network = make()
     total = loss(run(network, torch.randn(3, 7, 4)))
     with torch.no_grad():
@@ -148,7 +148,7 @@ def test_hooks_replaced_layers_and_subclasses_are_called() -> None:
         assert not is_fused(run(other, x))
 
 
-def test_transforms_traces_and_anomaly_detection_see_ordinary_operations() -> None:
+def test_transforms_and_tracing_use_ordinary_operations() -> None:
     network, x = make(), torch.randn(3, 7, 4)
     parameters = dict(network.named_parameters())
 

@@ -1,4 +1,4 @@
-"""Update rules against torch.optim and against the equations."""
+"""Optimizers against torch.optim and the equations."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_clip_norm_equals_torch(max_norm: float) -> None:
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 5.0, 5.000001, 6.0])
-def test_a_look_at_the_norm_first_changes_no_bit(max_norm: float) -> None:
+def test_clip_norm_check_first_is_equal(max_norm: float) -> None:
     blind, looking = torch.tensor([3.0, -4.0]), torch.tensor([3.0, -4.0])
     assert clip_norm_(blind, max_norm) == clip_norm_(looking, max_norm, check_first=True) == 5
     assert torch.equal(blind, looking)

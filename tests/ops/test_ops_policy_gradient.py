@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Losses row by row, and means that real rows alone decide."""
+"""Policy and value losses, and means over real rows."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_normalize_over_real_rows(dtype: torch.dtype) -> None:
     x = rng.normal(3, 5, (8, 4))
     real = rng.random((8, 4)) < 0.6
     expected = (x - x[real].mean()) / x[real].std()
-    x[~real] = 1e3  # what lies there must not matter
+    x[~real] = 1e3  # padding must not matter
     share = pg.shares(torch.tensor(real).to(dtype))
     result = pg.normalize(torch.tensor(x, dtype=dtype), share)
     assert result.dtype == dtype

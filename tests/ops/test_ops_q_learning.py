@@ -39,7 +39,7 @@ def masks(rng: np.random.Generator, batch: int, choices: int) -> np.ndarray[Any,
 
 @given(**sizes)
 @settings(max_examples=40, deadline=None)
-def test_values_of_the_best_allowed_choice(seed: int, batch: int, choices: int) -> None:
+def test_max_and_double_q_values_with_masks(seed: int, batch: int, choices: int) -> None:
     rng = np.random.default_rng(seed)
     q, online = rng.normal(size=(2, batch, choices)) - 5, rng.normal(size=(2, batch, choices))
     mask = np.stack([masks(rng, batch, choices) for _ in range(2)])
@@ -55,7 +55,7 @@ def test_values_of_the_best_allowed_choice(seed: int, batch: int, choices: int) 
     close(ops.double_q_value(torch.tensor(q), torch.tensor(q)), q.max(-1))
 
 
-def test_a_state_without_a_choice_gives_a_finite_value() -> None:
+def test_value_is_finite_without_valid_actions() -> None:
     q, nothing = torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)
     assert ops.max_q_value(q, nothing).isfinite().all()
     assert ops.double_q_value(q, q, nothing).isfinite().all()
@@ -73,7 +73,7 @@ def test_rlax_q_learning() -> None:
     assert td.tolist() == [0, 1]
 
 
-def test_taken_of_one_and_of_many_critics() -> None:
+def test_gather_action_with_one_and_several_critics() -> None:
     q, action = torch.randn(3, 4, 2, 5), torch.randint(5, (3, 4))
     both = ops.gather_action(q, action)
     assert both.shape == (3, 4, 2)
@@ -93,13 +93,13 @@ def test_dueling(leading: tuple[int, ...], choices: int, atoms: int) -> None:
     axis = -2 if atoms else -1
     close(q, value.numpy() + advantage.numpy() - advantage.numpy().mean(axis, keepdims=True))
     assert q.shape == advantage.shape
-    close(q.mean(axis, keepdim=True), value)  # so that V is what is learned as the value
+    close(q.mean(axis, keepdim=True), value)  # the mean of Q is V
 
 
 # Targets.
 
 
-def test_td_target_looks_at_no_value_that_does_not_count() -> None:
+def test_td_target_ignores_values_with_zero_discount() -> None:
     reward, discount = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.5, 0.0]])
     assert ops.td_target(reward, discount, torch.tensor([[4.0, nan]])).tolist() == [[3.0, 2.0]]
     atoms = ops.td_target(reward.unsqueeze(-1), discount.unsqueeze(-1), torch.tensor([-2.0, 0.0, 2.0]))
@@ -115,7 +115,7 @@ def test_rescale_and_its_inverse(x: float, eps: float) -> None:
     assert ops.unrescale(y, eps).item() == pytest.approx(x, rel=1e-9, abs=1e-300)
 
 
-def test_rescaling_keeps_the_digits_of_float32() -> None:
+def test_rescale_is_accurate_in_float32() -> None:
     exact = torch.logspace(-30, 7, 500, dtype=torch.float64)
     exact = torch.cat([exact, -exact, torch.zeros(1, dtype=torch.float64)])
     x = exact.float()
@@ -185,7 +185,7 @@ def test_huber(x: float, delta: float) -> None:
     )
 
 
-def test_huber_of_one_is_what_stable_baselines_uses() -> None:
+def test_huber_equals_stable_baselines() -> None:
     x = torch.linspace(-3, 3, 31, requires_grad=True)
     torch.testing.assert_close(
         ops.huber(x, torch.zeros(31)), functional.smooth_l1_loss(x, torch.zeros(31), reduction="none")
@@ -210,7 +210,7 @@ def test_mixed_priority(seed: int, time: int, batch: int, eta: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_hysteretic_rates(dtype: torch.dtype) -> None:
+def test_hysteretic_weight(dtype: torch.dtype) -> None:
     td = torch.tensor([-2.0, -1e-9, 0.0, 3.0], dtype=dtype, requires_grad=True)
     rate = ops.hysteretic_weight(td, increase=0.9, decrease=0.1)
     assert rate.tolist() == torch.tensor([0.1, 0.1, 0.9, 0.9], dtype=dtype).tolist()
@@ -221,7 +221,7 @@ def test_hysteretic_rates(dtype: torch.dtype) -> None:
 # Actors and critics.
 
 
-def test_clipped_double_and_critic_losses() -> None:
+def test_min_over_critics_and_critic_losses() -> None:
     q = torch.tensor([[1.0, 3.0], [5.0, 4.0]], requires_grad=True)
     least = ops.min_over_critics(q)
     assert least.tolist() == [1, 4]
@@ -260,7 +260,7 @@ def test_sac_losses() -> None:
 
 @given(**sizes, critics=st.integers(1, 3), alpha=st.floats(0, 2))
 @settings(max_examples=40, deadline=None)
-def test_soft_value_is_the_expectation(seed: int, batch: int, choices: int, critics: int, alpha: float) -> None:
+def test_sac_discrete_value_is_the_expectation(seed: int, batch: int, choices: int, critics: int, alpha: float) -> None:
     rng = np.random.default_rng(seed)
     q, logits = rng.normal(size=(batch, critics, choices)), torch.tensor(rng.normal(size=(batch, choices)))
     log_p = logits.log_softmax(-1)
@@ -276,7 +276,7 @@ def test_soft_value_is_the_expectation(seed: int, batch: int, choices: int, crit
     )
 
 
-def test_forbidden_choices_have_no_share_in_soft_values() -> None:
+def test_sac_discrete_value_ignores_masked_actions() -> None:
     logits = torch.tensor([[0.3, 7.0, -0.2]], requires_grad=True)
     log_p = mask_logits(logits, torch.tensor([[1, 0, 1]])).log_softmax(-1)
     q = torch.tensor([[[1.0, nan, 3.0], [2.0, nan, 1.0]]])
@@ -325,7 +325,7 @@ def test_no_gradient_reaches_targets_and_temperatures() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 9])
-def test_soft_n_step_targets_are_those_of_the_definition(n: int) -> None:
+def test_soft_n_step_targets(n: int) -> None:
     """r_t + Σ γ^k (r_{t+k} + b(s_{t+k})) + γ^m V(s_{t+m}), in float64, with endings of both kinds."""
     rng = np.random.default_rng(0)
     reward, value, bonus = rng.normal(size=(3, 6, 50))
@@ -347,6 +347,6 @@ def test_soft_n_step_targets_are_those_of_the_definition(n: int) -> None:
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
 
 
-def test_the_entropy_of_a_policy() -> None:
+def test_policy_entropy() -> None:
     log_p = torch.tensor([[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]], dtype=torch.float64).clamp(min=1e-300).log()
     np.testing.assert_allclose(ops.policy_entropy(log_p).numpy(), [np.log(4), 0], atol=1e-12)

@@ -76,7 +76,7 @@ def test_trfl_retrace() -> None:
     close(result, [first, middle, last], 1e-6)
 
 
-def test_on_policy_and_deterministic_it_is_the_lambda_return() -> None:
+def test_retrace_on_policy_and_deterministic_is_the_lambda_return() -> None:
     data = data_of(1, 30, 4)
     data["log_ratio"].zero_()
     rest = {k: data[k] for k in ("reward", "discount", "continues")}
@@ -87,7 +87,7 @@ def test_on_policy_and_deterministic_it_is_the_lambda_return() -> None:
     close(retrace(**data, lambda_=0.0), n_step_returns(**rest, value_t=value_t, n=1))
 
 
-def test_a_trace_passes_the_ratio_of_the_next_step() -> None:
+def test_retrace_uses_the_ratio_of_the_next_step() -> None:
     ones = torch.ones(2, 1)
     log_ratio = torch.tensor([[0.0], [-math.inf]])  # π never takes the second action
     result = retrace(log_ratio, ones, 0.5 * ones, ones, torch.zeros(2, 1), 10 * ones)
@@ -96,7 +96,7 @@ def test_a_trace_passes_the_ratio_of_the_next_step() -> None:
     assert result.tolist() == [[9.0], [6.0]]
 
 
-def test_nan_in_rows_and_values_that_must_not_count() -> None:
+def test_nan_in_padding_and_hidden_values_is_ignored() -> None:
     data = data_of(5, 20, 3)
     after_ending = torch.zeros(20, 3, dtype=torch.bool)
     after_ending[1:] = (data["continues"][:-1] == 0) & (data["continues"][1:] == 0)
@@ -167,7 +167,7 @@ def test_acer_on_policy_has_no_correction() -> None:
 
 
 @pytest.mark.parametrize("c", [0.5, 10.0])
-def test_forbidden_and_extreme_choices_stay_finite(c: float) -> None:
+def test_masked_and_extreme_choices_stay_finite(c: float) -> None:
     mask = torch.tensor([[1, 0, 1], [1, 1, 1]])
     logits = torch.tensor([[0.2, 3.0, 0.1], [300.0, 0.0, -300.0]], requires_grad=True)
     log_p = mask_logits(logits, mask).log_softmax(-1)

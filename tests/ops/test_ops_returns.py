@@ -39,7 +39,7 @@ def close(actual: Tensor, expected: Any, rtol: float = 1e-9, atol: float = 1e-9)
 
 @given(**sizes, bootstraps=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_scan_is_the_recurrence(seed: int, time: int, batch: int, bootstraps: bool) -> None:
+def test_scan_equals_the_recurrence(seed: int, time: int, batch: int, bootstraps: bool) -> None:
     rng = np.random.default_rng(seed)
     x, decay, last = rng.normal(size=(time, batch)), rng.random((time, batch)), rng.normal(size=batch)
     decay[rng.random((time, batch)) < 0.2] = 0
@@ -57,7 +57,7 @@ def test_scan_keeps_dtype_and_trailing_dimensions(dtype: torch.dtype) -> None:
     close(y.double(), expected, 1e-5, 1e-5)
 
 
-def test_scan_changes_no_input() -> None:
+def test_scan_does_not_modify_inputs() -> None:
     x, decay = torch.randn(9, 2), torch.rand(9, 2)
     before = x.clone(), decay.clone()
     linear_scan(x, decay, torch.randn(2))
@@ -72,7 +72,7 @@ def test_scan_gradient() -> None:
 
 
 @pytest.mark.parametrize("cut", range(6))
-def test_nan_behind_a_cut_does_not_pass(cut: int) -> None:
+def test_nan_does_not_pass_a_zero_decay(cut: int) -> None:
     x, decay = torch.randn(7, dtype=torch.float64), torch.full((7,), 0.9, dtype=torch.float64)
     decay[cut] = 0
     expected = linear_scan(x[: cut + 1], decay[: cut + 1]).clone()
@@ -133,7 +133,7 @@ def test_vtrace_on_policy_is_gae() -> None:
     close(result.error, gae(**data, lambda_=0.8))
 
 
-def test_float32_stays_float32_and_near() -> None:
+def test_float32_stays_float32_and_accurate() -> None:
     data = reference.rollout(3, 128, 8)
     advantage = gae(**tensors(data, torch.float32), lambda_=0.95)
     assert advantage.dtype == torch.float32
@@ -159,7 +159,7 @@ def test_truncation_bootstraps_and_termination_does_not() -> None:
     close(gae(**data, value_tm1=value_tm1, lambda_=1.0), expected - value_tm1)
 
 
-def test_nan_in_rows_and_values_that_must_not_count() -> None:
+def test_nan_in_padding_and_hidden_values_is_ignored() -> None:
     data = tensors(reference.rollout(5, 20, 3, ends=0.5))
     after_ending = torch.zeros(20, 3, dtype=torch.bool)
     after_ending[1:] = (data["continues"][:-1] == 0) & (data["continues"][1:] == 0)
@@ -206,7 +206,7 @@ def test_rlax_lambda_returns() -> None:
     close(lambda_returns(**RLAX, value_t=RLAX_VALUE, lambda_=0.75), expected, 1e-5)
 
 
-def test_rlax_returns_up_to_the_end() -> None:
+def test_rlax_discounted_returns() -> None:
     expected = columns([1.315, 0.63, 0.7, 1.7, 3.4], [1.33592, 0.9288, 0.2576, 3.192, 3.99])
     close(n_step_returns(**RLAX, value_t=RLAX_VALUE, n=5), expected, 1e-5)
     close(n_step_returns(**RLAX, value_t=RLAX_VALUE, n=7), expected, 1e-5)

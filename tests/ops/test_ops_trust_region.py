@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call,arg-type"
-"""ACER's trust region: the projection is the nearest point that is allowed, and the formulas are the gradients."""
+"""ACER's trust region: the projection and the closed-form gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ludus.ops.distributions import categorical_entropy, categorical_kl, mask_lo
 
 @given(seed=st.integers(0, 10_000), rows=st.integers(1, 4), size=st.integers(1, 6), delta=st.floats(0, 2))
 @settings(max_examples=60, deadline=None)
-def test_the_nearest_allowed_direction(seed: int, rows: int, size: int, delta: float) -> None:
+def test_projection_is_the_closest_feasible_gradient(seed: int, rows: int, size: int, delta: float) -> None:
     rng = np.random.default_rng(seed)
     g, k = rng.normal(size=(2, rows, size)), rng.normal(size=(2, rows, size))
     z = ops.trust_region_gradient(torch.tensor(g), torch.tensor(k), delta).numpy()
@@ -31,20 +31,20 @@ def test_the_nearest_allowed_direction(seed: int, rows: int, size: int, delta: f
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0])
-def test_without_a_kl_gradient_nothing_changes(delta: float) -> None:
+def test_zero_kl_gradient_leaves_the_gradient_unchanged(delta: float) -> None:
     g, k = torch.randn(3, 4), torch.zeros(3, 4)
     assert torch.equal(ops.trust_region_gradient(g, k, delta), g)
     assert torch.isfinite(ops.trust_region_gradient(g, k + 1e-25, delta)).all()
 
 
-def test_rows_are_apart() -> None:
+def test_rows_are_independent() -> None:
     g, k = torch.ones(2, 2), torch.tensor([[1.0, 0.0], [0.0, 4.0]])
     assert ops.trust_region_gradient(g, k, 0.5).tolist() == [[0.5, 1.0], [1.0, 0.125]]
     k[1] = torch.nan
     assert ops.trust_region_gradient(g, k, 0.5)[0].tolist() == [0.5, 1.0]
 
 
-def test_the_loss_descends_along_the_projection() -> None:
+def test_loss_gradient_is_the_projection() -> None:
     logits, g, k = (torch.randn(2, 3, 4, requires_grad=True) for _ in range(3))
     ops.trust_region_loss(logits, g, k, 0.1).sum().backward()
     assert logits.grad is not None
@@ -75,7 +75,7 @@ def test_policy_gradient(coef: float) -> None:
     assert torch.equal(weights, before)
 
 
-def test_forbidden_choices_have_no_part() -> None:
+def test_masked_choices_have_zero_gradient() -> None:
     mask = torch.tensor([[1, 0, 1]])
     logits, average = (mask_logits(torch.randn(1, 3), mask) for _ in range(2))
     weights = torch.tensor([[0.5, 0.0, -2.0]])
@@ -86,7 +86,7 @@ def test_forbidden_choices_have_no_part() -> None:
     assert loss.isfinite().all()
 
 
-def test_results_have_no_graph() -> None:
+def test_results_have_no_gradient() -> None:
     x = torch.randn(2, 3, requires_grad=True)
     results = [
         ops.trust_region_gradient(x, x, 1.0),

@@ -1,4 +1,4 @@
-"""What the children of these tests do: functions that are called by import path in processes of their own."""
+"""Functions that the tests run in child processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ludus.parallel.shared_memory import Block
 
 
 def tell(settings, fds):
-    """Write down what there is to see from inside."""
+    """Report the state of the child process."""
     seen = {
         "settings": settings,
         "fds": sorted(fds),
@@ -62,13 +62,13 @@ def chatter(settings, fds):
 
 
 def obedient(settings, fds):
-    """End when told so over a pipe."""
+    """End on a message from a pipe."""
     os.write(fds["out"], b"here")
     os.read(fds["go"], 1)
 
 
 def hang(settings, fds):
-    """Never end: asleep, in Python, in C with the interpreter's lock held, or deaf to what is polite."""
+    """Never end: sleep, loop in Python, block in C with the GIL held, or ignore SIGTERM."""
     if settings["how"] == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.write(fds["out"], b"here")
@@ -86,7 +86,7 @@ def draw(settings, fds):
 
 
 def litter(settings, fds):
-    """Start a process, one in a session of its own, and a daemon whose parent is gone; then wait to be told to end."""
+    """Start a process, one in a new session and an orphaned daemon; then wait for a message to end."""
     sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
     daemon = f"import subprocess; print(subprocess.Popen({sleep!r}, start_new_session=True, stdout=-3).pid)"
     pids = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep, start_new_session=True).pid]

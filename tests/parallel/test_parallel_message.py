@@ -1,4 +1,4 @@
-"""Messages: what is put in comes out, and nothing else can."""
+"""Serialization of messages."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def same(a, b):
     return a == b
 
 
-def test_what_is_packed_comes_out():
+def test_pack_and_unpack():
     assert same(TREE, unpack(pack(TREE)))
     assert math.isnan(unpack(pack([math.nan]))[0])
-    unpack(pack(TREE))["mask"][0] = False  # a copy of its own, to be written to
+    unpack(pack(TREE))["mask"][0] = False  # a writable copy
 
 
-def test_a_letter_replaces_the_one_before():
+def test_write_message_replaces_the_previous_one():
     fd = os.memfd_create("letter")
     for tree in (TREE, {"short": 1}, [np.zeros(1 << 20)]):
         write_message(fd, tree)

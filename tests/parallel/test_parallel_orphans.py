@@ -1,4 +1,4 @@
-"""What environments start does not outlive the run, and nobody else's process is touched."""
+"""Processes that environments start are ended, and no others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def other():
     process.wait()
 
 
-def test_what_was_started_within_is_ended_with_all_below_it(other, tmp_path):
+def test_started_processes_and_descendants_are_ended(other, tmp_path):
     note = tmp_path / "grandchild"
     parent = f"import subprocess, time; p = subprocess.Popen({SLEEP!r}); open({str(note)!r}, 'w').write(str(p.pid)); "
     started = StartedProcesses()
@@ -58,7 +58,7 @@ def test_what_was_started_within_is_ended_with_all_below_it(other, tmp_path):
         started.end()
         outside.kill()
     deaf.stdout.close()
-    assert child.wait() is not None  # what made it can still ask
+    assert child.wait() is not None  # its exit code can still be read
 
 
 def test_processes_of_other_threads_and_of_ludus_are_left_alone(other):
@@ -82,8 +82,8 @@ def test_processes_of_other_threads_and_of_ludus_are_left_alone(other):
 
 @pytest.mark.parametrize("start", ["forkserver", "spawn"])
 @pytest.mark.parametrize("how", ["ends", "killed", "hangs"])
-def test_what_a_worker_leaves_behind_ends_with_it(start, how):
-    """In its session, in one of its own, and as a daemon; those of another worker stay."""
+def test_orphans_of_a_worker_are_ended(start, how):
+    """In its session, in a new session and as a daemon; orphans of other workers are left alone."""
     launcher = Launcher(start)
     workers = []
     for name in ("first", "second"):
@@ -124,7 +124,7 @@ time.sleep(1000)
 
 
 @pytest.mark.parametrize("start", ["forkserver", "spawn"])
-def test_what_workers_started_ends_with_a_parent_that_is_killed(start, tmp_path):
+def test_orphans_are_ended_when_the_parent_is_killed(start, tmp_path):
     note = tmp_path / "pids"
     code = PARENT.format(here=str(HERE), start=start)
     parent = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"LITTER": str(note)})

@@ -1,4 +1,4 @@
-"""Real processes, killed in every way there is."""
+"""Supervised processes: failures, signals, hangs and cleanup."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def hear(fd, seconds=120.0):
 
 
 def gone(pid, seconds=60.0):
-    """Wait until a process is no more, or a zombie that nobody of ours can reap."""
+    """Wait until a process has ended or is a zombie."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         try:
@@ -89,7 +89,7 @@ def ended(process):
     return failure
 
 
-def test_what_crosses_and_what_does_not(launcher, out, tmp_path, monkeypatch):
+def test_child_gets_settings_fds_and_path(launcher, out, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = {"a": [1, 2.5, None], "b": {"c": "ü"}}
     process = launcher.start(f"{JOBS}:tell", settings, {"out": out[1]}, "job")
@@ -115,7 +115,7 @@ def test_a_forked_child_is_a_child_of_the_server(out):
     assert gone(parent)
 
 
-def test_forked_children_draw_other_numbers(out):
+def test_forked_children_have_different_random_numbers(out):
     launcher = Launcher("forkserver", ["numpy"])
     drawn = set()
     for _ in range(2):
@@ -126,7 +126,7 @@ def test_forked_children_draw_other_numbers(out):
     assert len(drawn) == 2
 
 
-def test_an_exception_comes_with_its_traceback(launcher):
+def test_exceptions_have_a_remote_traceback(launcher):
     failure = ended(launcher.start(f"{JOBS}:fail", {}, {}, "worker 3"))
     assert isinstance(failure, WorkerError)
     assert failure.code == 1
@@ -140,11 +140,11 @@ def test_an_exception_comes_with_its_traceback(launcher):
     assert failure.user == ""
 
 
-def test_a_mistake_of_the_user_is_known_as_one(launcher):
+def test_user_errors_are_recognized(launcher):
     assert ended(launcher.start(f"{JOBS}:mistake", {}, {}, "job")).user == "Set x to 1."
 
 
-def test_a_module_that_is_not_there(launcher):
+def test_missing_module(launcher):
     assert "No module named 'nowhere'" in str(ended(launcher.start("nowhere:f", {}, {}, "job")))
 
 
@@ -155,14 +155,14 @@ def test_exit_codes(launcher, how, code):
     assert ("SystemExit: 3" if how == "sys" else "ended with exit code 4") in str(failure)
 
 
-def test_a_crash_leaves_signal_and_python_lines(launcher):
+def test_crash_reports_signal_and_python_stack(launcher):
     failure = ended(launcher.start(f"{JOBS}:crash", {}, {}, "job"))
     assert failure.signal == "SIGSEGV"
     assert "was killed by SIGSEGV" in str(failure)
     assert "in crash" in failure.stderr
 
 
-def test_kill_9(launcher, out):
+def test_sigkill(launcher, out):
     process = launcher.start(f"{JOBS}:hang", {"how": "asleep"}, {"out": out[1]}, "job")
     hear(out[0])
     assert not process.wait(0)
@@ -180,7 +180,7 @@ def test_a_signal_without_a_name(launcher, out):
 
 
 @pytest.mark.parametrize("how", ["asleep", "busy", "c", "deaf"])
-def test_hangs_are_ended_and_show_where(launcher, out, how):
+def test_hung_processes_are_aborted_with_their_stack(launcher, out, how):
     process = launcher.start(f"{JOBS}:hang", {"how": how}, {"out": out[1]}, "job")
     hear(out[0])
     process.abort()
@@ -200,7 +200,7 @@ def test_a_stopped_process_is_ended(launcher, out):
 
 
 def test_endings_escalate(launcher, out):
-    """By what they were asked; by SIGTERM; by SIGKILL."""
+    """End on a request, on SIGTERM, on SIGKILL."""
     go = os.pipe()
     polite = launcher.start(f"{JOBS}:obedient", {}, {"out": out[1], "go": go[0]}, "polite")
     hear(out[0])
@@ -216,7 +216,7 @@ def test_endings_escalate(launcher, out):
     os.close(go[0])
 
 
-def test_long_complaints_are_kept_short(launcher, out):
+def test_long_stderr_is_truncated(launcher, out):
     process = launcher.start(f"{JOBS}:chatter", {}, {"out": out[1]}, "job")
     hear(out[0])
     tail = process.stderr()
@@ -227,7 +227,7 @@ def test_long_complaints_are_kept_short(launcher, out):
     assert MAX_STDERR < 40 * 65536
 
 
-def test_a_server_that_dies_is_replaced(out):
+def test_dead_server_is_replaced(out):
     launcher = Launcher("forkserver")
     first = launcher.start(f"{JOBS}:hang", {"how": "c"}, {"out": out[1]}, "job")
     hear(out[0])
@@ -242,7 +242,7 @@ def test_a_server_that_dies_is_replaced(out):
 
 
 @pytest.mark.parametrize("kills", [2, 3])
-def test_a_server_that_is_killed_while_it_starts_is_replaced_twice(out, kills, monkeypatch):
+def test_server_killed_during_its_start_is_replaced_twice(out, kills, monkeypatch):
     popen, killed = process_module._popen, []
 
     def deadly(name, *rest):
@@ -265,7 +265,7 @@ def test_a_server_that_is_killed_while_it_starts_is_replaced_twice(out, kills, m
     launcher.close()
 
 
-def test_a_server_that_cannot_import_says_so():
+def test_server_import_error():
     launcher = Launcher("forkserver", ["nowhere"])
     with pytest.raises(WorkerError, match=r"(?s)the fork server.*No module named 'nowhere'"):
         launcher.start(f"{JOBS}:fail", {}, {}, "job")
@@ -288,7 +288,7 @@ time.sleep(1000)
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_none_outlives_a_parent_that_is_killed(start):
+def test_no_child_outlives_a_killed_parent(start):
     command = [sys.executable, "-c", PARENT.format(here=str(HERE), start=start)]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     lines = list(iter(parent.stdout.readline, "done\n"))
@@ -302,7 +302,7 @@ def test_none_outlives_a_parent_that_is_killed(start):
     assert [pid for pid in below if not gone(pid)] == []
 
 
-def test_nothing_listens(launcher, out):
+def test_no_listening_sockets(launcher, out):
     launcher.start(f"{JOBS}:hang", {"how": "asleep"}, {"out": out[1]}, "job")
     hear(out[0])
     inodes = set()
@@ -339,7 +339,7 @@ def job(settings, fds):
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("guard", ['if __name__ == "__main__":', "if True:"])
-def test_a_script_finds_itself_and_one_without_a_guard_is_told(tmp_path, guard, start):
+def test_script_without_main_guard_raises(tmp_path, guard, start):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(guard=guard, start=start))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
@@ -351,7 +351,7 @@ def test_a_script_finds_itself_and_one_without_a_guard_is_told(tmp_path, guard, 
         assert done.stdout == "found\n"
 
 
-def test_elsewhere_it_is_a_sentence(monkeypatch):
+def test_other_systems_raise(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(UserError, match="need Linux"):
         Launcher()

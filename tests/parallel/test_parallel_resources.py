@@ -1,11 +1,11 @@
-"""The memory that control groups leave a process."""
+"""Memory limits of cgroups."""
 
 from __future__ import annotations
 
 from ludus.parallel.resources import cgroup_memory
 
 
-def test_the_limit_of_a_container_counts(tmp_path):
+def test_cgroup_limits(tmp_path):
     groups = tmp_path / "cgroup"
     groups.write_text("4:memory:/a/b\n2:cpu:/a\n0::/a/b\n")
     assert cgroup_memory(tmp_path / "none", groups) == cgroup_memory(tmp_path, tmp_path / "none") == 1 << 62

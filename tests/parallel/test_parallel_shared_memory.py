@@ -1,4 +1,4 @@
-"""Shared memory: the same numbers on both sides, and nothing left behind."""
+"""Shared memory between processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def open_fds():
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_arrays_are_apart_and_aligned():
+def test_arrays_do_not_overlap_and_are_aligned():
     block = Block(FIELDS)
     for number, (name, array) in enumerate(block.arrays.items()):
         assert array.shape == FIELDS[name][0]
@@ -61,7 +61,7 @@ def test_closing_twice_with_views_alive():
     assert open_fds() == before
 
 
-def test_nothing_appears_in_the_shared_memory_folder():
+def test_no_files_in_dev_shm():
     before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
     block = Block({"x": ((1 << 20,), "uint8")})
     block["x"][...] = 1
@@ -70,7 +70,7 @@ def test_nothing_appears_in_the_shared_memory_folder():
     block.close()
 
 
-def test_a_block_too_small_for_its_fields_is_refused():
+def test_block_too_small_for_its_fields_raises():
     small = Block({"x": ((2,), "float32")})
     with pytest.raises(ValueError, match="64 bytes, the fields need"):
         Block({"x": ((1000,), np.dtype("float32").str)}, os.dup(small.fd))

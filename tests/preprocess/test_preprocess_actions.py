@@ -33,7 +33,7 @@ def test_unit_runs_from_low_to_high():
     assert treat(BOX, "unit", [[0, 0], [1, 1], [0.25, 0.5]]) == [[-2, 0], [2, 10], [-1, 5]]
 
 
-def test_none_and_discrete_are_the_same_object():
+def test_none_returns_the_same_object():
     specs = {"a": BOX, "b": Spec((), "int64", "categorical", sizes=(3,))}
     actions = {"a": np.zeros((4, 2), np.float32), "b": np.zeros(4, np.int64)}
     assert ActionPreprocessor(specs, {"a": "none"})(actions) is actions
@@ -48,12 +48,12 @@ def test_half_bounded_elements_are_clipped_but_not_scaled():
 
 
 @pytest.mark.parametrize("action_transform", ["tanh", "unit"])
-def test_squashing_an_unbounded_element_is_refused(action_transform):
+def test_unbounded_elements_cannot_be_squashed(action_transform):
     with pytest.raises(UserError, match=r'"a".*finite bounds'):
         ActionPreprocessor({"a": Spec((1,), "float32", low=0.0)}, {"a": action_transform})
 
 
-def test_mistakes_name_the_fix():
+def test_error_messages():
     with pytest.raises(UserError, match='Did you mean "tanh"'):
         ActionPreprocessor({"a": BOX}, {"a": "tahn"})
     with pytest.raises(UserError, match='names "b"'):
@@ -62,7 +62,7 @@ def test_mistakes_name_the_fix():
         ActionPreprocessor({"a": Spec((), "int64", "categorical", sizes=(2,))}, {"a": "clip"})
 
 
-def test_whole_number_boxes_are_rounded():
+def test_integer_boxes_are_rounded():
     spec = Spec((), "int32", low=0.0, high=10.0)
     made = ActionPreprocessor({"a": spec}, {"a": "clip"})({"a": np.array([-1, -0.93, 0.33, 1], np.float32)})["a"]
     assert made.dtype == np.int32
@@ -70,7 +70,7 @@ def test_whole_number_boxes_are_rounded():
 
 
 @given(hnp.arrays(np.float32, (5, 3), elements=finite), st.data(), st.sampled_from(["clip", "tanh", "unit"]))
-def test_actions_never_leave_the_box(x, data, action_transform):
+def test_actions_stay_in_the_box(x, data, action_transform):
     low = data.draw(hnp.arrays(np.float32, 3, elements=finite))
     high = low + data.draw(hnp.arrays(np.float32, 3, elements=st.floats(0, 1e6, width=32)))
     spec = Spec((3,), "float32", low=tuple(low.tolist()), high=tuple(high.tolist()))

@@ -1,4 +1,4 @@
-"""Stacks of images: one image with the channels of all frames, from the environment to the network."""
+"""Stacked frames become one image with the channels of all frames."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prepared(spec: Spec) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_frames_with_channels_behind_become_one_image(channels: int) -> None:
+def test_channels_last_frames_are_merged(channels: int) -> None:
     x, y = prepared(bytes_of((S, H, W, channels)))
     assert y.shape == (T, B, S * channels, H, W)
     for frame in range(S):
@@ -45,7 +45,7 @@ def test_frames_with_channels_behind_become_one_image(channels: int) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_frames_with_channels_in_front_become_one_image(channels: int) -> None:
+def test_channels_first_frames_are_merged(channels: int) -> None:
     x, y = prepared(bytes_of((S, channels, H, W)))
     assert y.shape == (T, B, S * channels, H, W)
     torch.testing.assert_close(y, x.flatten(2, 3) / 255)
@@ -55,17 +55,17 @@ def test_frames_with_channels_in_front_become_one_image(channels: int) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        bytes_of((S, H, W, 3), stack=1),  # nobody said that these are frames
+        bytes_of((S, H, W, 3), stack=1),  # not declared as a stack
         bytes_of((2 * S, H, W, 3), stack=S),  # more than one of something per frame
         bytes_of((S, H, W, 3), dtype="float32"),
         bytes_of((S, H, W, 3), high=7),
-        bytes_of((S, H, W, 2)),  # no image: what are its channels?
+        bytes_of((S, H, W, 2)),  # not an image: 2 channels
         bytes_of((S, H, W, 5)),
         bytes_of((S, H, W)),  # an image already
     ],
     ids=lambda spec: f"{spec.shape}-{spec.dtype}-{spec.high}-{spec.stack}",
 )
-def test_what_is_no_stack_of_images_for_sure_stays(spec: Spec) -> None:
+def test_ambiguous_shapes_are_not_merged(spec: Spec) -> None:
     assert ObsPreprocessor({"x": spec}).shapes == {"x": spec.shape}
 
 

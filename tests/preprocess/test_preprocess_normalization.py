@@ -21,7 +21,7 @@ def test_means_of_0_and_10_with_variance_1_merge_to_26():
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(0, 99), st.sampled_from([0.0, 1e6]))
-def test_pieces_merge_to_the_whole(sizes, seed, offset):
+def test_updates_in_parts_equal_one_update(sizes, seed, offset):
     rng = np.random.default_rng(seed)
     statistics = RunningStatistics((3,))
     seen = []
@@ -38,7 +38,7 @@ def test_pieces_merge_to_the_whole(sizes, seed, offset):
     assert statistics.scale.isfinite().all()
 
 
-def test_before_data_and_after_one_row_nothing_is_scaled():
+def test_no_scaling_without_variance():
     statistics = RunningStatistics((2,))
     x = torch.tensor([[3.0, -4.0]])
     assert torch.equal(statistics.normalize(x), x)
@@ -56,7 +56,7 @@ SPECS = {
 }
 
 
-def test_vectors_are_normalized_and_clipped_and_the_rest_passes():
+def test_vectors_are_normalized_and_clipped():
     preprocess = ObsPreprocessor(SPECS)
     normalizer = ObsNormalizer(preprocess.shapes, SPECS)
     raw = {
@@ -82,7 +82,7 @@ def test_vectors_are_normalized_and_clipped_and_the_rest_passes():
     assert torch.equal(again(ready)["items"], after["items"])
 
 
-def test_matrices_images_choices_and_bits_pass_as_they_are():
+def test_other_observations_are_unchanged():
     specs = {
         "speed": Spec((3,), "float32"),
         "stacked": Spec((4, 2), "float32"),
@@ -101,7 +101,7 @@ def test_matrices_images_choices_and_bits_pass_as_they_are():
     assert all(after[name] is ready[name] for name in specs if name != "speed")
 
 
-def test_numpy_does_the_same():
+def test_numpy_equals_forward():
     normalizer = ObsNormalizer({"o": (3,)}, {"o": Spec((3,), "float32")})
     x = torch.randn(8, 3) * 4 + 1
     normalizer.update({"o": x}, torch.ones(8))
@@ -135,7 +135,7 @@ def reference_returns(reward, ended, weight, gamma, carried):
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 999))
-def test_rewards_are_divided_by_the_deviation_of_the_discounted_return(seed):
+def test_rewards_are_divided_by_the_std_of_the_discounted_return(seed):
     rng = np.random.default_rng(seed)
     scaler, carried, seen, before = RewardScaler(), np.zeros(3), [], torch.zeros(3, dtype=torch.float64)
     for _ in range(3):  # returns go on from one rollout to the next
@@ -150,14 +150,14 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return(seed):
     np.testing.assert_allclose(float(scaler.scale(torch.tensor(5.0))), 5 / np.std(seen), rtol=1e-5)
 
 
-def test_rewards_that_never_varied_are_not_blown_up():
+def test_constant_rewards_are_not_scaled():
     scaler = RewardScaler()
     ones = torch.ones(4, 2)
     scaler.update(0 * ones, ones.bool())
     assert torch.equal(scaler.scale(ones), ones)
 
 
-def test_a_scaler_takes_any_number_of_rows():
+def test_reward_scaler_accepts_any_number_of_rows():
     one, two = RewardScaler(), RewardScaler()
     returns, real = torch.randn(6, 4, dtype=torch.float64), torch.ones(6, 4, dtype=torch.bool)
     one.update(returns, real)

@@ -22,7 +22,7 @@ def through(spec, x):
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(0, 99))
-def test_choices_become_one_hots_side_by_side(sizes, seed):
+def test_choices_become_one_hot_vectors(sizes, seed):
     torch.manual_seed(seed)
     x = torch.stack([torch.randint(n, (T, B)) for n in sizes], -1)
     y = through(Spec((len(sizes),), "int64", "categorical", sizes=tuple(sizes)), x)
@@ -38,7 +38,7 @@ def test_a_single_choice_and_a_grid_of_choices():
     assert torch.equal(y, one_hot(grid, 2).reshape(T, B, 8).float())
 
 
-def test_numbers_become_float32_vectors():
+def test_scalars_become_float32_vectors():
     x = torch.rand(T, B, dtype=torch.float64)
     assert torch.equal(through(Spec((), "float64"), x), x.float().unsqueeze(-1))
     assert torch.equal(through(Spec((4,), "int32"), torch.full((T, B, 4), 7).int()), torch.full((T, B, 4), 7.0))
@@ -47,17 +47,17 @@ def test_numbers_become_float32_vectors():
     assert torch.equal(through(Spec((), "int8", "binary"), bits[..., 0].to(torch.int8)), bits[..., :1].float())
 
 
-def test_a_float32_vector_costs_nothing():
+def test_float32_vectors_are_not_copied():
     x = torch.rand(T, B, 4)
     assert ObsPreprocessor({"x": Spec((4,), "float32")})({"x": x})["x"] is x
 
 
-def test_bytes_of_an_image_become_the_unit_interval():
+def test_images_are_scaled_to_0_to_1():
     x = torch.randint(0, 256, (T, B, 4, 8, 9), dtype=torch.uint8)
     torch.testing.assert_close(through(Spec((4, 8, 9), "uint8", low=0, high=255), x), x.float() / 255)
 
 
-def test_channels_last_images_are_turned_without_a_copy():
+def test_channels_last_images_are_permuted_without_a_copy():
     x = torch.randint(0, 256, (T, B, 8, 9, 3), dtype=torch.uint8)
     y = through(Spec((8, 9, 3), "uint8", low=0, high=255), x)
     assert y.shape == (T, B, 3, 8, 9)
@@ -68,11 +68,11 @@ def test_channels_last_images_are_turned_without_a_copy():
 
 
 @pytest.mark.parametrize("shape", [(3, 64, 4), (4, 84, 84), (1, 5, 3), (16, 3, 3)])
-def test_what_is_no_channels_last_image_stays(shape):
+def test_other_shapes_are_not_permuted(shape):
     assert ObsPreprocessor({"x": Spec(shape, "float32")}).shapes == {"x": shape}
 
 
-def test_masks_are_left_out_and_names_may_be_anything():
+def test_masks_are_dropped_and_any_name_is_valid():
     specs = {"a.b/items": Spec((2,), "float32"), "keys": Spec((), "int64", "categorical", sizes=(3,))}
     masked = specs | {"action_mask": Spec((5,), "bool", "binary"), "action_mask/x": Spec((5,), "bool", "binary")}
     preprocess = ObsPreprocessor(masked)
@@ -82,13 +82,13 @@ def test_masks_are_left_out_and_names_may_be_anything():
     assert preprocess.state_dict() == {}
 
 
-def test_more_than_four_dimensions_are_refused():
+def test_more_than_four_dimensions_raise():
     with pytest.raises(UserError, match=r'"x".*ranks 0 to 4'):
         ObsPreprocessor({"x": Spec((1,) * 5, "float32", low=-np.inf)})
 
 
-def test_choices_are_outlined_without_memory():
-    """As networks are, to know their size before they are made."""
+def test_one_hot_on_the_meta_device():
+    """Networks are built on the meta device to estimate their size."""
     with torch.device("meta"):
         outline = ObsPreprocessor({"observation": Spec((2,), "int64", "categorical", sizes=(2, 3))})
     assert {tuple(x.shape) for x in outline.buffers()} == {(5,)}
