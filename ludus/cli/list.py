@@ -15,6 +15,7 @@ from rich.table import Table
 
 from ludus.agents import AGENTS, CONFIGS
 from ludus.cli.arguments import parse
+from ludus.cli.output import say
 from ludus.core.errors import UserError
 from ludus.core.text import printable
 from ludus.logging.status import number
@@ -77,7 +78,7 @@ def show_runs(given: Arguments) -> int:
     found = [run for run in list_runs(given.runs) if _is_wanted(run.summary, given)]
     if not found:
         which = " with that name and those tags" if given.tags or given.name else " yet"
-        print(f'There is no run in "{given.runs}"{which}; `ludus train ENV --name NAME --tag WORD` makes one.')
+        say(f'There is no run in "{given.runs}"{which}; `ludus train ENV --name NAME --tag WORD` makes one.')
         return 0
     rows: list[tuple[str, ...]] = [RUN_COLUMNS]
     rows += [_run_row(run, given.runs) for run in found]

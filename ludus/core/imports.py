@@ -54,6 +54,8 @@ def resolve(name: str, known: Mapping[str, str], kind: str) -> Any:
         ) from error
     try:
         return reduce(getattr, attribute.split("."), module)
+    except ImportError as error:  # gymnasium.wrappers imports a wrapper when it is first used
+        raise UserError(f'{kind} "{name}" needs {error.name}, which is not installed.') from error
     except AttributeError as error:
         if module_name == MAIN:
             raise _not_importable(name, kind) from error

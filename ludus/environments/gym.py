@@ -43,10 +43,7 @@ def make(
     if not isinstance(id, str):
         return _construct(id, getattr(id, "__name__", type(id).__name__), options, max_episode_steps, render_mode)
     if is_path(id):
-        maker = resolve(id, {}, "environment")
-        if isinstance(maker, type) and not (hasattr(maker, "reset") and hasattr(maker, "step")):
-            raise UserError(f'Environment "{id}" is a class without reset and step; derive it from gymnasium.Env.')
-        return _construct(maker, id, options, max_episode_steps, render_mode)
+        return _construct(resolve_environment(id), id, options, max_episode_steps, render_mode)
     limit: dict[str, Any] = {"max_episode_steps": max_episode_steps} if max_episode_steps else {}
     spec = find_spec(id)
     mode: dict[str, Any] = {"render_mode": render_mode} if render_mode else {}
@@ -60,6 +57,14 @@ def make(
         raise UserError(f'Environment "{id}" did not accept its options {sorted(options)}: {error}.') from error
     except Exception as error:
         raise environment_error(id, "its constructor", error) from error
+
+
+def resolve_environment(path: str) -> Any:
+    """Return the class or function behind ``package.module:Class``; a class without reset and step is refused."""
+    maker = resolve(path, {}, "environment")
+    if isinstance(maker, type) and not (hasattr(maker, "reset") and hasattr(maker, "step")):
+        raise UserError(f'Environment "{path}" is a class without reset and step; derive it from gymnasium.Env.')
+    return maker
 
 
 def is_path(id: str) -> bool:

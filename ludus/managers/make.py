@@ -11,11 +11,11 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from ludus.core.errors import TOO_MANY_FILES, UserError
-from ludus.core.imports import import_path, is_importable, is_importable_elsewhere, resolve
+from ludus.core.imports import import_path, is_importable, is_importable_elsewhere
 from ludus.core.rows import Rows
 from ludus.environments.config import EnvConfig, parse_options, parse_wrappers, validate
 from ludus.environments.errors import environment_error
-from ludus.environments.gym import accepts_argument, find_spec, is_path, make, make_environment
+from ludus.environments.gym import accepts_argument, find_spec, is_path, make, make_environment, resolve_environment
 from ludus.managers.base import BatchManager
 
 TENSOR_NEEDS = ("num_envs", "observation_space", "action_space", "reset", "step")
@@ -107,7 +107,7 @@ def _make_tensor(
             f"env.max_episode_steps is {config.max_episode_steps}, but with env.backend tensor the environment has "
             "its own limit; set it in env.options."
         )
-    maker = resolve(config.id, {}, "environment") if environment is None else environment
+    maker = resolve_environment(config.id) if environment is None else environment
     try:
         env = maker(num, **options)
     except Exception as error:

@@ -154,7 +154,10 @@ def _is_known(key: str, text: str) -> bool:
     if key == "env.wrappers" and module == WRAPPERS:
         import gymnasium
 
-        kind = getattr(importlib.import_module(module), name, None) if name not in WRITES else None
+        try:
+            kind = getattr(importlib.import_module(module), name, None) if name not in WRITES else None
+        except ImportError:  # it needs a package that is not installed
+            return False
         return isinstance(kind, type) and issubclass(kind, gymnasium.Wrapper) and kind.__module__.startswith(WRAPPERS)
     if key == "env.id" and module in LUDUS_ENVIRONMENTS and text == _path(text):
         import gymnasium

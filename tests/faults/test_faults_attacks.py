@@ -56,6 +56,14 @@ HOSTILE = {  # what is replaced in config.toml, and what the sentence has to nam
         ("wrappers = []", r'wrappers = ["gymnasium.wrappers:RecordVideo(video_folder=\"outside\")"]'),
         ("import gymnasium.wrappers:RecordVideo (env.wrappers)",),
     ],
+    "a wrapper that needs a package": [
+        ("wrappers = []", 'wrappers = ["gymnasium.wrappers:ArrayConversion"]'),
+        ("import gymnasium.wrappers:ArrayConversion (env.wrappers)",),
+    ],
+    "a piece of one network": [
+        ("[network]\n", '[network]\ncritic.net1d = "evil:Piece"\n'),
+        ("import evil:Piece (network.critic.net1d)",),
+    ],
     "an agent": [('name = "ppo"', 'name = "evil:Agent"'), ("import evil:Agent (agent.name)",)],
     "a network": [('name = "modular"', 'name = "evil:Piece"'), ("import evil:Piece (network.name)",)],
     "a piece": [('net1d = "mlp"', 'net1d = "evil:Piece"'), ("import evil:Piece (network.net1d)",)],
@@ -71,6 +79,7 @@ RUNS = [
     ["play", "RUN", "--out", "film.gif"],
     ["resume", "RUN", "--nb-step", "200"],
     ["diagnose", "RUN"],
+    ["check", "--config", "RUN/config.toml"],
     ["train", "CartPole-v1", *TRAIN, "--init-from", "RUN"],
     ["train", *TRAIN, "--config", "RUN/config.toml"],
 ]
@@ -314,7 +323,9 @@ def test_a_settings_file_is_trusted_no_more_than_a_run(here, unharmed, capsys):
     ("words", "said"),
     [
         (["subprocess:Popen", "--env.options", 'args="touch ran"', "shell=true"], "is a class without reset and step"),
+        (["subprocess:Popen", "--env.backend", "tensor"], "is a class without reset and step"),
         (["CartPole-v1", "--env.wrappers", 'subprocess:Popen(args="touch ran", shell=true)'], "no wrapper"),
+        (["CartPole-v1", "--env.wrappers", "gymnasium.wrappers:ArrayConversion"], "needs array_api_compat"),
         (["CartPole-v1", "--agent", "subprocess:Popen"], "no subclass of ludus.core.agent.Agent"),
         (["CartPole-v1", "--agent", "subprocess:run"], "no subclass of ludus.core.agent.Agent"),
         (["CartPole-v1", "--network", "subprocess:Popen"], "not a class of torch modules"),
@@ -452,6 +463,7 @@ def test_names_and_paths_cannot_command_the_terminal(run, here, capsys):
     assert main(["evaluate", str(evil), "--episodes", "1"]) == 2
     assert main(["evaluate", str(here / f"none{ESCAPE}")]) == 2
     assert main(["check", f"none{ESCAPE}-v1"]) == 2
+    assert main(["list", "runs", "--runs", f"none{ESCAPE}"]) == 0
     assert main(["train", "CartPole-v1", f"--no{ESCAPE}"]) == 2
     out, err = capsys.readouterr()
     assert "\\x1b[2J" in out
