@@ -324,7 +324,7 @@ def test_a_settings_file_is_trusted_no_more_than_a_run(here, unharmed, capsys):
     [
         (["subprocess:Popen", "--env.options", 'args="touch ran"', "shell=true"], "is a class without reset and step"),
         (["subprocess:Popen", "--env.backend", "tensor"], "is a class without reset and step"),
-        (["CartPole-v1", "--env.wrappers", 'subprocess:Popen(args="touch ran", shell=true)'], "no wrapper"),
+        (["CartPole-v1", "--env.wrappers", 'subprocess:Popen(args="touch ran", shell=true)'], "not a wrapper"),
         (["CartPole-v1", "--env.wrappers", "gymnasium.wrappers:ArrayConversion"], "needs array_api_compat"),
         (["CartPole-v1", "--agent", "subprocess:Popen"], "no subclass of ludus.core.agent.Agent"),
         (["CartPole-v1", "--agent", "subprocess:run"], "no subclass of ludus.core.agent.Agent"),
