@@ -66,10 +66,11 @@ class NetworkConfig:
         """Return the names of the network and all its pieces."""
         return (self.name, self.net1d, self.net2d, self.net3d, self.net4d, self.body, self.head)
 
-    def net3d_for(self, shape: tuple[int, ...]) -> str:
-        """Return the source of an image ``[F, H, W]``, with ``auto`` decided by its size."""
-        if self.net3d != "auto":
-            return self.net3d
+    def source_for(self, shape: tuple[int, ...]) -> str:
+        """Return the source of an observation of rank 1 to 4, with ``auto`` decided by the size of the image."""
+        name: str = getattr(self, f"net{len(shape)}d")
+        if len(shape) != 3 or name != "auto":
+            return name
         return "nature_cnn" if min(shape[1:]) >= NATURE_CNN_SIDE else "small_cnn"
 
     def visible(self, names: Iterable[str]) -> list[str]:

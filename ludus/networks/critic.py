@@ -42,8 +42,7 @@ def concatenate_inputs(config: NetworkConfig) -> NetworkConfig:
 
 def is_recurrent(config: NetworkConfig, spec: NetworkSpec) -> bool:
     """Return whether a piece of the network would be recurrent."""
-    shapes = [shape for shape in spec.inputs.values() if len(shape) in (1, 2, 3, 4)]
-    sources = {config.net3d_for(shape) if len(shape) == 3 else getattr(config, f"net{len(shape)}d") for shape in shapes}
+    sources = {config.source_for(shape) for shape in spec.inputs.values() if len(shape) in (1, 2, 3, 4)}
     names = {*sources, config.resolved(len(spec.inputs)).body, config.head}
     return any(resolve(name, SUBMODULES, "piece of a network").recurrent for name in names)
 

@@ -69,7 +69,7 @@ class ModularNetwork(Network):
             rank = len(shape)
             if rank not in (1, 2, 3, 4):
                 raise UserError(f'Observation "{name}" has shape {shape}: a modular network takes ranks 1 to 4.')
-            piece = config.net3d_for(shape) if rank == 3 else getattr(config, f"net{rank}d")
+            piece = config.source_for(shape)
             piece_rank(piece, f"net{rank}d", rank)
             slot, source = self._add(f"source/{module_key(name)}", piece, shape, config)
             self._sources.append((name, slot))

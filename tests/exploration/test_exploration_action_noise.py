@@ -61,7 +61,7 @@ def test_moments(kind, variance, kurtosis):
 
 @pytest.mark.parametrize("kind", NOISES)
 def test_rows_elements_and_steps_are_independent(kind):
-    x = run(make_action_noise(kind, 0.05, theta=1.0)).reshape(STEPS, -1)  # with θ·dt = 1 the OU noise forgets too
+    x = run(make_action_noise(kind, 0.05, theta=1.0)).reshape(STEPS, -1)  # with θ·dt = 1, OU noise is independent too
     correlation = np.corrcoef(x.T) - np.eye(BATCH * SIZE)
     assert np.abs(correlation).max() < 4.5 / math.sqrt(STEPS)  # of 66 pairs
     lagged = (x[1:] * x[:-1]).mean() / x.var()

@@ -65,6 +65,11 @@ def test_each_environment_explores_by_the_ladder(level):
     assert len(np.unique(frequency)) == batch
 
 
+def test_single_environment_on_a_ladder_uses_epsilon_itself():
+    plain, ladder = (Epsilon(ladder=x).draw(100, 1, 2, generator())["explore"] for x in (0.0, 7.0))
+    assert torch.equal(plain, ladder)
+
+
 def test_group_of_rows_uses_its_part_of_the_ladder():
     epsilon, steps = Epsilon("constant", start=0.5, ladder=4.0), 50_000
     numbers = epsilon.draw(steps, 8, 3, generator(1))

@@ -34,15 +34,15 @@ class Own(nn.Module):
         return torch.cat([observation, action], 1)
 
 
-def mixed(need: NetworkSpec, **config: Any) -> Tensor:
+def mixed(spec: NetworkSpec, **config: Any) -> Tensor:
     """Return the largest d²Q / ds da."""
     torch.manual_seed(0)
-    network, x = build_network(NetworkConfig(**config), need).double(), rows(need.inputs)
+    network, x = build_network(NetworkConfig(**config), spec).double(), rows(spec.inputs)
     x = {name: y.double().requires_grad_() for name, y in x.items()}
     q = network(x, network.initial_state(B).map(Tensor.double), FIRST)[0]["q"]
     (by_action,) = torch.autograd.grad(q.sum(), x["action"], create_graph=True)
     found = []
-    for name in need.inputs:
+    for name in spec.inputs:
         if name != "action" and by_action.requires_grad:
             (second,) = torch.autograd.grad(by_action.sum(), x[name], retain_graph=True, allow_unused=True)
             found.append(torch.zeros(()) if second is None else second.abs().max())
@@ -52,8 +52,8 @@ def mixed(need: NetworkSpec, **config: Any) -> Tensor:
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("config", [{}, {"body": "mlp"}, {"net1d": "identity1d"}, {"head": "mlp"}])
 def test_critic_mixes_observation_and_action(members: int, config: Any) -> None:
-    need = NetworkSpec(CRITIC, Q, concatenate=True, members=members)
-    assert mixed(need, **config) > 1e-3
+    spec = NetworkSpec(CRITIC, Q, concatenate=True, members=members)
+    assert mixed(spec, **config) > 1e-3
     assert mixed(NetworkSpec(CRITIC, Q), body="identity1d") == 0  # joined only by the last, linear layer
 
 
@@ -99,7 +99,7 @@ def test_hidden_state_of_a_recurrent_critic_does_not_depend_on_actions() -> None
     assert not any(x.grad_fn is not None and _reaches(x, given[ACTION]) for x in state.values())
     (slope,) = torch.autograd.grad(outputs["q"][-1].sum(), given[ACTION])
     assert slope[-1].abs().min() > 0
-    assert not slope[:-1].any()  # of earlier actions
+    assert not slope[:-1].any()  # earlier actions have no effect
 
 
 def _reaches(x: torch.Tensor, leaf: torch.Tensor) -> bool:
@@ -109,8 +109,8 @@ def _reaches(x: torch.Tensor, leaf: torch.Tensor) -> bool:
 @pytest.mark.parametrize("noisy", [False, True])
 def test_streams_have_a_hidden_layer_per_output(noisy: bool) -> None:
     outputs: Shapes = {"value": (1,), "advantage": (3,)}
-    need = NetworkSpec({"observation": (4,)}, outputs, streams=True, noisy=noisy)
-    network: Any = build_network(NetworkConfig(hidden=(8,), activation="relu"), need)
+    spec = NetworkSpec({"observation": (4,)}, outputs, streams=True, noisy=noisy)
+    network: Any = build_network(NetworkConfig(hidden=(8,), activation="relu"), spec)
     kind = NoisyLinear if noisy else nn.Linear
     x = torch.randn(T, B, 4)
     given = network({"observation": x}, HiddenState(), FIRST)[0]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from ludus.networks.cast import cast, cast_shape
 
-CELLS = {  # DESIGN §6, with F=2 S=3; H=4 W=5; D=6
+CELLS = {  # the table of ludus/networks/cast.py, with F=2 S=3; H=4 W=5; D=6
     (2,): {1: (2,), 2: (2, 1), 3: (2, 1, 1), 4: (2, 1, 1, 1)},
     (2, 3): {1: (6,), 2: (2, 3), 3: (6, 1, 1), 4: (2, 3, 1, 1)},
     (2, 4, 5): {1: (40,), 2: (2, 20), 3: (2, 4, 5), 4: (2, 1, 4, 5)},

@@ -23,9 +23,9 @@ CRITIC: Shapes = {"observation": (4,), "action": (2,)}
 OUTPUTS: Shapes = {"q": (3,), "v": ()}
 
 
-def members(n: int, need: NetworkSpec, **config: Any) -> list[Network]:
+def members(n: int, spec: NetworkSpec, **config: Any) -> list[Network]:
     torch.manual_seed(0)
-    return [build_network(NetworkConfig(**config), need) for _ in range(n)]
+    return [build_network(NetworkConfig(**config), spec) for _ in range(n)]
 
 
 def rows(shapes: Shapes) -> Tensors:
@@ -46,11 +46,11 @@ def loss(outputs: Tensors) -> Tensor:
 @pytest.mark.parametrize("hidden", [(8, 6), (5,)])
 @pytest.mark.parametrize("n", [2, 5])
 @pytest.mark.parametrize(
-    "need", [NetworkSpec(CRITIC, OUTPUTS, concatenate=True), NetworkSpec({"observation": (4,)}, OUTPUTS)]
+    "spec", [NetworkSpec(CRITIC, OUTPUTS, concatenate=True), NetworkSpec({"observation": (4,)}, OUTPUTS)]
 )
-def test_batched_mlps_match_their_members(need: NetworkSpec, n: int, hidden: tuple[int, ...], activation: str) -> None:
-    networks = members(n, need, hidden=hidden, activation=activation)
-    batched, x = make_ensemble(networks), rows(need.inputs)
+def test_batched_mlps_match_their_members(spec: NetworkSpec, n: int, hidden: tuple[int, ...], activation: str) -> None:
+    networks = members(n, spec, hidden=hidden, activation=activation)
+    batched, x = make_ensemble(networks), rows(spec.inputs)
     assert isinstance(batched, BatchedMLPEnsemble)
     outputs, state = batched(x, batched.initial_state(B), FIRST)
     assert {name: y.shape for name, y in outputs.items()} == {"q": (T, B, n, 3), "v": (T, B, n)}
@@ -75,7 +75,7 @@ def test_members_are_independent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("need", "config"),
+    ("spec", "config"),
     [
         (NetworkSpec(CRITIC, OUTPUTS), {"body": "identity1d"}),  # a source each
         (NetworkSpec(CRITIC, OUTPUTS, concatenate=True), {"body": "lstm"}),
@@ -86,8 +86,8 @@ def test_members_are_independent() -> None:
         (NetworkSpec({"observation": (4,)}, OUTPUTS), {"net1d": "identity1d"}),
     ],
 )
-def test_other_members_run_one_after_the_other(need: NetworkSpec, config: Any) -> None:
-    networks, x = members(2, need, **config), rows(need.inputs)
+def test_other_members_run_one_after_the_other(spec: NetworkSpec, config: Any) -> None:
+    networks, x = members(2, spec, **config), rows(spec.inputs)
     ensemble = make_ensemble(deepcopy(networks))
     assert isinstance(ensemble, Ensemble)
     state = networks[0].initial_state(B)
@@ -96,8 +96,8 @@ def test_other_members_run_one_after_the_other(need: NetworkSpec, config: Any) -
 
 
 def test_members_have_separate_hidden_states() -> None:
-    need = NetworkSpec(CRITIC, {"q": (1,)}, concatenate=True)
-    networks, x = members(2, need, body="lstm", lstm_size=4), rows(CRITIC)
+    spec = NetworkSpec(CRITIC, {"q": (1,)}, concatenate=True)
+    networks, x = members(2, spec, body="lstm", lstm_size=4), rows(CRITIC)
     ensemble = make_ensemble(networks)
     assert ensemble.recurrent
     assert set(ensemble.initial_state(B)) == {f"{i}/body/{n}" for i in range(2) for n in "hc"}
@@ -127,8 +127,8 @@ def test_ensemble_can_be_traced_as_a_function_of_its_parameters() -> None:
 
 @pytest.mark.parametrize("body", ["identity1d", "lstm"])
 def test_only_the_first_members_can_be_run(body: str) -> None:
-    need = NetworkSpec(CRITIC, OUTPUTS, concatenate=True)
-    network, x = make_ensemble(members(3, need, hidden=(8,), body=body)), rows(need.inputs)
+    spec = NetworkSpec(CRITIC, OUTPUTS, concatenate=True)
+    network, x = make_ensemble(members(3, spec, hidden=(8,), body=body)), rows(spec.inputs)
     state = network.initial_state(B)
     whole, some = network(x, state, FIRST)[0], network(x, state, FIRST, members=2)[0]
     torch.testing.assert_close(some, {name: y[:, :, :2] for name, y in whole.items()})

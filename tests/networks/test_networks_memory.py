@@ -20,17 +20,17 @@ from ludus.networks.projection import MAX_STREAM_WIDTH
 @pytest.mark.parametrize("width", [8, MAX_STREAM_WIDTH, MAX_STREAM_WIDTH + 1])
 def test_hidden_layer_of_a_stream_is_at_most_512_wide(width: int, noisy: bool) -> None:
     assert MAX_STREAM_WIDTH == 512
-    need = NetworkSpec({"observation": (4,)}, {"value": (1,), "advantage": (3,)}, streams=True, noisy=noisy)
-    network: Any = build_network(NetworkConfig(hidden=(width,)), need)
-    for name, (size,) in need.outputs.items():
+    spec = NetworkSpec({"observation": (4,)}, {"value": (1,), "advantage": (3,)}, streams=True, noisy=noisy)
+    network: Any = build_network(NetworkConfig(hidden=(width,)), spec)
+    for name, (size,) in spec.outputs.items():
         stream = network.projections[name]
         assert (stream.hidden.in_features, stream.hidden.out_features) == (width, min(width, 512))
         assert (stream.last.in_features, stream.last.out_features) == (min(width, 512), size)
 
 
 def test_noisy_layer_without_a_stream_takes_all_features() -> None:
-    need = NetworkSpec({"observation": (4,)}, {"q": (3,)}, noisy=True)
-    network: Any = build_network(NetworkConfig(hidden=(600,)), need)
+    spec = NetworkSpec({"observation": (4,)}, {"q": (3,)}, noisy=True)
+    network: Any = build_network(NetworkConfig(hidden=(600,)), spec)
     assert (network.projections["q"].in_features, network.projections["q"].out_features) == (600, 3)
 
 
@@ -39,9 +39,9 @@ class Own(nn.Module):
 
 
 def test_error_for_noisy_custom_networks_names_the_flag() -> None:
-    need = NetworkSpec({"observation": (4,)}, {"q": (3,)}, noisy=True)
+    spec = NetworkSpec({"observation": (4,)}, {"q": (3,)}, noisy=True)
     with pytest.raises(UserError, match=r"noisy layers, which custom networks.*--agent\.no-noisy"):
-        build_network(NetworkConfig(name=f"{__name__}:Own"), need)
+        build_network(NetworkConfig(name=f"{__name__}:Own"), spec)
 
 
 AGENTS = {

@@ -142,7 +142,7 @@ def test_masked_terms_stay_finite(mask, seed):
 @pytest.mark.parametrize(("distribution", "mean"), [("gaussian", 0.3), ("beta", 0.75)])
 def test_samples_have_the_moments_of_the_distribution(distribution, mean):
     policy = Policy({"action": Spec((1,), "float32", low=-1.0, high=1.0)}, distribution, log_std_init=math.log(0.5))
-    raw = math.log(math.expm1(2.0))  # softplus of it is 2, so that alpha is 3
+    raw = math.log(math.expm1(2.0))  # softplus gives 2, so alpha is 3
     output = torch.tensor([0.3]) if distribution == "gaussian" else torch.tensor([raw, -40.0])  # Beta(3, 1): mean 3/4
     actions, _ = draws(policy, {"policy/action": output}, {})
     assert abs(float(actions["action"].mean().detach()) - mean) < 0.02

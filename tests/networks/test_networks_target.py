@@ -18,9 +18,9 @@ from ludus.networks.target import TargetNetworks
 FIRST = torch.zeros(3, 2, dtype=torch.bool)
 
 
-def make(**need: Any) -> Any:
+def make(**spec: Any) -> Any:
     torch.manual_seed(0)
-    return build_network(NetworkConfig(), NetworkSpec({"observation": (4,)}, {"q": (3,)}, **need))
+    return build_network(NetworkConfig(), NetworkSpec({"observation": (4,)}, {"q": (3,)}, **spec))
 
 
 def disturb(module: nn.Module) -> None:
@@ -29,9 +29,9 @@ def disturb(module: nn.Module) -> None:
             p.add_(torch.randn_like(p))
 
 
-@pytest.mark.parametrize("need", [{}, {"members": 2}, {"streams": True, "noisy": True}])
-def test_copy_is_equal_separate_and_has_no_gradients(need: Any) -> None:
-    network = make(**need)
+@pytest.mark.parametrize("spec", [{}, {"members": 2}, {"streams": True, "noisy": True}])
+def test_copy_is_equal_separate_and_has_no_gradients(spec: Any) -> None:
+    network = make(**spec)
     target, x = TargetNetworks({"q": network}), {"observation": torch.randn(3, 2, 4)}
     copy: Any = target.networks["q"]
     assert torch.equal(copy(x, HiddenState(), FIRST)[0]["q"], network(x, HiddenState(), FIRST)[0]["q"])
@@ -65,7 +65,7 @@ def test_update_works_after_parameters_and_buffers_were_replaced() -> None:
     agent.network = make(noisy=True)
     agent.target = TargetNetworks({"q": agent.network})
     for p in agent.network.parameters():
-        p.data = torch.randn_like(p)  # as a flat block does
+        p.data = torch.randn_like(p)  # as the updater's flat parameter block does
     agent.double()  # replaces every buffer
     resample_noise(agent.network, torch.Generator())
     agent.target.update(1)

@@ -220,8 +220,8 @@ def test_traced_function_matches_on_other_inputs(kind: ValueKind, dueling: bool)
 @pytest.mark.parametrize("noisy", [False, True])
 def test_heads_match_the_networks_built_for_them(kind: ValueKind, dueling: bool, noisy: bool) -> None:
     head = make(kind, dueling, noisy=noisy)
-    need = NetworkSpec({"observation": (4,)}, head.outputs, streams=head.streams, noisy=noisy)
-    network = build_network(NetworkConfig(), need)
+    spec = NetworkSpec({"observation": (4,)}, head.outputs, streams=head.streams, noisy=noisy)
+    network = build_network(NetworkConfig(), spec)
     target = TargetNetworks({"q": network, "head": head})
     first = torch.zeros(T, B, dtype=torch.bool)
     given = network({"observation": torch.randn(T, B, 4)}, HiddenState(), first)[0]
