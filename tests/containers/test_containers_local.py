@@ -297,7 +297,8 @@ def test_what_was_chosen_for_network_shared_is_written_where_the_agent_has_somet
     ludus.train(COUNTING, config=run / "config.toml")
 
 
-def test_the_log_and_the_settings_tell_what_was_run(tmp_path: Path) -> None:
+def test_the_log_and_the_settings_tell_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     result = train(tmp_path, COUNTING, threads=0, evaluation__every=50)
     log = (result.run / "log.txt").read_text()
     assert f"environment: {COUNTING} x 4" in log

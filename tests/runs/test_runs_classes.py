@@ -246,7 +246,7 @@ def test_worker_processes_cannot_have_local_classes_and_a_sentence_says_so(tmp_p
 def test_environments_are_classes_or_functions_and_not_objects(tmp_path: Path) -> None:
     assert train(tmp_path, gymnasium.envs.classic_control.CartPoleEnv, env__max_episode_steps=20).steps
     assert train(tmp_path, lambda: gymnasium.make("CartPole-v1")).steps
-    said = r"is a [^\n]*, not a class or function that makes one; give its class, or a function that returns a new one"
+    said = r"is a [^\n]*; give its class, or a function that returns a new environment"
     with pytest.raises(UserError, match=said):
         train(tmp_path, gymnasium.make("CartPole-v1"))
 
@@ -258,7 +258,7 @@ def test_environments_are_classes_or_functions_and_not_objects(tmp_path: Path) -
         ({"agent": 3}, "agent.name is an object of the class int; give a class"),
         ({"agent": Wide}, "is not a subclass of ludus.core.agent.Agent"),
         ({"network": np.ndarray}, "is not a class of torch modules"),
-        ({"settings": {"env.wrappers": [Wide]}}, "is a class, but no wrapper"),
+        ({"settings": {"env.wrappers": [Wide]}}, "is a class but not a wrapper"),
     ],
 )
 def test_what_is_no_such_class_is_one_sentence(given: dict[str, Any], said: str, tmp_path: Path) -> None:
