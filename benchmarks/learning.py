@@ -1,6 +1,6 @@
-"""Every learning task, seed by seed: ``python -m benchmarks.learning [--task NAME …] [--write]``.
+"""Run all learning tasks: ``python -m benchmarks.learning [--task NAME …] [--write]``.
 
-Two runs at a time, in processes of their own with one thread each. What is finished is kept in ``out/learning.jsonl``
+Two runs at a time, in separate processes with one thread each. Results are stored in ``out/learning.jsonl``
 and not run again for the same commit and settings, so the command can be stopped and given again.
 """
 
@@ -41,7 +41,7 @@ Row = dict[str, Any]
 
 
 class Job(NamedTuple):
-    """One seed of one task, of the code and settings that are here now."""
+    """One seed of one task, with the current code and settings."""
 
     task: str
     seed: int
@@ -50,12 +50,12 @@ class Job(NamedTuple):
 
     @classmethod
     def of(cls, row: Row) -> Job:
-        """The job that a kept row is the result of."""
+        """Return the job of a stored result."""
         return cls(*(row[name] for name in cls._fields))
 
 
 def commit() -> str:
-    """The commit, with a + where the library has been edited since."""
+    """Return the commit, with a + if the library has uncommitted changes."""
     head = _git("rev-parse", "--short=10", "HEAD")
     return head + "+" * bool(_git("status", "--porcelain", "--", "ludus"))
 
@@ -65,7 +65,7 @@ def _git(*command: str) -> str:
 
 
 def fingerprint(task: Task) -> str:
-    """Changes with any setting of the task, those of its preset among them, and with nothing else."""
+    """Return a hash of all settings of the task, including those of its preset."""
     overrides = settings_of(task, Path("runs")) | {"nb_step": task.nb_step}
     settings = resolve_settings(task.environment, task.agent, overrides=overrides).settings
     named = to_flat(settings) | {"target": task.target}
@@ -75,19 +75,19 @@ def fingerprint(task: Task) -> str:
 
 
 def kept(at: str) -> dict[Job, Row]:
-    """All results so far, the newest of each job; ``at`` ANY, those of different commits are of one job."""
+    """Return the newest stored result of each job; with ANY, of any commit."""
     lines = KEPT.read_text(encoding="utf-8").splitlines() if KEPT.exists() else []
     rows = {Job.of(row): row for row in map(json.loads, lines)}
     return {job._replace(commit=ANY): row for job, row in rows.items()} if at == ANY else rows
 
 
 def jobs_of(tasks: Iterable[Task], at: str) -> list[Job]:
-    """Every seed of the tasks, with the settings that are here now."""
+    """Return every seed of the tasks, with the current settings."""
     return [Job(task.name, seed, at, fingerprint(task)) for task in tasks for seed in range(task.seeds)]
 
 
 def run_apart(job: Job) -> Row:
-    """Run a job in a process of its own."""
+    """Run a job in a new process."""
     command = [sys.executable, "-m", "benchmarks.learning", "--one", job.task, str(job.seed)]
     environment, here = os.environ | {"OMP_NUM_THREADS": "1"}, commit()
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -98,15 +98,15 @@ def run_apart(job: Job) -> Row:
 
 
 def run_one(name: str, seed: int) -> None:
-    """Run a job here, and print its outcome as one line of JSON."""
+    """Run a job in this process and print its outcome as one line of JSON."""
     with tempfile.TemporaryDirectory(prefix="ludus-") as runs:
         print(json.dumps(run(TASKS[name], seed, Path(runs))._asdict()))
 
 
 def run_all(jobs: list[Job], have: dict[Job, Row]) -> None:
-    """Run what ``have`` lacks, and keep each result as it comes."""
+    """Run jobs without a result in ``have``, and store each result."""
     missing = [job for job in jobs if job not in have]
-    print(f"{len(jobs)} runs, {len(jobs) - len(missing)} of them kept from before.", flush=True)
+    print(f"{len(jobs)} runs, {len(jobs) - len(missing)} of them already done.", flush=True)
     KEPT.parent.mkdir(exist_ok=True)
     pool, began = ThreadPoolExecutor(AT_ONCE), time.time()
     try:
@@ -150,7 +150,7 @@ changes to the library.
 
 
 def write(jobs: list[Job], have: dict[Job, Row]) -> None:
-    """Make docs/results.md of the kept results."""
+    """Write docs/results.md from the stored results."""
     by_task = {name: [have[job] for job in jobs if job.task == name and job in have] for name in TASKS}
     parts = [INTRO, _summary(by_task)] + [
         _seeds(task, by_task[task.name]) for task in (*CLASSIC, *OFF_POLICY) if by_task[task.name]
@@ -182,7 +182,7 @@ def _seeds(task: Task, rows: list[Row]) -> str:
         f"## {task.name}\n",
         f"{task.agent.upper()} on `{task.environment}`{', with ' + beside if beside else ''}: {demand} {task.target:g} "
         f"within {task.nb_step:,} steps, evaluated every {task.every:,}"
-        f"{'; goes on to the last step' if task.whole else ''}. Commit {commits}.\n",
+        f"{'; runs to the last step' if task.whole else ''}. Commit {commits}.\n",
         "| seed | steps to the target | best evaluation | last evaluation | steps | seconds | |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -214,10 +214,10 @@ def _toys(by_task: dict[str, list[Row]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Run the learning tasks and keep their results.")
+    parser = argparse.ArgumentParser(description="Run the learning tasks and store their results.")
     parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS), help="only these")
-    parser.add_argument("--any-commit", action="store_true", help="results of other commits count, if settings agree")
-    parser.add_argument("--write", action="store_true", help="make docs/results.md of all that is kept")
+    parser.add_argument("--any-commit", action="store_true", help="use results of other commits with equal settings")
+    parser.add_argument("--write", action="store_true", help="write docs/results.md from the stored results")
     parser.add_argument("--one", nargs=2, metavar=("TASK", "SEED"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:

@@ -1,4 +1,4 @@
-"""Off-policy learning with no library around it: a plain loop as CleanRL would write it, one file and eager torch.
+"""Off-policy learning without a library: a plain loop in CleanRL's style, in one file and eager torch.
 
 From the algorithms alone (Mnih et al. 2015; Haarnoja et al. 2018; Fujimoto et al. 2018): modules, one Adam per network,
 a ring of numpy arrays, TensorBoard every hundred steps.
@@ -32,7 +32,7 @@ def mlp(inputs: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:
 
 
 class Ring:
-    """The last transitions, drawn uniformly."""
+    """The last transitions, sampled uniformly."""
 
     def __init__(self, size: int, env: Any, seed: int) -> None:
         seen, done = env.observation_space, env.action_space
@@ -59,7 +59,7 @@ class Ring:
 
 
 class DQN:
-    """Q-learning with a target network that is copied now and then."""
+    """Q-learning with a target network that is copied periodically."""
 
     def __init__(self, env: Any, s: OffPolicySettings) -> None:
         self.s, self.env = s, env
@@ -89,7 +89,7 @@ class DQN:
 
 
 class ActorCritic:
-    """What SAC and TD3 share: two critics, their targets, and the mean squared error."""
+    """Shared by SAC and TD3: two critics, their targets and the mean squared error."""
 
     def __init__(self, env: Any, s: OffPolicySettings, outputs: int) -> None:
         self.s, self.actions = s, env.action_space.shape[0]
@@ -200,7 +200,7 @@ LEARNERS: dict[str, Any] = {"dqn": DQN, "sac": SAC, "td3": TD3}
 
 
 def cleanrl(s: OffPolicySettings, backend: str, seed: int, meter: SettledMeter) -> float:
-    """Steps per second of the plain loop."""
+    """Return the steps per second of the plain loop."""
     torch.manual_seed(seed)
     env = gymnasium.make(s.environment, disable_env_checker=True)
     learner, ring = LEARNERS[s.agent](env, s), Ring(s.replay, env, seed)

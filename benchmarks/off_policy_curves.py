@@ -1,4 +1,4 @@
-"""What is learned, side by side: ``python -m benchmarks.off_policy curves --job sac --steps 30000 --seeds 3``.
+"""Compare learning curves: ``python -m benchmarks.off_policy curves --job sac --steps 30000 --seeds 3``.
 
 Stable-Baselines3 and Ludus train with the same settings and are evaluated every few thousand steps: ten fresh greedy
 episodes, or fifty of MinAtar's short ones. Two runs at a time, in processes of their own with one thread each. What is
@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 
 class Run(NamedTuple):
-    """One seed of one side, of the code and settings that are here now."""
+    """One seed of one side, with the current code and settings."""
 
     job: str
     side: str
@@ -48,12 +48,12 @@ class Run(NamedTuple):
 
     @classmethod
     def of(cls, row: Row) -> Run:
-        """The run that a kept row is the result of."""
+        """Return the run of a stored result."""
         return cls(*(row[name] for name in cls._fields))
 
 
 def runs_of(job: str, sides: list[str], seeds: int, steps: int) -> list[Run]:
-    """Every seed of the sides; a seed of the one is no pair of the other's."""
+    """Return every seed of the sides; seeds of different sides do not correspond."""
     protocol = {"every": steps // EVALUATIONS, "episodes": EPISODES[job]}
     told = json.dumps(asdict(settings_of(job, steps)) | protocol, sort_keys=True)
     print_ = hashlib.sha256(told.encode()).hexdigest()[:10]
@@ -62,19 +62,19 @@ def runs_of(job: str, sides: list[str], seeds: int, steps: int) -> list[Run]:
 
 
 def settings_of(job: str, steps: int) -> OffPolicySettings:
-    """The job's settings for a run that ends."""
+    """Return the job's settings for a run of a fixed number of steps."""
     settings = CURVES[job]
     return replace(settings, steps=steps, explore=min(settings.explore, steps))
 
 
 def kept() -> dict[Run, Row]:
-    """All results so far, the newest of each run."""
+    """Return the newest stored result of each run."""
     lines = KEPT.read_text(encoding="utf-8").splitlines() if KEPT.exists() else []
     return {Run.of(row): row for row in map(json.loads, lines)}
 
 
 def greedy(model: Any, settings: OffPolicySettings, seed: int, episodes: int) -> float:
-    """The mean return of fresh greedy episodes of a Stable-Baselines3 model."""
+    """Return the mean return of greedy episodes of a Stable-Baselines3 model."""
     from benchmarks.off_policy_peers import sb3_environment
 
     env, returns = sb3_environment(settings, "simple", seed), []
@@ -87,14 +87,14 @@ def greedy(model: Any, settings: OffPolicySettings, seed: int, episodes: int) ->
 
 
 def sb3(settings: OffPolicySettings, seed: int, every: int, episodes: int) -> list[Any]:
-    """Steps and mean returns of Stable-Baselines3."""
+    """Return steps and mean returns of Stable-Baselines3."""
     from benchmarks.off_policy_peers import sb3_curve
 
     return sb3_curve(settings, seed, every, lambda model, n: greedy(model, settings, 1_000 + 100 * seed + n, episodes))
 
 
 def ludus(settings: OffPolicySettings, seed: int, every: int, episodes: int) -> list[Any]:
-    """Steps and mean returns of Ludus."""
+    """Return steps and mean returns of Ludus."""
     import ludus
     from benchmarks.off_policy import ludus_settings
     from tests.learning.learning_tasks import evaluations
@@ -110,7 +110,7 @@ def ludus(settings: OffPolicySettings, seed: int, every: int, episodes: int) -> 
 
 
 def play(run: Run) -> None:
-    """Train here, and print the curve as one line of JSON."""
+    """Train in this process and print the curve as one line of JSON."""
     import torch
 
     torch.set_num_threads(1)
@@ -121,7 +121,7 @@ def play(run: Run) -> None:
 
 
 def play_apart(run: Run) -> Row:
-    """Train in a process of its own."""
+    """Train in a new process."""
     command = [sys.executable, "-m", "benchmarks.off_policy", "curves", "--one", json.dumps(run)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     root = Path(__file__).parents[1]
@@ -133,10 +133,10 @@ def play_apart(run: Run) -> Row:
 
 
 def play_all(runs: list[Run]) -> None:
-    """Play what is missing, and keep each result as it comes."""
+    """Run what is missing, and store each result."""
     have = kept()
     missing = [run for run in runs if run not in have]
-    print(f"{len(runs)} runs, {len(runs) - len(missing)} of them kept from before.", flush=True)
+    print(f"{len(runs)} runs, {len(runs) - len(missing)} of them already done.", flush=True)
     KEPT.parent.mkdir(exist_ok=True)
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
@@ -153,7 +153,7 @@ def play_all(runs: list[Run]) -> None:
 
 
 def table(job: str, rows: list[Row]) -> str:
-    """A row per side: the mean of the last evaluation over seeds, and the mean curve."""
+    """Return a table with one row per side: the mean of the last evaluation over seeds, and the mean curve."""
     of = {side: [row for row in rows if row["side"] == side] for side in SIDES}
     steps = [step for step, _ in rows[0]["curve"]]
     lines = [

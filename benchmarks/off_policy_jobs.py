@@ -1,4 +1,4 @@
-"""What all sides of the off-policy benchmarks share: the jobs, their settings and when time begins to count.
+"""Shared by the off-policy benchmarks: jobs, their settings and the meter.
 
 Nothing but the standard library is imported here, so that a side in another interpreter can read it too.
 """
@@ -16,7 +16,7 @@ SETTLED = 50  # updates after which every kind of update has been made, and comp
 
 @dataclass(frozen=True)
 class OffPolicySettings:
-    """The settings of one job, in words of no side; one environment, Adam with its own defaults."""
+    """The settings of one job, independent of the library; one environment, Adam with default betas."""
 
     environment: str
     agent: Kind
@@ -28,7 +28,7 @@ class OffPolicySettings:
     train_every: int = 1  # steps per update
     learning_starts: int = 1_000  # steps of random actions before the first update
     target_every: int = 500  # DQN: steps from one copy of the target to the next
-    max_grad_norm: float = 10.0  # DQN alone
+    max_grad_norm: float = 10.0  # only DQN
     epsilon: tuple[float, float] = (0.05, 0.05)  # DQN: at first, and after ``explore`` steps
     explore: int = 1
     tau: float = 0.005  # SAC and TD3: how far a target follows at each update
@@ -37,7 +37,7 @@ class OffPolicySettings:
     noise_clip: float = 0.5
     exploration_noise: float = 0.1
     log_every: int = 4_000  # steps: about as often as Stable-Baselines3, which logs every four episodes
-    steps: int = 100_000_000  # for a job that is measured by the clock: more than it can reach
+    steps: int = 100_000_000  # for a timed job: more than it can reach
 
 
 CARTPOLE = OffPolicySettings(
@@ -66,7 +66,7 @@ CURVES: dict[str, OffPolicySettings] = {"sac": JOBS["sac"], "td3": JOBS["td3"], 
 
 
 class SettledMeter:
-    """Counts steps per second as ``Meter`` does, but nothing before some updates have been made."""
+    """Measures steps per second like ``Meter``, but only after some updates."""
 
     def __init__(self, settings: OffPolicySettings, warm_up: float, seconds: float) -> None:
         self._after = settings.learning_starts + SETTLED * settings.train_every
@@ -74,7 +74,7 @@ class SettledMeter:
         self._meter: Meter | None = None
 
     def update(self, step: int) -> bool:
-        """Note that ``step`` steps are done; return whether enough has been seen."""
+        """Record that ``step`` steps are done; return whether to stop."""
         if step < self._after:
             return False
         if self._meter is None:

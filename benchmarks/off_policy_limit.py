@@ -1,4 +1,4 @@
-"""The machine's limit for off-policy learning: bare pieces, each timed alone, and what they would give together.
+"""The speed limit of off-policy learning on this machine: bare code, each part timed separately.
 
 Steps per second are ``1 / (t_env + t_forward + (t_draw + t_update) / train_every)``. Both critics are one batched
 multiplication, the actor's loss goes through critics that need no gradient, parameters lie in one vector per network
@@ -69,7 +69,7 @@ def critic_loss(critic: Apply, goal: Tensor, batch: Batch) -> Tensor:
 
 
 def goal_of(kind: str, actor: Apply, target: Apply, log_alpha: Tensor, batch: Batch, s: OffPolicySettings) -> Tensor:
-    """What both critics should say; TD3 gives the target of its actor."""
+    """Return the target of both critics; for TD3 with the target actor."""
     _, _, reward, discount, following, noise, _ = batch
     with torch.no_grad():
         if kind == "sac":
@@ -295,7 +295,7 @@ def draw(s: OffPolicySettings, env: Any) -> Callable[[], Any]:
 
 
 def pieces(s: OffPolicySettings, compiled: bool) -> dict[str, float]:
-    """Seconds of each piece."""
+    """Return the seconds of each part."""
     torch.manual_seed(0)
     env: Any = gymnasium.make(s.environment, disable_env_checker=True)
     found = {
@@ -311,6 +311,6 @@ def pieces(s: OffPolicySettings, compiled: bool) -> dict[str, float]:
 
 
 def limit(found: dict[str, float], s: OffPolicySettings, update: str) -> float:
-    """Steps per second of the pieces, with the fastest forward and the given update."""
+    """Return steps per second of all parts, with the fastest forward pass and the given update."""
     forward = min(seconds for name, seconds in found.items() if name.startswith("forward"))
     return 1 / (found["environment"] + forward + (found["draw"] + found[update]) / s.train_every)

@@ -32,7 +32,7 @@ class Breakout(gymnasium.Env[Any, Any]):
         try:
             from minatar import Environment
         except ImportError as error:
-            raise SystemExit("This job plays MinAtar: pip install --no-deps minatar") from error
+            raise SystemExit("This job needs MinAtar: pip install --no-deps minatar") from error
         finally:
             logging.disable(logging.NOTSET)
         self._game = Environment("breakout")
@@ -42,7 +42,7 @@ class Breakout(gymnasium.Env[Any, Any]):
         self.action_space = spaces.Discrete(len(self._actions))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         super().reset(seed=seed)
         if seed is not None:
             self._game.seed(int(self.np_random.integers(2**31)))
@@ -51,7 +51,7 @@ class Breakout(gymnasium.Env[Any, Any]):
         return self._image(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Play one frame."""
+        """Step one frame."""
         reward, terminated = self._game.act(self._actions[int(action)])
         self._steps += 1
         return self._image(), float(reward), bool(terminated), self._steps >= LONGEST, {}

@@ -1,6 +1,6 @@
-"""Stable-Baselines3 and Tianshou on the jobs of ``off_policy_jobs.py``; each imported where it is played.
+"""Stable-Baselines3 and Tianshou on the jobs of ``off_policy_jobs.py``; each is imported when it is used.
 
-Tianshou 0.5 lives in an interpreter of its own, named by ``LUDUS_TIANSHOU_PYTHON``: what is imported at the top here
+Tianshou 0.5 runs in another interpreter, named by ``LUDUS_TIANSHOU_PYTHON``: what is imported at the top here
 must be there too.
 """
 
@@ -17,7 +17,7 @@ from benchmarks.off_policy_jobs import OffPolicySettings, SettledMeter
 
 
 def sb3_environment(s: OffPolicySettings, backend: str, seed: int) -> Any:
-    """One environment: in its own loop, with nothing around it that Ludus leaves out; or Gymnasium's native vector."""
+    """Make one environment without extra wrappers, or Gymnasium's native vector environment."""
     from stable_baselines3.common.env_util import make_vec_env
 
     from benchmarks.peers import NativeCartPole
@@ -83,7 +83,7 @@ def sb3_model(s: OffPolicySettings, env: Any, seed: int) -> Any:
 
 
 def sb3(s: OffPolicySettings, backend: str, seed: int, meter: SettledMeter) -> float:
-    """Steps per second of Stable-Baselines3."""
+    """Return the steps per second of Stable-Baselines3."""
     from benchmarks.peers import Watch
 
     model = sb3_model(s, sb3_environment(s, backend, seed), seed)
@@ -92,7 +92,7 @@ def sb3(s: OffPolicySettings, backend: str, seed: int, meter: SettledMeter) -> f
 
 
 def tianshou(s: OffPolicySettings, backend: str, seed: int, meter: SettledMeter) -> float:
-    """Steps per second of Tianshou 0.5, whose trainer calls ``train_fn`` between its updates."""
+    """Return the steps per second of Tianshou 0.5; its trainer calls ``train_fn`` between updates."""
     import numpy as np
     from tianshou.data import Collector, VectorReplayBuffer
     from tianshou.env import DummyVectorEnv

@@ -20,7 +20,7 @@ from benchmarks.protocol import EVALUATION_EVERY, JOBS, SOLVED, Meter, PPOSettin
 
 
 class BatchedVecEnv(VecEnv):
-    """A batched environment under Stable-Baselines3's contract, with no Python loop unless an episode ended.
+    """A batched environment with Stable-Baselines3's interface, without a Python loop unless an episode ended.
 
     That contract is same-step autoreset: the observation after an ending is already the new episode's, the last
     one of the old episode is in ``infos[i]["terminal_observation"]``. A backend adds ``_step`` and ``_restart``.
@@ -74,7 +74,7 @@ class BatchedVecEnv(VecEnv):
 
 
 class NativeCartPole(BatchedVecEnv):
-    """Gymnasium's vector CartPole, its reset moved from the next step into the same one, so that no step is wasted."""
+    """Gymnasium's vector CartPole with resets in the same step."""
 
     def __init__(self, num_envs: int, seed: int) -> None:
         env = gymnasium.make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode="vector_entry_point")
@@ -98,7 +98,7 @@ class NativeCartPole(BatchedVecEnv):
 
 
 class EnvPoolPong(BatchedVecEnv):
-    """EnvPool's Pong (84×84×4 uint8); rows that ended are reset at once by their ids."""
+    """EnvPool's Pong (84×84×4 uint8) with resets in the same step."""
 
     def __init__(self, num_envs: int, seed: int) -> None:
         import envpool
@@ -118,7 +118,7 @@ class EnvPoolPong(BatchedVecEnv):
 
 
 class Watch(BaseCallback):
-    """Reads the clock between updates and ends the run when the meter has seen enough."""
+    """Measures the speed between updates and ends the run when done."""
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()
@@ -167,7 +167,9 @@ def make_env(job: str, backend: str, num: int, seed: int) -> VecEnv:
 def make_model(job: str, env: VecEnv, s: PPOSettings, seed: int) -> Any:
     falling = (lambda top: lambda left: top * left) if s.linear else (lambda top: top)
     make: Any = PPO
-    policy = {"policy": "CnnPolicy" if job == "pong" else "MlpPolicy"}  # the MLP default is separate 64-64 tanh trunks
+    policy: dict[str, Any] = {
+        "policy": "CnnPolicy" if job == "pong" else "MlpPolicy"
+    }  # the MLP default is separate 64-64 tanh trunks
     if s.lstm:  # an LSTM each for policy and value, then the same 64-64 trunks
         from sb3_contrib import RecurrentPPO
 
@@ -216,7 +218,7 @@ def run(args: Namespace) -> None:
 
 def main() -> None:
     parser = arguments("One round of Stable-Baselines3.")
-    parser.add_argument("--backend", choices=["native", "dummy"], default="native", help="CartPole: who steps it")
+    parser.add_argument("--backend", choices=["native", "dummy"], default="native", help="CartPole: vector environment")
     run(parser.parse_args())
 
 

@@ -1,7 +1,7 @@
-"""Drawing from a replay: ExperienceReplay against Stable-Baselines3's ReplayBuffer, interleaved in one process.
+"""Sampling from a replay buffer: ExperienceReplay against Stable-Baselines3's ReplayBuffer, interleaved in one process.
 
 ``python -m benchmarks.replay`` fills both with the same million steps, lets them draw batches of 256 in turn, and
-prints a table of batches per second. It also says what it costs to write one step of one environment.
+prints a table of batches per second. It also measures writing one step of one environment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TARGET = 2.0  # times SB3's batches per second
 
 
 def filled(job: str, capacity: int, prioritized: bool = False) -> tuple[ExperienceReplay, ReplayBuffer, float]:
-    """Both replays with the same steps, and the seconds that ours took per step to write."""
+    """Return both buffers with the same steps, and the seconds per write of Ludus."""
     seen, said = JOBS[job]
     device, rng = torch.device("cpu"), np.random.default_rng(0)
     config = ReplayConfig(replay=capacity, batch_size=BATCH, prioritized=prioritized)
@@ -66,7 +66,7 @@ def filled(job: str, capacity: int, prioritized: bool = False) -> tuple[Experien
 
 
 def rate(call: Callable[[], Any], number: int) -> float:
-    """Calls per second of this thread's CPU time, so that a neighbour on the machine counts for little."""
+    """Return calls per second of this thread's CPU time, which depends little on other processes."""
     began = time.thread_time()
     for _ in range(number):
         call()
@@ -74,12 +74,12 @@ def rate(call: Callable[[], Any], number: int) -> float:
 
 
 def play(job: str, capacity: int, rounds: int, number: int) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     ours, theirs, write = filled(job, capacity)
     sides: dict[str, Callable[[], Any]] = {"ours": ours.read, "theirs": lambda: theirs.sample(BATCH)}
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for round_ in range(rounds + 1):
-        order = list(sides) if round_ % 2 == 0 else list(sides)[::-1]  # nobody always runs after the same neighbour
+        order = list(sides) if round_ % 2 == 0 else list(sides)[::-1]  # alternating order
         for name in order:
             measured = rate(sides[name], number)
             rates[name] += [measured] if round_ else []  # the first round warms up
@@ -101,7 +101,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     print(f"capacity {args.capacity:,}, batch {BATCH}, one thread, {args.rounds} rounds of {args.number} batches\n")
-    print("| job | ludus, batches/s | SB3 | ratio | lower quartile | asked | reached | µs to write a step |")
+    print("| job | ludus, batches/s | SB3 | ratio | lower quartile | target | met | µs to write a step |")
     print("|---|---|---|---|---|---|---|---|")
     for job in JOBS:
         print(play(job, args.capacity, args.rounds, args.number), flush=True)

@@ -1,4 +1,4 @@
-"""Training that is killed, starved and lied to, and the figures of how it came through: ``make soak``.
+"""Train under injected faults and check the guarantees of docs/robustness.md: ``make soak``.
 
 ``python -m benchmarks.soak`` runs all parts (about a quarter of an hour), ``python -m benchmarks.soak kills sockets``
 some. What was found is printed as a table, kept in ``benchmarks/out/soak.json``, and the exit code is 1 where a promise
@@ -30,7 +30,7 @@ LOCAL = "CartPole-v1 --nb-step 30000 --checkpoint-every 5000 --evaluation.every 
 
 
 def sockets(tell: Tell) -> Part:
-    """Looks at every socket of local runs, and of an evaluation, many times a second."""
+    """Check every socket of local runs and an evaluation many times a second."""
     found, looks = set[str](), 0
     with tempfile.TemporaryDirectory(prefix="ludus-sockets-") as runs:
         flags = [*LOCAL.split(), "--runs", runs]
@@ -50,7 +50,7 @@ def sockets(tell: Tell) -> Part:
 
 
 def fuzz(tell: Tell) -> Part:
-    """The tests of damaged run folders, all seeds of them."""
+    """Run the tests of damaged run folders with all seeds."""
     command = [sys.executable, "-m", "pytest", FUZZ, "-vv", "-m", "slow or not slow", "-p", "no:cacheprovider"]
     passed, lines = 0, list[str]()
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -60,12 +60,12 @@ def fuzz(tell: Tell) -> Part:
             passed += "PASSED" in line
             tell(passed / SEEDS, f"{passed} of {SEEDS} seeds")
     each = int(re.findall(r"^TRIES = (\d+)", (ROOT / FUZZ).read_text(), re.MULTILINE)[0])
-    figures = {"damaged runs read": passed * each, "a sentence or a valid load, and nothing else": passed * each}
+    figures = {"damaged runs read": passed * each, "an error message or a valid load, and nothing else": passed * each}
     return Part(figures, ["".join(lines[-40:])] if process.returncode or passed * each < TRIES else [])
 
 
 class Plan(NamedTuple):
-    """A part: what it does, and about how long that takes."""
+    """One part: its title, approximate duration and function."""
 
     title: str
     seconds: float
@@ -94,13 +94,13 @@ PARTS = {
 
 
 class Progress:
-    """One line that is written over and over; where that is no terminal, a line every ten seconds."""
+    """Progress as one line that is overwritten, or as a line every ten seconds if there is no terminal."""
 
     def __init__(self, expected: dict[str, float]) -> None:
         self.left, self._told = expected, 0.0
 
     def follow(self, name: str) -> Tell:
-        """What a part tells its progress to."""
+        """Return the function to which a part reports its progress."""
         expected, began = self.left.pop(name), time.monotonic()
 
         def tell(share: float, words: str) -> None:
@@ -116,7 +116,7 @@ class Progress:
         return tell
 
     def clear(self) -> None:
-        """Make room for a table."""
+        """Clear the line."""
         if sys.stderr.isatty():
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
@@ -125,24 +125,24 @@ def table(name: str, part: Part, seconds: float) -> str:
     lines = [f"### {PARTS[name].title} (`python -m benchmarks.soak {name}`, {seconds:.0f} s)", "", "| | |", "|---|---|"]
     for what, x in part.figures.items():
         lines.append(f"| {what} | {f'{x:,}' if isinstance(x, int) else x} |")
-    lines += ["", "**Broken**: " + "; ".join(part.broken) if part.broken else "All promises kept.", ""]
+    lines += ["", "**Violated**: " + "; ".join(part.broken) if part.broken else "All guarantees hold.", ""]
     return "\n".join(lines)
 
 
 def expected(args: argparse.Namespace) -> dict[str, float]:
-    """About how long each part takes, in seconds."""
+    """Return the approximate seconds of each part."""
     times = {"kills": args.kills, "workers": args.worker_kills, "faults": args.minutes}
     return {name: PARTS[name].seconds * times.get(name, 1) for name in args.parts}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Kill, starve and damage trainings, and count what comes through.")
-    parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}; all if none is given")
-    parser.add_argument("--seed", type=int, default=0, help="draws the moments, the victims and the faults")
-    parser.add_argument("--kills", type=int, default=100, help="trainings that are killed and resumed")
-    parser.add_argument("--worker-kills", type=int, default=200, help="workers that are lost in one training")
-    parser.add_argument("--minutes", type=float, default=3.0, help="under the injector")
-    parser.add_argument("--out", type=Path, default=OUT / "soak.json", help="where the figures are kept")
+    parser = argparse.ArgumentParser(description="Train under injected faults.")
+    parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--seed", type=int, default=0, help="seed of times, processes and faults")
+    parser.add_argument("--kills", type=int, default=100, help="number of runs to kill and resume")
+    parser.add_argument("--worker-kills", type=int, default=200, help="number of workers to kill in one run")
+    parser.add_argument("--minutes", type=float, default=3.0, help="duration of the part faults")
+    parser.add_argument("--out", type=Path, default=OUT / "soak.json", help="file for the results")
     args = parser.parse_args()
     if unknown := [name for name in args.parts if name not in PARTS]:
         parser.error(f"there is no part {unknown[0]}; choose from {', '.join(PARTS)}")
@@ -155,7 +155,7 @@ def main() -> None:
         progress.clear()
         tables.append(table(name, part, seconds))
         found[name] = {"seconds": round(seconds, 1), **part._asdict()}
-        print(f"{name}: {'BROKEN' if part.broken else 'kept'} after {seconds:.0f} s", file=sys.stderr, flush=True)
+        print(f"{name}: {'VIOLATED' if part.broken else 'ok'} after {seconds:.0f} s", file=sys.stderr, flush=True)
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.release()}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps({"seed": args.seed, "machine": machine, "parts": found}, indent=1) + "\n")

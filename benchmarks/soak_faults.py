@@ -1,6 +1,6 @@
-"""Minutes of training under a random injector of faults; after each one, the training must get further than before.
+"""Train for some minutes under random faults; after each fault the run must make further progress.
 
-The part runs in a namespace of its own where that is possible, with the runs on a small disk that can be filled.
+The part runs in a separate namespace if possible, with the runs on a small disk that can be filled.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ TINY = 4096  # bytes, where the size of files is limited in place of a full disk
 
 
 class Broken(Exception):
-    """The training did not get over a fault."""
+    """The run did not survive a fault."""
 
 
 class Patient:
-    """A training that lives through many commands: train, then resume after resume."""
+    """A run over many commands: train, then repeated resumes."""
 
     def __init__(self, folder: Path, small: bool, rng: random.Random) -> None:
         self.folder, self.small, self.rng, self.marked = folder, small, rng, mark()
@@ -71,11 +71,11 @@ class Patient:
 
     @property
     def metrics(self) -> Path:
-        """Where its progress is seen."""
+        """The file with its metrics."""
         return (the_run(self.runs) or self.runs) / "metrics.jsonl"
 
     def begin(self, *more: str) -> None:
-        """Start the next command, and wait until it gets somewhere."""
+        """Start the next command and wait for progress."""
         run = the_run(self.runs)
         before, at, said = last_step(self.metrics), self._saved(), self._log()
         words = ["resume", str(run), *more] if run else ["train", *TRAIN.split(), "--runs", str(self.runs)]
@@ -90,11 +90,11 @@ class Patient:
             self.sampler.root = self.process.pid
 
     def advance(self, beyond: int) -> None:
-        """Wait until it has done more steps than that."""
+        """Wait until it has done more steps."""
         self.until(lambda: last_step(self.metrics) > beyond, f"get beyond step {beyond:,}")
 
     def until(self, done: Callable[[], bool], what: str) -> None:
-        """Wait for something that a training that lives must come to."""
+        """Wait for a condition; fail if the process ends or time runs out."""
         end = time.monotonic() + PATIENCE
         while not done():
             if self.process.poll() is not None:
@@ -108,7 +108,7 @@ class Patient:
         return log.read_text() if log.exists() else ""
 
     def expect(self, code: int, said: str = "") -> None:
-        """Wait for its end, which must be this one."""
+        """Wait for its end and check the exit code."""
         try:
             found = self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired as error:
@@ -131,7 +131,7 @@ class Patient:
         self.advance(step + 512)
 
     def hold_trainer(self) -> None:
-        """The trainer stands still for a while, longer than a worker may take."""
+        """Stop the trainer for longer than the timeout of a worker."""
         step = last_step(self.metrics)
         send([self.process.pid], signal.SIGSTOP)
         time.sleep(self.rng.uniform(0.1, 2.5))
@@ -150,7 +150,7 @@ class Patient:
         self.begin()
 
     def terminate(self) -> None:
-        """SIGTERM, a clean end, then resume: nothing is done twice."""
+        """SIGTERM, a clean exit, then a resume that repeats no step."""
         self.process.terminate()
         self.expect(STOPPED)
         step = last_step(self.metrics)
@@ -159,7 +159,7 @@ class Patient:
         self.begin()
 
     def fill_disk(self) -> None:
-        """The disk is full: a sentence, an end, and what was saved before is whole."""
+        """Fill the disk: an error message, and existing checkpoints are intact."""
         filler = self.runs / "filler"
         if self.small:
             with suppress(OSError), filler.open("wb", buffering=0) as file:
@@ -174,7 +174,7 @@ class Patient:
         self.begin()
 
     def end(self) -> None:
-        """SIGTERM, then a resume to an end of its own."""
+        """SIGTERM, then a resume to the end."""
         self.process.terminate()
         self.expect(STOPPED)
         self.begin("--nb-step", str(last_step(self.metrics) + 3000))
@@ -187,7 +187,7 @@ def _refuse(warning: str) -> None:
 
 
 def faults(patient: Patient) -> dict[str, tuple[int, Callable[[], None]]]:
-    """What can happen, and how often."""
+    """Return the faults and their weights."""
     return {
         "SIGKILL of a worker": (6, lambda: patient.hit(workers, signal.SIGKILL)),
         "SIGTERM of a worker": (2, lambda: patient.hit(workers, signal.SIGTERM)),
@@ -202,7 +202,7 @@ def faults(patient: Patient) -> dict[str, tuple[int, Callable[[], None]]]:
 
 
 def soak(minutes: float, seed: int, folder: Path, small: bool, tell: Tell) -> Part:
-    """Injects faults until the time is over, each kind once before any comes twice."""
+    """Inject faults until the time is over, each kind once before any is repeated."""
     before, rng, broken, survived = named_memory(), random.Random(seed), list[str](), 0
     (folder / "disk").mkdir(exist_ok=True)
     began, patient = time.monotonic(), None
@@ -260,7 +260,7 @@ def _figures(patient: Patient | None, survived: int, broken: list[str]) -> dict[
 
 
 def run(minutes: float, seed: int, tell: Tell) -> Part:
-    """The part in a namespace of its own, if there can be one."""
+    """Run the part in a separate namespace if possible."""
     with tempfile.TemporaryDirectory(prefix="ludus-faults-") as name:
         disk = Path(name) / "disk"
         disk.mkdir()

@@ -1,4 +1,4 @@
-"""A training is killed at a random moment and resumed: its end is that of the run that was never killed, to the bit."""
+"""Kill runs at random times and resume them; the result must equal that of an uninterrupted run bit for bit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PATIENCE = 300.0  # seconds for any one command
 
 
 class Case(NamedTuple):
-    """One training to kill."""
+    """One run to kill."""
 
     number: int
     backend: str
@@ -44,7 +44,7 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of it."""
+    """The result of one run."""
 
     case: Case
     places: list[str]  # where the kills hit
@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
 
 
 def fingerprint(run: Path) -> str:
-    """A hash of all that a run has come to: last state, metrics and best policy, without what depends on the clock."""
+    """Return a hash of a run's last state, metrics and best policy, without times."""
     directory = RunDirectory(run)
     state = {key: x for key, x in load_newest(directory, _fail)[0].items() if key != "metrics"}
     lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
@@ -86,7 +86,7 @@ def _feed(digest: Any, tree: Any) -> None:
 
 
 def the_run(runs: Path) -> Path | None:
-    """The run below ``runs``, if a command came so far as to make one."""
+    """Return the run folder below ``runs``, if there is one."""
     try:
         return RunDirectory.open("latest", runs).path
     except UserError:
@@ -94,13 +94,13 @@ def the_run(runs: Path) -> Path | None:
 
 
 def command(backend: str, runs: Path, train: str = TRAIN) -> list[str]:
-    """What to call now: train, or resume where there is something to go on with."""
+    """Return the next command: train, or resume if there is a run."""
     run = the_run(runs)
     return ["resume", str(run)] if run else ["train", *train.split(), *BACKENDS[backend], "--runs", str(runs)]
 
 
 def where(runs: Path) -> str:
-    """Where a kill hit, by what it left."""
+    """Return in which phase the run was killed, judged by its files."""
     run = the_run(runs)
     if run is None:
         return "before there was a run"
@@ -114,7 +114,7 @@ def where(runs: Path) -> str:
 
 
 def finish(backend: str, runs: Path, train: str = TRAIN) -> Path:
-    """Run to the end whatever is there, and return the run."""
+    """Run to the end and return the run folder."""
     words = command(backend, runs, train)
     done = subprocess.run([*LUDUS, *words], cwd=runs, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if done.returncode and "is complete" not in done.stderr:
@@ -146,7 +146,7 @@ def suffer(case: Case, folder: Path, seconds: dict[str, float], train: str = TRA
 
 
 def _kill(case: Case, folder: Path, moment: float, train: str) -> tuple[float, int]:
-    """Start the next command and kill it; return the seconds after which it had ended before, and who outlived it."""
+    """Start the next command and kill it; return the seconds if it ended before, and the surviving processes."""
     marked, began = mark(), time.monotonic()
     process = start(command(case.backend, folder, train), marked, folder)
     with suppress(subprocess.TimeoutExpired):
@@ -161,7 +161,7 @@ def _kill(case: Case, folder: Path, moment: float, train: str) -> tuple[float, i
 
 
 def references(folder: Path, train: str = TRAIN) -> tuple[dict[str, str], dict[str, float]]:
-    """Runs that are never killed, as many at once as later: their fingerprints and seconds."""
+    """Return the hashes and durations of uninterrupted runs."""
 
     def run(backend: str) -> tuple[str, float]:
         (folder / backend).mkdir(parents=True)
@@ -175,7 +175,7 @@ def references(folder: Path, train: str = TRAIN) -> tuple[dict[str, str], dict[s
 
 
 def draw(count: int, seed: int) -> list[Case]:
-    """Cases of all kinds in turn; moments are uniform over the time that a run takes, start of the process included."""
+    """Return cases of all kinds in turn, with times uniform over the duration of a run."""
     rng, cases = random.Random(seed), []
     for number in range(count):
         shares = [rng.uniform(0, BEYOND) for _ in range(2 if number % TWICE == TWICE - 1 else 1)]
@@ -184,9 +184,9 @@ def draw(count: int, seed: int) -> list[Case]:
 
 
 def run(count: int, seed: int, tell: Tell) -> Part:
-    """Kill ``count`` trainings; every one must end as if it had not been."""
+    """Kill ``count`` runs; each must end like an uninterrupted one."""
     folder, before, broken, hit = Path(tempfile.mkdtemp(prefix="ludus-kills-")), named_memory(), [], Counter[str]()
-    tell(0.0, "two runs that nobody kills")
+    tell(0.0, "two uninterrupted runs")
     expected, seconds = references(folder / "never killed")
     took = " and ".join(f"{x:.1f} ({name})" for name, x in seconds.items())
     same = left = 0

@@ -1,4 +1,4 @@
-"""What the soak sees of a training from outside: its processes, files, memory and sockets, and what it leaves behind.
+"""Observe a run from outside: its processes, files, memory and sockets, and leftovers.
 
 Every process below a command carries a mark in its environment, so that none is missed, whoever its parent is by now.
 """
@@ -28,14 +28,14 @@ Tell = Callable[[float, str], None]  # share that is done, and a few words
 
 
 class Part(NamedTuple):
-    """What a part of the soak found."""
+    """The result of one part."""
 
     figures: dict[str, Any]
-    broken: list[str]  # promises that were not kept
+    broken: list[str]  # violated guarantees
 
 
 class Sample(NamedTuple):
-    """A look at a training."""
+    """One sample of a run."""
 
     time: float
     root: int
@@ -45,18 +45,18 @@ class Sample(NamedTuple):
 
 
 def mark() -> str:
-    """A new mark."""
+    """Return a new mark."""
     return uuid.uuid4().hex
 
 
 def start(words: Sequence[str], marked: str, cwd: Path, errors: IO[Any] | int = subprocess.DEVNULL) -> Any:
-    """Start a command of Ludus whose processes all carry the mark."""
+    """Start a command of Ludus with the mark in the environment of its processes."""
     environment = os.environ | {MARK: marked, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen([*LUDUS, *words], cwd=cwd, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
 
 
 def alive(marked: str) -> list[int]:
-    """All processes with the mark, but for those that are dead already."""
+    """Return all live processes with the mark."""
     sought, found = f"{MARK}={marked}".encode(), []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -75,38 +75,38 @@ def _stat(folder: Path) -> list[str]:
 
 
 def parent(pid: int) -> int:
-    """The parent of a process; 0 if that is gone."""
+    """Return the parent of a process; 0 if the process is gone."""
     with suppress(OSError):
         return int(_stat(Path(f"/proc/{pid}"))[1])
     return 0
 
 
 def servers(marked: str, root: int) -> list[int]:
-    """The fork servers: children of the trainer."""
+    """Return the fork servers: children of the trainer."""
     return [pid for pid in alive(marked) if parent(pid) == root]
 
 
 def workers(marked: str, root: int) -> list[int]:
-    """The environment workers: children of the servers."""
+    """Return the environment workers: children of the servers."""
     return [pid for pid in alive(marked) if pid != root and parent(pid) not in (root, 0, 1, os.getpid())]
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Send a signal to those that are there."""
+    """Send a signal to processes that still exist."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def kill_tree(process: Any, marked: str) -> None:
-    """SIGKILL for a whole tree; it is held first, so that it starts nothing more."""
+    """Stop a process tree, so that it starts nothing more, and kill it."""
     send([process.pid], signal.SIGSTOP)
     send(alive(marked), signal.SIGKILL)
     process.wait()
 
 
 def all_gone(marked: str, seconds: float = 10.0) -> int:
-    """Wait until no marked process is left; return how many there still are, and end those."""
+    """Wait until no marked process is left; kill the rest and return their number."""
     until = time.monotonic() + seconds
     while left := alive(marked):
         if time.monotonic() > until:
@@ -117,7 +117,7 @@ def all_gone(marked: str, seconds: float = 10.0) -> int:
 
 
 def named_memory() -> set[str]:
-    """Named semaphores and shared memory of this machine, of both kinds that there are."""
+    """Return named semaphores and shared memory, POSIX and System V."""
     found = {path.name for path in NAMED.iterdir() if not path.name.startswith(FOLDERS)}
     for kind in ("shm", "sem"):
         with suppress(OSError):
@@ -127,7 +127,7 @@ def named_memory() -> set[str]:
 
 
 def left_behind(before: set[str], seconds: float = 5.0) -> list[str]:
-    """What is there beyond ``before``, and stays."""
+    """Return what remains in addition to ``before``."""
     until = time.monotonic() + seconds
     while (left := named_memory() - before) and time.monotonic() < until:
         time.sleep(0.1)
@@ -135,7 +135,7 @@ def left_behind(before: set[str], seconds: float = 5.0) -> list[str]:
 
 
 def open_sockets(pids: Iterable[int]) -> list[str]:
-    """Sockets of processes that others could reach: bound to an address or a name; a socketpair has neither."""
+    """Return sockets that are bound to an address or a name; a socketpair has neither."""
     held = {inode for pid in pids for inode in _inodes(pid)}
     found = []
     for kind in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"):
@@ -167,7 +167,7 @@ def _inodes(pid: int) -> list[str]:
 
 
 class Sampler:
-    """Looks at a training again and again from a thread of its own, until it is stopped."""
+    """Samples a run repeatedly in a thread until it is stopped."""
 
     def __init__(self, marked: str, every: float = 0.25) -> None:
         self.root = 0  # the trainer; 0: none just now
@@ -179,12 +179,12 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop sampling."""
         self._stop.set()
         self._thread.join()
 
     def growth(self, warm: float = 5.0) -> tuple[float, float]:
-        """How much the trainer's descriptors and memory (MB) grew: the end against the time after ``warm`` seconds.
+        """Return the growth of the trainer's descriptors and memory (MB) since ``warm`` seconds after the start.
 
         Medians of a quarter of the samples each; of several trainers, the worst.
         """
@@ -213,7 +213,7 @@ class Sampler:
 
 
 def last_step(metrics: Path) -> int:
-    """The step of the last whole line of metrics."""
+    """Return the step of the last complete line of metrics."""
     with suppress(OSError, ValueError, IndexError):
         with metrics.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))

@@ -1,4 +1,4 @@
-"""Environment workers are killed and stopped again and again in one training, which goes on and learns."""
+"""Kill and stop environment workers repeatedly in one run, which must continue and learn."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PATIENCE = 900.0  # seconds for the whole run
 
 
 def run(count: int, seed: int, tell: Tell) -> Part:
-    """Lose ``count`` workers, spread over the run by its steps."""
+    """Kill ``count`` workers, spread evenly over the run."""
     folder, before, marked = Path(tempfile.mkdtemp(prefix="ludus-workers-")), named_memory(), mark()
     rng = random.Random(seed)
     with (folder / "stderr").open("w") as errors:
@@ -70,7 +70,7 @@ def run(count: int, seed: int, tell: Tell) -> Part:
 
 
 def _inject(process: Any, marked: str, folder: Path, count: int, rng: random.Random, tell: Tell) -> Counter[str]:
-    """Signal a worker whenever the run has come far enough for the next one."""
+    """Send a signal to a worker whenever the run has reached the next step."""
     sent, until, hit = Counter[str](), time.monotonic() + PATIENCE, set[int]()
     while process.poll() is None and time.monotonic() < until:
         run = the_run(folder / "runs")

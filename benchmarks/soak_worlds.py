@@ -1,4 +1,4 @@
-"""An environment that breaks now and then, as real ones do; needs no torch."""
+"""An environment that fails at random; needs no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXIT = 3  # the code with which it leaves
 
 
 class Flaky(CartPoleEnv):
-    """CartPole that raises, or ends its process, with a small probability in each step."""
+    """CartPole that raises or exits with a small probability in each step."""
 
     def __init__(self, fails: float = 1e-4, seed: int = 0, limit: int = 500) -> None:
         super().__init__()
@@ -21,12 +21,12 @@ class Flaky(CartPoleEnv):
         self._luck = np.random.default_rng([seed, os.getpid()])  # a new process: other luck
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         self._length = 0
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Break, or step."""
+        """Fail or step."""
         if self._luck.random() < self._fails:
             print("a part of the world breaks", file=sys.stderr, flush=True)
             if self._luck.random() < 0.5:

@@ -1,7 +1,7 @@
 """Environments in processes: SubProcEnvManager against Gymnasium's AsyncVectorEnv and SB3's SubprocVecEnv.
 
-``python -m benchmarks.subproc`` plays all jobs in interleaved rounds, each side in a process of its own, and prints the
-tables; ``python -m benchmarks.subproc cartpole --side ludus`` plays one round and prints one line of JSON. All sides
+``python -m benchmarks.subproc`` runs all jobs in interleaved rounds, each in a new process, and prints the
+tables; ``python -m benchmarks.subproc cartpole --side ludus`` runs one round and prints one line of JSON. All sides
 get the same random actions, drawn beforehand. Steps are those of single environments.
 """
 
@@ -20,7 +20,7 @@ from gymnasium import spaces
 from benchmarks.protocol import emit
 from benchmarks.report import quartiles, ratios
 
-NUM, DRAWN = 8, 2048  # environments; steps whose actions are drawn, used again and again
+NUM, DRAWN = 8, 2048  # environments; steps with random actions, which are repeated
 WORK = 200e-6  # seconds of CPU time that a step of the second job takes
 IDS = {"cartpole": "CartPole-v1", "frames": "benchmarks.subproc:Frames"}
 PEERS = ("gymnasium", "sb3")
@@ -36,7 +36,7 @@ Advance = Callable[[int], Any]
 
 
 class Frames(gymnasium.Env[Any, Any]):
-    """Works for 200 µs of CPU time a step and shows four frames of 84×84 bytes."""
+    """Works for 200 µs of CPU time per step and returns four frames of 84×84 bytes."""
 
     def __init__(self, length: int = 1000) -> None:
         self.observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
@@ -45,13 +45,13 @@ class Frames(gymnasium.Env[Any, Any]):
         self._shown = np.random.default_rng(0).integers(0, 256, (16, 84, 84, 4), np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         super().reset(seed=seed)
         self._step = 0
         return self._shown[0], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Work, then show the next frames."""
+        """Work, then return the next frames."""
         until = time.thread_time() + WORK
         while time.thread_time() < until:
             pass
@@ -80,7 +80,7 @@ def ludus(job: str, actions: Any, args: argparse.Namespace) -> tuple[Advance, Ca
         return lambda t: manager.step(parts[0][t]), manager.close
 
     def alternate(t: int) -> None:
-        """Two groups in flight: each is received and sent again at once."""
+        """Step two groups in turn."""
         for group in (0, 1):
             manager.recv(group)
             manager.send(parts[group][t], group)
@@ -106,7 +106,7 @@ def sb3(job: str, actions: Any, args: argparse.Namespace) -> tuple[Advance, Call
 
 
 def loop(job: str, actions: Any, args: argparse.Namespace) -> tuple[Advance, Callable[[], None]]:
-    """All environments one after the other in this process, with nothing around them."""
+    """Step all environments one after the other in this process, without a library."""
     envs = [make(job) for _ in range(NUM)]
     shown = np.stack([env.reset(seed=i)[0] for i, env in enumerate(envs)])
 
@@ -123,7 +123,7 @@ SIDES = {"ludus": ludus, "gymnasium": async_vector, "sb3": sb3, "loop": loop}
 
 
 def play(args: argparse.Namespace) -> None:
-    """One round: warm up, then count for the seconds asked for."""
+    """Run one round: warm up, then measure."""
     choices = 2 if args.job == "cartpole" else 6
     actions = np.random.default_rng(args.seed).integers(0, choices, (DRAWN, NUM))
     advance, close = SIDES[args.side](args.job, actions, args)
@@ -141,7 +141,7 @@ def play(args: argparse.Namespace) -> None:
 
 
 def contest(job: str, rounds: int, seconds: float) -> dict[str, Any]:
-    """Choose our best way first, then let the sides take turns."""
+    """Choose Ludus' best variant, then run the rounds."""
     from benchmarks.harness import call
 
     timed = ["--seconds", str(seconds)]
@@ -158,7 +158,7 @@ def contest(job: str, rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def table(job: str, result: dict[str, Any]) -> str:
-    """Ludus against each of the others; a target is met when the lower quartile of the ratio meets it."""
+    """Return a table with ratios to each other side; a target is met if the lower quartile of the ratio reaches it."""
     rounds, lines = result["rounds"], []
     for side, played in rounds.items():
         low, middle, high = quartiles([r["rate"] for r in played])
@@ -175,9 +175,9 @@ def table(job: str, result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Environments in processes of their own.")
+    parser = argparse.ArgumentParser(description="Environments in worker processes.")
     parser.add_argument("job", nargs="?", choices=list(IDS), help="none: all")
-    parser.add_argument("--side", choices=list(SIDES), help="play one round of one side")
+    parser.add_argument("--side", choices=list(SIDES), help="run one round of one side")
     parser.add_argument("--workers", type=int, default=2, help="processes of ludus")
     parser.add_argument("--alternate", action="store_true", help="two groups of ludus in flight")
     parser.add_argument("--rounds", type=int, default=7)
@@ -196,7 +196,7 @@ def main() -> None:
         save(f"subproc-{job}", json.loads(json.dumps(result)), taken_on)
     print("\n" + "\n\n".join(tables))
     if taken_on["load"] > BUSY:
-        print(f"\nThe machine was busy (load {taken_on['load']:.1f}) when this began: do not publish these figures.")
+        print(f"\nThe load was {taken_on['load']:.1f} at the start: do not publish these results.")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Drawing by priority: ExperienceReplay and its SumTree against Tianshou's PrioritizedReplayBuffer and segment tree.
+"""Prioritized sampling: ExperienceReplay and its SumTree against Tianshou's PrioritizedReplayBuffer and segment tree.
 
 ``python -m benchmarks.tree --tianshou PYTHON`` (or ``TIANSHOU_PYTHON``) with the interpreter of an environment that has
 Tianshou; its version 2 cannot be installed beside our pins (filelock). An update draws 256 of 1,000,000
 transitions by priority, computes their importance weights and gives them new priorities; the whole replays also
-fetch the transitions. All sides live in processes of their own for the whole run and take short turns on one thread,
+fetch the transitions. Each side has one process for the whole run, and they take short turns on one thread,
 and the time is their CPU time, so that other work on the machine does less harm.
 """
 
@@ -32,7 +32,7 @@ Update = Callable[[Any], None]
 
 
 def ludus() -> tuple[Update, list[Any]]:
-    """The whole replay."""
+    """The whole replay buffer."""
     import torch
 
     from benchmarks.replay import filled
@@ -52,7 +52,7 @@ def ludus() -> tuple[Update, list[Any]]:
 
 
 def ludus_python() -> tuple[Update, list[Any]]:
-    """The whole replay as it is where there is no C compiler."""
+    """The whole replay buffer without a C compiler."""
     from ludus.experience import native
 
     native.LIBRARY = None
@@ -60,7 +60,7 @@ def ludus_python() -> tuple[Update, list[Any]]:
 
 
 def ludus_tree() -> tuple[Update, list[Any]]:
-    """SumTree, with everything that a prioritized replay does besides fetching the transitions."""
+    """SumTree with everything that a prioritized replay buffer does except gathering transitions."""
     import torch
 
     from ludus.experience.sum_tree import SumTree
@@ -93,7 +93,7 @@ def tianshou_tree() -> tuple[Update, list[Any]]:
 
 
 def tianshou_buffer() -> tuple[Update, list[Any]]:
-    """Tianshou's whole buffer: the transitions too."""
+    """Tianshou's whole buffer, including transitions."""
     buffer = _tianshou(OBSERVATION)
 
     def update(error: Any) -> None:
@@ -104,7 +104,7 @@ def tianshou_buffer() -> tuple[Update, list[Any]]:
 
 
 def _tianshou(width: int) -> Any:
-    """A full buffer."""
+    """Return a full buffer."""
     from tianshou.data import Batch, PrioritizedReplayBuffer
 
     rng = np.random.default_rng(0)
@@ -132,7 +132,7 @@ SIDES = {
 
 
 def serve(side: str) -> None:
-    """For each line of standard input, work for so many seconds of CPU time and tell the rate."""
+    """For each line of standard input, run for that many seconds of CPU time and print the rate."""
     update, errors = SIDES[side]()
     emit(side=side)
     for line in sys.stdin:
@@ -145,7 +145,7 @@ def serve(side: str) -> None:
 
 
 def contest(tianshou: str, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Start all sides, then let them take turns; the first round warms up."""
+    """Start all sides, then run rounds in turn; the first is a warm-up."""
     running = {}
     for side in SIDES:
         python = sys.executable if side.startswith("ludus") else tianshou
@@ -178,7 +178,7 @@ def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def table(rates: dict[str, list[float]]) -> str:
-    """One row per side; ratios are those of neighbouring turns."""
+    """Return a table with one row per side; ratios are between adjacent rounds."""
     lines = [
         f"| prioritized, {BATCH} of {CAPACITY:,} | updates/s, median (quartiles) | µs | ludus is faster by | rounds |",
         "|---|---|---|---|---|",
@@ -211,7 +211,7 @@ def main() -> None:
     save("tree", {"rates": rates}, taken_on)
     print(table(rates))
     if taken_on["load"] > BUSY:
-        print(f"\nThe machine was busy (load {taken_on['load']:.1f}) when this began: do not publish these figures.")
+        print(f"\nThe load was {taken_on['load']:.1f} at the start: do not publish these results.")
 
 
 if __name__ == "__main__":
