@@ -167,10 +167,8 @@ def make_env(job: str, backend: str, num: int, seed: int) -> VecEnv:
 def make_model(job: str, env: VecEnv, s: PPOSettings, seed: int) -> Any:
     falling = (lambda top: lambda left: top * left) if s.linear else (lambda top: top)
     make: Any = PPO
-    policy: dict[str, Any] = {
-        "policy": "CnnPolicy" if job == "pong" else "MlpPolicy"
-    }  # the MLP default is separate 64-64 tanh trunks
-    if s.lstm:  # an LSTM each for policy and value, then the same 64-64 trunks
+    policy: dict[str, Any] = {"policy": "CnnPolicy" if job == "pong" else "MlpPolicy"}  # separate 64-64 tanh trunks
+    if s.lstm:  # an LSTM each for policy and value, then the same trunks
         from sb3_contrib import RecurrentPPO
 
         make, policy = RecurrentPPO, {"policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": s.lstm}}
