@@ -1,4 +1,4 @@
-"""What a replay computes, it computes with compiled code and without."""
+"""Run replay tests with native.c and without it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ludus.experience import native
 
 @pytest.fixture(scope="module", params=["compiled", "python"])
 def each_way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Replays and sum trees with native.c, then with what stands in for it."""
+    """Run the tests of a module with native.c, then with numpy and torch."""
     if request.param == "compiled" and native.LIBRARY is None:
         pytest.skip("native.c was not compiled: there is no C compiler")
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Random worlds for a replay, and what it should hold, kept as plain lists of whole episodes' steps."""
+"""A reference model of the replay: random environments whose steps are stored in plain lists."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Moment:
-    """What one environment said at one time, and what it was told then."""
+    """One step of one environment, and the action that follows it."""
 
     x: list[float]
     frames: list[list[int]]
@@ -42,7 +42,7 @@ class Row:
     name: int
     rng: np.random.Generator
     longest: int
-    torn: float = 0.0  # share of the steps whose stack is not the one before it shifted by one
+    irregular: float = 0.0  # share of the steps whose stack is not the one before it shifted by one
     steps: list[Moment] = field(default_factory=list)
     left: int = 0  # steps until the episode ends
     ending: str = "lost"
@@ -61,7 +61,7 @@ class Row:
             self.left -= 1
             self.new = self.left == 0
             frames = [*self.steps[-1].frames[1:], [self.name, t]]
-            if self.torn and self.rng.random() < self.torn:
+            if self.irregular and self.rng.random() < self.irregular:
                 frames = frames[::-1] if self.rng.random() < 0.5 else [[-t, i] for i in range(STACK)]
             ends, first = self.new, False
         said = [ends and self.ending in (name, "both") for name in ("terminated", "truncated")]
@@ -71,13 +71,15 @@ class Row:
 
 
 class World:
-    """Rows in lanes, each lane with a time of its own; writes to a replay what it remembers."""
+    """Groups of rows that step independently; writes their steps to replays."""
 
-    def __init__(self, lanes: list[int], seed: int, longest: int = 6, specs: Specs = PLAIN, torn: float = 0.0) -> None:
+    def __init__(
+        self, groups: list[int], seed: int, longest: int = 6, specs: Specs = PLAIN, irregular: float = 0.0
+    ) -> None:
         self.rng, self.specs, self.window = np.random.default_rng(seed), specs, False
-        self.rows = [Row(i, np.random.default_rng([seed, i]), longest, torn) for i in range(sum(lanes))]
-        edges = np.cumsum([0, *lanes]).tolist()
-        self.lanes = [slice(low, high) for low, high in pairwise(edges)]
+        self.rows = [Row(i, np.random.default_rng([seed, i]), longest, irregular) for i in range(sum(groups))]
+        edges = np.cumsum([0, *groups]).tolist()
+        self.groups = [slice(low, high) for low, high in pairwise(edges)]
 
     def replay(self, **settings: Any) -> ExperienceReplay:
         config = ReplayConfig(**({"batch_size": 32, "warmup": 0} | settings))
@@ -85,9 +87,9 @@ class World:
         replay.generator.manual_seed(1)
         return replay
 
-    def write(self, lane: int, *replays: ExperienceReplay) -> None:
-        """One step of one lane: what the agent said before it, then what came of it."""
-        rows = self.lanes[lane]
+    def write(self, group: int, *replays: ExperienceReplay) -> None:
+        """Write the action and the next step of one group."""
+        rows = self.groups[group]
         here = self.rows[rows]
         if here[0].steps:
             before = [row.steps[-1] for row in here]
@@ -114,25 +116,25 @@ class World:
         return EnvStep(observation, torch.tensor([m.reward for m in moments]), *flags, ~flags[-1])
 
     def drawable(self, length: int, span: int) -> set[tuple[int, int]]:
-        """(time, row) of every real transition whose next ``span`` steps are written and that is still there whole."""
+        """Return (time, row) of all real transitions whose next ``span`` steps are written and not overwritten."""
         found = set()
-        for rows in self.lanes:
+        for rows in self.groups:
             now = len(self.rows[rows.start].steps) - 1
             oldest = max(0, now - length + 1)
-            if "frames" in self.specs and not self.rows[0].torn:  # a torn one keeps whole stacks
+            if "frames" in self.specs and not self.rows[0].irregular:  # a irregular one keeps whole stacks
                 oldest = max(oldest, *(self._first_whole(row, length, span) for row in self.rows[rows]), 0)
             for row in self.rows[rows]:
                 found |= {(t, row.name) for t in range(oldest, now - span + 1) if not row.steps[t + 1].first}
         return found
 
     def _first_whole(self, row: Row, length: int, span: int) -> int:
-        """The first time whose whole stack is among the last frames that are kept."""
+        """Return the first time whose stack has not been overwritten."""
         places = np.cumsum([STACK if moment.first else 1 for moment in row.steps])
         kept = frames_needed(self.specs["frames"], length, span)
         return int(np.flatnonzero(places - STACK >= places[-1] - kept)[0])
 
     def transition(self, t: int, row: int, n: int) -> dict[str, Any]:
-        """What the n-step transition at ``t`` should be."""
+        """Return the expected n-step transition at ``t``."""
         steps, k, total = self.rows[row].steps, 0, 0.0
         while k < n and not steps[t + k + 1].first:
             total += GAMMA**k * steps[t + k + 1].reward

@@ -29,7 +29,7 @@ Drawn = dict[int, tuple[float, float, float]]  # by time: reward, discount, obse
 
 
 class Case(NamedTuple):
-    """How an episode ends, and what follows from it."""
+    """An ending of an episode, and the expected values."""
 
     observation: list[float]
     terminated: bool
@@ -129,7 +129,7 @@ def test_a_replay_of_transitions(case: Case, n_step: int, prioritized: bool) -> 
 
 
 @each_case
-def test_a_replay_of_sequences_never_counts_what_it_cannot_bootstrap(case: Case) -> None:
+def test_sequences_exclude_transitions_without_a_known_successor(case: Case) -> None:
     replay = make_replay(sequence=4, batch_size=4)
     write(replay, case)
     batch = replay.read()
@@ -141,8 +141,8 @@ def test_a_replay_of_sequences_never_counts_what_it_cannot_bootstrap(case: Case)
     assert batch.continues[:, 0].tolist() == continues
 
 
-def test_amending_takes_back_what_led_to_a_lost_observation() -> None:
-    """After a resume that could not bring a row back, the transition to its last observation is no longer real."""
+def test_amend_invalidates_transitions_to_lost_episodes() -> None:
+    """If a resume cannot restore a row, the transition to its last observation is not real."""
     case = CASES["next-step truncated"]
     rollout, replay = RolloutCache(4, 1, GAMMA, CPU), make_replay()
     for cache in (rollout, replay):

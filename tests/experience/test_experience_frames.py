@@ -1,4 +1,4 @@
-"""Stacked frames under Gymnasium's wrappers: every stack that is drawn is one that was written."""
+"""Stacked frames under Gymnasium's wrappers are read as they were written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = 2
 
 
 class Noise(gymnasium.Env[NDArray[np.uint8], np.int64]):
-    """Random images, so that no two frames are alike; episodes of 7 to 13 steps."""
+    """Random images, so that all frames differ; episodes of 7 to 13 steps."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (6, 6), np.uint8)
     action_space = gymnasium.spaces.Discrete(2)
@@ -57,7 +57,7 @@ class Noise(gymnasium.Env[NDArray[np.uint8], np.int64]):
     [{}, {"n_step": 3, "prioritized": True}, {"sequence": 4, "burn_in": 1, "overlap": 2, "batch_size": 16}],
     ids=["plain", "n-step", "sequences"],
 )
-def test_what_is_drawn_under_wrappers_is_what_was_written(
+def test_stacks_under_wrappers_are_read_as_written(
     kind: dict[str, Any], wrappers: tuple[str, ...], whole: bool
 ) -> None:
     config = EnvConfig(id=f"{__name__}:Noise", num=ROWS, wrappers=wrappers, backend="simple")

@@ -1,4 +1,4 @@
-"""Compiled code gives what Python gives, to the bit, and is built wherever there is a compiler."""
+"""native.c equals the Python implementation bit for bit, and is compiled if there is a compiler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ compiled = pytest.mark.skipif(native.LIBRARY is None, reason="native.c was not c
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_it_is_there_where_a_compiler_is() -> None:
+def test_native_code_is_compiled_if_there_is_a_compiler() -> None:
     assert native.LIBRARY is not None, "install Ludus again: pip install --editable ."
 
 
@@ -37,17 +37,22 @@ def parts(batch: Batch) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     "kind", [{}, {"n_step": 3}, {"sequence": 6, "burn_in": 2, "overlap": 3}], ids=["plain", "n-step", "sequences"]
 )
-@pytest.mark.parametrize("lanes", [[1], [3], [2, 1]], ids=str)
+@pytest.mark.parametrize("groups", [[1], [3], [2, 1]], ids=str)
 @pytest.mark.parametrize(
-    ("specs", "torn"), [(PLAIN, 0.0), (STACKED, 0.0), (STACKED, 0.5)], ids=["plain", "stacked", "torn"]
+    ("specs", "irregular"), [(PLAIN, 0.0), (STACKED, 0.0), (STACKED, 0.5)], ids=["plain", "stacked", "irregular"]
 )
 @pytest.mark.parametrize("prioritized", [False, True], ids=["uniform", "prioritized"])
 @pytest.mark.filterwarnings("ignore:Observation .frames.")
-def test_a_replay_reads_the_same_with_it_and_without(
-    kind: dict[str, Any], lanes: list[int], specs: Any, torn: float, prioritized: bool, monkeypatch: pytest.MonkeyPatch
+def test_replay_reads_are_equal_with_and_without_native_code(
+    kind: dict[str, Any],
+    groups: list[int],
+    specs: Any,
+    irregular: float,
+    prioritized: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world, generator = World(lanes, 7, longest=12, specs=specs, torn=torn), torch.Generator().manual_seed(0)
-    config = {"replay": 60 * sum(lanes), "prioritized": prioritized, "batch_size": 8, **kind}
+    world, generator = World(groups, 7, longest=12, specs=specs, irregular=irregular), torch.Generator().manual_seed(0)
+    config = {"replay": 60 * sum(groups), "prioritized": prioritized, "batch_size": 8, **kind}
     one = world.replay(**config)
     monkeypatch.setattr(native, "LIBRARY", None)
     monkeypatch.setattr(sum_tree, "PLAIN", sum_tree.COMPILED)  # sums of other blocks round otherwise
@@ -76,7 +81,7 @@ def test_a_replay_reads_the_same_with_it_and_without(
     st.lists(st.sampled_from([0.0, 5e-324, 1e-300, 1e-12, 0.1, 1 / 3, 1.0, 7.7, 1e9]), min_size=1, max_size=3_000),
     st.lists(st.floats(0, 1), min_size=1, max_size=50),
 )
-def test_a_tree_draws_the_same_with_it_and_without(values: list[float], uniform: list[float]) -> None:
+def test_sum_tree_draws_are_equal_with_and_without_native_code(values: list[float], uniform: list[float]) -> None:
     trees = []
     for library in (native.LIBRARY, None):
         with pytest.MonkeyPatch.context() as patch:
@@ -95,21 +100,21 @@ def test_a_tree_draws_the_same_with_it_and_without(values: list[float], uniform:
 
 @compiled
 @pytest.mark.parametrize("slot", [-1, 20, 2**60])
-def test_a_slot_outside_is_refused(slot: int) -> None:
+def test_invalid_slot_raises(slot: int) -> None:
     with pytest.raises(IndexError, match="outside"):
         Gather([(torch.zeros(20, 3), torch.zeros(2, 3))])(torch.tensor([3, slot]))
 
 
 @pytest.mark.parametrize("index", [1_000, 2**60])
 @pytest.mark.usefixtures("each_way")
-def test_an_index_outside_of_a_tree_is_refused(index: int) -> None:
+def test_invalid_tree_index_raises(index: int) -> None:
     tree = SumTree(1_000)
     with pytest.raises(IndexError):
         tree.set(torch.tensor([3, index]), torch.ones(2, dtype=torch.float64))
     assert tree.total == 0
 
 
-def test_a_library_that_is_damaged_or_of_another_source_is_not_used(tmp_path: Path) -> None:
+def test_damaged_or_outdated_library_is_not_used(tmp_path: Path) -> None:
     assert native.load(tmp_path / "none.so") is None
     (tmp_path / "damaged.so").write_bytes(b"\x7fELF and no more")
     assert native.load(tmp_path / "damaged.so") is None

@@ -1,4 +1,4 @@
-"""Every transition that a replay gives is one that was, bit for bit, and all that can be drawn are drawn alike."""
+"""Transitions drawn from a replay equal those written, and are drawn with the right probabilities."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ludus.core.spec import Specs
 from ludus.experience.reader import Gather, n_step
 from ludus.experience.replay import ExperienceReplay
 
-LANES = st.sampled_from([[1], [3], [2, 1]])
+GROUPS = st.sampled_from([[1], [3], [2, 1]])
 pytestmark = pytest.mark.usefixtures("each_way")
 
 
 def play(world: World, steps: int, *replays: ExperienceReplay) -> None:
-    """Write some steps, with lanes in any order, though none more than two ahead."""
+    """Write some steps, with the groups in random order."""
     for _ in range(steps):
-        for lane in world.rng.permutation(len(world.lanes)):
-            for _ in range(int(world.rng.integers(1, 3)) if len(world.lanes) > 1 else 1):
-                world.write(int(lane), *replays)
+        for group in world.rng.permutation(len(world.groups)):
+            for _ in range(int(world.rng.integers(1, 3)) if len(world.groups) > 1 else 1):
+                world.write(int(group), *replays)
 
 
 def poison(replay: ExperienceReplay) -> None:
-    """Put NaN where nothing was written yet."""
+    """Write NaN to all unused slots."""
     for name, x in replay._ring.columns.items():
         for group in replay._groups.values():
             if name != "flags" and group.time + 1 < replay.length:
@@ -56,14 +56,14 @@ def check(world: World, batch: Batch, n: int, drawable: set[tuple[int, int]]) ->
 
 @settings(max_examples=30, deadline=None)
 @given(
-    lanes=LANES, n=st.integers(1, 5), seed=st.integers(0, 10_000), longest=st.integers(1, 9),
+    groups=GROUPS, n=st.integers(1, 5), seed=st.integers(0, 10_000), longest=st.integers(1, 9),
     length=st.integers(9, 40), specs=st.sampled_from([PLAIN, STACKED]), prioritized=st.booleans(),
 )  # fmt: skip
-def test_what_is_drawn_is_what_was(
-    lanes: list[int], n: int, seed: int, longest: int, length: int, specs: Specs, prioritized: bool
+def test_transitions_are_drawn_as_written(
+    groups: list[int], n: int, seed: int, longest: int, length: int, specs: Specs, prioritized: bool
 ) -> None:
-    """Over several rounds of the ring, with episodes as short as one step, and shorter than the stack."""
-    world = World(lanes, seed, longest, specs)
+    """The ring wraps several times; episodes are as short as one step, and shorter than the stack."""
+    world = World(groups, seed, longest, specs)
     settings = {"replay": length * len(world.rows), "n_step": n, "prioritized": prioritized}
     replay = world.replay(batch_size=4, importance_exponent=0.0, **settings)
     play(world, 3, replay)
@@ -81,21 +81,21 @@ def test_what_is_drawn_is_what_was(
 @pytest.mark.filterwarnings("ignore:Observation .frames.")
 @settings(max_examples=12, deadline=None)
 @given(
-    lanes=LANES, n=st.integers(1, 4), seed=st.integers(0, 10**6), longest=st.sampled_from([3, 12, 10**6]),
-    length=st.integers(9, 40), torn=st.sampled_from([0.3, 1.0]), prioritized=st.booleans(),
+    groups=GROUPS, n=st.integers(1, 4), seed=st.integers(0, 10**6), longest=st.sampled_from([3, 12, 10**6]),
+    length=st.integers(9, 40), irregular=st.sampled_from([0.3, 1.0]), prioritized=st.booleans(),
 )  # fmt: skip
-def test_stacks_that_are_no_shift_are_drawn_as_they_were(
-    lanes: list[int], n: int, seed: int, longest: int, length: int, torn: float, prioritized: bool
+def test_irregular_stacks_are_drawn_as_written(
+    groups: list[int], n: int, seed: int, longest: int, length: int, irregular: float, prioritized: bool
 ) -> None:
-    """Whole stacks from the first that is no shift on, which may come when the ring has wrapped."""
-    world = World(lanes, seed, longest, STACKED)
+    """Whole stacks are stored from the first irregular one on, also after the ring has wrapped."""
+    world = World(groups, seed, longest, STACKED)
     sizes = {"replay": length * len(world.rows), "n_step": n, "prioritized": prioritized}
     replay = world.replay(batch_size=4, importance_exponent=0.0, **sizes)
     play(world, int(world.rng.integers(1, 90)), replay)
     held = world.drawable(length, n)
     assert not replay._frames["frames"].whole
     for row in world.rows:
-        row.torn = torn
+        row.irregular = irregular
     for _ in range(8):
         play(world, int(world.rng.integers(1, 25)), replay)
         drawable = world.drawable(length, n)
@@ -109,10 +109,10 @@ def test_stacks_that_are_no_shift_are_drawn_as_they_were(
 
 
 @pytest.mark.parametrize("specs", [PLAIN, STACKED], ids=["plain", "stacked"])
-@pytest.mark.parametrize("lanes", [[1], [2, 1]], ids=str)
+@pytest.mark.parametrize("groups", [[1], [2, 1]], ids=str)
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_a_window_has_the_states_that_an_n_step_return_passes(n: int, lanes: list[int], specs: Specs) -> None:
-    world = World(lanes, 5, longest=7, specs=specs)
+def test_window_contains_the_states_inside_n_step_transitions(n: int, groups: list[int], specs: Specs) -> None:
+    world = World(groups, 5, longest=7, specs=specs)
     world.window = True
     replay = world.replay(replay=40 * len(world.rows), n_step=n)
     reached = set()
@@ -139,17 +139,17 @@ def test_a_window_has_the_states_that_an_n_step_return_passes(n: int, lanes: lis
             assert (batch.window["discount"][k - 1 :, i] == 0).all()
             reached.add(k)
     assert reached == set(range(1, n + 1))
-    assert not World(lanes, 5).replay(replay=200, n_step=n)._reader._window
+    assert not World(groups, 5).replay(replay=200, n_step=n)._reader._window
 
 
-def test_torn_stacks_are_told_once_with_the_memory_that_they_take() -> None:
+def test_irregular_stacks_are_reported_once_with_their_memory() -> None:
     world, told = World([2], 0, longest=50, specs=STACKED), []
     replay = world.replay(replay=2 * 800)
     replay.on_warning = told.append
     play(world, 100, replay)
     before = replay.bytes
     assert not told
-    world.rows[1].torn = 1.0
+    world.rows[1].irregular = 1.0
     play(world, 100, replay)
     assert len(told) == 1
     assert told[0].startswith('Observation "frames": a stack of 4 frames was not the one before it shifted by one')
@@ -159,21 +159,21 @@ def test_torn_stacks_are_told_once_with_the_memory_that_they_take() -> None:
     assert f"{replay.bytes / 1e6:,.1f} MB" in told[0]
 
 
-def test_torn_stacks_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_irregular_stacks_that_do_not_fit_in_memory_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World([1], 0, longest=50, specs=STACKED)
     replay = world.replay(replay=800)
     play(world, 3, replay)
     monkeypatch.setattr("ludus.experience.replay.free_bytes", lambda *_: replay.bytes + 1)
-    world.rows[0].torn = 1.0
+    world.rows[0].irregular = 1.0
     with pytest.raises(UserError, match=r'Observation "frames": .* stores whole stacks, for which agent.replay needs'):
         play(world, 100, replay)
 
 
-@pytest.mark.parametrize("lanes", [[1], [3], [2, 1]])
+@pytest.mark.parametrize("groups", [[1], [3], [2, 1]])
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_all_are_drawn_alike(lanes: list[int], prioritized: bool) -> None:
-    """Chi-square over everything that can be drawn; priorities start alike."""
-    world = World(lanes, 0)
+def test_items_are_drawn_uniformly(groups: list[int], prioritized: bool) -> None:
+    """Chi-square test; all priorities are equal at first."""
+    world = World(groups, 0)
     length = 60 // len(world.rows) * 2
     replay = world.replay(replay=length * len(world.rows), prioritized=prioritized)
     play(world, 100, replay)
@@ -189,7 +189,7 @@ def test_all_are_drawn_alike(lanes: list[int], prioritized: bool) -> None:
         assert square > freedom - 4 * np.sqrt(2 * freedom)
 
 
-def test_a_draw_is_proportional_to_its_priority_and_weighted_against_it() -> None:
+def test_probabilities_and_importance_weights_follow_priorities() -> None:
     world = World([2], 3)
     replay = world.replay(replay=80, prioritized=True, priority_exponent=0.5)
     play(world, 60, replay)
@@ -212,7 +212,7 @@ def test_a_draw_is_proportional_to_its_priority_and_weighted_against_it() -> Non
     assert replay.metrics()["replay/importance_exponent"] == pytest.approx(0.7)
 
 
-def test_new_items_get_the_largest_priority_and_what_is_overwritten_none() -> None:
+def test_new_items_get_the_largest_priority_and_overwritten_ones_zero() -> None:
     world = World([1], 5, longest=9)
     replay = world.replay(replay=50, prioritized=True, priority_exponent=1.0)
     play(world, 45, replay)
@@ -237,7 +237,7 @@ def test_new_items_get_the_largest_priority_and_what_is_overwritten_none() -> No
 
 
 def drawn_from() -> tuple[ExperienceReplay, torch.Tensor]:
-    """A prioritized replay, and the index of 32 items that were read of it."""
+    """Return a prioritized replay, and the index of 32 items read from it."""
     world = World([1], 5)
     replay = world.replay(replay=50, prioritized=True, priority_exponent=1.0)
     play(world, 45, replay)
@@ -246,7 +246,7 @@ def drawn_from() -> tuple[ExperienceReplay, torch.Tensor]:
     return replay, index
 
 
-def test_a_priority_that_is_no_number_is_refused() -> None:
+def test_nan_priority_raises() -> None:
     replay, index = drawn_from()
     with pytest.raises(ValueError, match="finite"):
         replay.feedback(index, torch.full((32,), torch.nan))
@@ -255,13 +255,13 @@ def test_a_priority_that_is_no_number_is_refused() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1,), (31,), (33,), (32, 1), (1, 32), ()])
-def test_priorities_that_are_not_one_for_each_item_are_refused(shape: tuple[int, ...]) -> None:
+def test_priorities_of_another_shape_raise(shape: tuple[int, ...]) -> None:
     replay, index = drawn_from()
     with pytest.raises(ValueError, match="32 items were read"):
         replay.feedback(index, torch.ones(shape))
 
 
-def test_feedback_may_be_empty_and_its_index_of_any_integers() -> None:
+def test_feedback_may_be_empty_and_its_index_of_any_integer_type() -> None:
     world = World([1], 5)
     replay = world.replay(replay=50, prioritized=True, priority_exponent=1.0)
     play(world, 45, replay)
@@ -272,8 +272,8 @@ def test_feedback_may_be_empty_and_its_index_of_any_integers() -> None:
     torch.testing.assert_close(values, torch.tensor([1.0, 2.0, 0.5, 4.0, 1.0], dtype=torch.float64), rtol=1e-5, atol=0)
 
 
-def test_n_step_is_its_equation() -> None:
-    """Against a loop in float64, with NaN behind every stop."""
+def test_n_step_equals_its_definition() -> None:
+    """Compare with a loop in float64, with NaN after every stop."""
     rng, n, m, gamma = np.random.default_rng(0), 5, 400, 0.97
     reward = rng.standard_normal((n, m)).astype(np.float32)
     terminated, truncated, real = (rng.random((n, m)) < 0.15 for _ in range(3))
@@ -299,8 +299,8 @@ def test_n_step_is_its_equation() -> None:
     assert set(expected["steps"]) == {1, 2, 3, 4, 5}
 
 
-def test_frames_are_kept_once() -> None:
-    """A stack of 4 costs about one frame a step."""
+def test_frames_are_stored_once() -> None:
+    """A stack of 4 takes about one frame per step."""
     world = World([2], 0, longest=50, specs=STACKED)
     replay = world.replay(replay=2 * 800)
     play(world, 10, replay)
@@ -328,7 +328,7 @@ def test_credit_is_earned_by_real_steps_after_the_warm_up(per_step: float) -> No
     assert replay.metrics()["replay/size"] == replay.size
 
 
-def test_steps_that_waited_for_a_batch_count_among_those_without_an_update() -> None:
+def test_steps_before_the_first_full_batch_earn_no_updates() -> None:
     world = World([1], 4, longest=10**6)
     replay = world.replay(replay=4000, warmup=60, batch_size=16, sequence=20, updates_per_step=1.0)
     reads = 0
@@ -343,7 +343,7 @@ def test_steps_that_waited_for_a_batch_count_among_those_without_an_update() -> 
 
 
 @pytest.mark.parametrize(
-    ("per_step", "lanes", "pauses"),
+    ("per_step", "groups", "pauses"),
     [
         (1.0, [1, 1], range(16, 500, 16)),  # two rows, so that 32 steps are 16 writes
         (0.1, [1, 1], range(16, 500, 16)),
@@ -352,21 +352,21 @@ def test_steps_that_waited_for_a_batch_count_among_those_without_an_update() -> 
         (1.0, [40], range(1, 26)),
     ],
 )
-def test_it_pauses_now_and_then_unless_updates_do(per_step: float, lanes: list[int], pauses: range) -> None:
-    world = World(lanes, 4, longest=10**6)  # one episode, so that every step counts
-    rows = sum(lanes)
+def test_container_regains_control_while_updates_are_rare(per_step: float, groups: list[int], pauses: range) -> None:
+    world = World(groups, 4, longest=10**6)  # one episode, so that every step counts
+    rows = sum(groups)
     replay = world.replay(replay=4000, warmup=1000, batch_size=16, updates_per_step=per_step)
     for time in range(700 if rows < 9 else 40):
-        for lane, at in enumerate(world.lanes):
-            world.write(lane, replay)
+        for group, at in enumerate(world.groups):
+            world.write(group, replay)
             due = replay.ready()
             if time:
                 assert replay.accepts(at.start) == (not due and time not in pauses), time
-            while replay.ready() and lane == len(lanes) - 1:
+            while replay.ready() and group == len(groups) - 1:
                 replay.read()
 
 
-def test_a_read_is_waited_for() -> None:
+def test_rows_do_not_step_while_a_read_is_due() -> None:
     world = World([1, 1], 4)
     replay = world.replay(replay=4000, warmup=100, batch_size=16)
     while not replay.ready():
@@ -379,8 +379,8 @@ def test_a_read_is_waited_for() -> None:
     assert replay.accepts(0)
 
 
-def test_it_learns_even_where_half_of_the_steps_are_resets() -> None:
-    """Episodes of one step leave fewer than batch_size to draw, for ever; it draws from what there is."""
+def test_ready_if_the_ring_never_holds_a_full_batch() -> None:
+    """With episodes of one step, half of all transitions are padding."""
     world = World([1], 0, longest=1)
     replay = world.replay(replay=40, batch_size=32)
     for _ in range(100):
@@ -391,7 +391,7 @@ def test_it_learns_even_where_half_of_the_steps_are_resets() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])  # numpy knows no bfloat16
-def test_rows_are_gathered(dtype: torch.dtype) -> None:
+def test_gather_copies_rows(dtype: torch.dtype) -> None:
     source = (torch.arange(60) % 7 > 3).to(dtype).view(20, 3)
     slots = torch.tensor([3, 19, 0, 3])
     four, three = (torch.empty(n, 3, dtype=dtype) for n in (4, 3))
@@ -400,7 +400,7 @@ def test_rows_are_gathered(dtype: torch.dtype) -> None:
     assert torch.equal(three, source[slots[:3]])  # an output with fewer rows takes the first
 
 
-def test_gamma_and_memory_are_as_told() -> None:
+def test_discount_and_reuse_of_memory() -> None:
     world = World([3], 2)
     replay = world.replay(replay=150)
     play(world, 60, replay)

@@ -1,4 +1,4 @@
-"""A replay comes back from a checkpoint as it was, in memory or in files, and refuses what cannot be."""
+"""Replays in checkpoints, in files and as sequences, and invalid settings."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def surprise(batch: Batch) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("steps", [30, 90])  # before and after the ring is full
-@pytest.mark.parametrize("lanes", [[3], [2, 1]])
+@pytest.mark.parametrize("groups", [[3], [2, 1]])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("stacked", ["plain", "stacked", "torn"])
+@pytest.mark.parametrize("stacked", ["plain", "stacked", "irregular"])
 @pytest.mark.filterwarnings("ignore:Observation .frames.")
-def test_a_resumed_replay_reads_the_same(kind: str, lanes: list[int], steps: int, stacked: str) -> None:
-    world = World(lanes, 8, specs=PLAIN if stacked == "plain" else STACKED, torn=0.5 * (stacked == "torn"))
+def test_resumed_replay_reads_equal_batches(kind: str, groups: list[int], steps: int, stacked: str) -> None:
+    world = World(groups, 8, specs=PLAIN if stacked == "plain" else STACKED, irregular=0.5 * (stacked == "irregular"))
     whole, resumed = (world.replay(replay=41 * 3, **KINDS[kind]) for _ in range(2))
     play(world, steps, whole)
     batch = whole.read()
@@ -90,7 +90,7 @@ def test_only_the_filled_part_is_saved() -> None:
 
 
 @pytest.mark.parametrize("length", [30, 200])
-def test_a_replay_of_another_length_takes_what_fits(length: int) -> None:
+def test_replay_of_another_length_loads_what_fits(length: int) -> None:
     world = World([2], 3, specs=STACKED)
     old, new = world.replay(replay=2 * 60, n_step=2, batch_size=32), world.replay(replay=2 * length, n_step=2)
     play(world, 100, old)
@@ -103,12 +103,12 @@ def test_a_replay_of_another_length_takes_what_fits(length: int) -> None:
         held |= world.drawable(length, 2)
 
 
-@pytest.mark.parametrize("torn", [0.0, 0.5])
+@pytest.mark.parametrize("irregular", [0.0, 0.5])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore:Observation .frames.")
-def test_without_the_replay_a_resume_warms_up_anew(kind: str, torn: float) -> None:
+def test_resume_without_saved_replay_warms_up_again(kind: str, irregular: float) -> None:
     settings = {"replay": 3 * 60, "save_replay": False, "warmup": 50} | KINDS[kind]
-    world = World([2, 1], 8, specs=STACKED, torn=torn)
+    world = World([2, 1], 8, specs=STACKED, irregular=irregular)
     old, new = (world.replay(**settings) for _ in range(2))
     play(world, 80, old)
     new.load_state_dict(through_a_checkpoint(old.state_dict()))
@@ -131,7 +131,7 @@ def test_without_the_replay_a_resume_warms_up_anew(kind: str, torn: float) -> No
 
 @pytest.mark.parametrize("specs", [PLAIN, STACKED])
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_row_that_did_not_come_back_leaves_no_transition_into_its_new_episode(specs: Any, n: int) -> None:
+def test_no_transition_leads_to_an_episode_started_by_a_resume(specs: Any, n: int) -> None:
     world = World([3], 21, longest=50, specs=specs)
     old, new = (world.replay(replay=3 * 100, n_step=n, prioritized=True, importance_exponent=0) for _ in range(2))
     play(world, 60, old)
@@ -151,7 +151,7 @@ def test_a_row_that_did_not_come_back_leaves_no_transition_into_its_new_episode(
         play(world, 2, new)
 
 
-def test_a_replay_in_files_is_one_in_memory(tmp_path: Path) -> None:
+def test_replay_in_files_equals_replay_in_memory(tmp_path: Path) -> None:
     world = World([2, 1], 4, specs=STACKED)
     folder = tmp_path / "new" / "folder"
     memory, files = world.replay(replay=150), world.replay(replay=150, replay_folder=str(folder))
@@ -166,12 +166,12 @@ def test_a_replay_in_files_is_one_in_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sequences", "prioritized sequences"])
-@pytest.mark.parametrize("lanes", [[1], [3], [2, 1]])
-def test_sequences_are_what_was(kind: str, lanes: list[int]) -> None:
+@pytest.mark.parametrize("groups", [[1], [3], [2, 1]])
+def test_sequences_are_drawn_as_written(kind: str, groups: list[int]) -> None:
     settings = KINDS[kind]
     length, burn_in, overlap = settings["sequence"], settings.get("burn_in", 0), settings.get("overlap", 0)
     steps, stride = burn_in + length, length - overlap
-    world = World(lanes, 6, longest=7)
+    world = World(groups, 6, longest=7)
     replay = world.replay(replay=50 * len(world.rows), importance_exponent=0, **settings)
     drawn = set()
     for _ in range(12):
@@ -203,7 +203,7 @@ def test_sequences_are_what_was(kind: str, lanes: list[int]) -> None:
     assert len(drawn) > 20
 
 
-def test_the_weight_of_a_sequence_is_that_of_its_steps() -> None:
+def test_all_steps_of_a_sequence_have_its_weight() -> None:
     world = World([2], 6)
     replay = world.replay(replay=200, sequence=5, batch_size=16, prioritized=True)
     play(world, 90, replay)
@@ -237,12 +237,12 @@ def test_the_weight_of_a_sequence_is_that_of_its_steps() -> None:
         ({"replay": 1000, "replay_folder": "/dev/null/x"}, 1, r'agent.replay_folder "/dev/null/x" cannot hold'),
     ],
 )
-def test_what_cannot_be_is_refused(settings: dict[str, Any], batch: int, says: str) -> None:
+def test_invalid_replay_settings_raise(settings: dict[str, Any], batch: int, says: str) -> None:
     with pytest.raises(UserError, match=says):
         ExperienceReplay(ReplayConfig(**settings), batch, 0.9, PLAIN, CPU)
 
 
-def test_room_is_counted() -> None:
+def test_bytes_of_a_replay() -> None:
     config = ReplayConfig(replay=1000)
     small = replay_bytes(config, 2, PLAIN, {"a": Spec((3,), "float64")})
     assert small == 1000 * (8 + 24 + 17)
@@ -255,7 +255,7 @@ def test_room_is_counted() -> None:
         check_memory(7_000_000_000, 3_500_000_000, "")
 
 
-def test_what_is_counted_is_what_is_taken() -> None:
+def test_computed_bytes_equal_allocated_bytes() -> None:
     world = World([2], 0, specs=STACKED)
     settings = {"replay": 2 * 500, "prioritized": True}
     replay = world.replay(**settings)

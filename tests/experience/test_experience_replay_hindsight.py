@@ -1,4 +1,4 @@
-"""Goals are replaced by what was reached later in the same episode, with the rewards and endings of that."""
+"""Hindsight replaces goals by ones achieved later in the episode, with their rewards and endings."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_goals_come_from_later_in_the_episode(n: int, prioritized: bool) -> None
 
 
 @pytest.mark.parametrize("n", [1, 4])
-def test_endings_that_nothing_tells_anew_are_kept_with_one_warning(n: int) -> None:
+def test_endings_stay_with_one_warning_if_they_cannot_be_recomputed(n: int) -> None:
     goals, replay = Goals(), make(rewards_alone, n_step=n)
     with pytest.warns(RuntimeWarning, match=r"no compute_terminated.*keep their endings with new goals") as warned:
         check(goals, replay, n, told=False)
@@ -141,7 +141,7 @@ def check(goals: Goals, replay: ExperienceReplay, n: int, told: bool) -> tuple[i
     return changed, total
 
 
-def test_each_later_moment_has_an_equal_chance() -> None:
+def test_goals_are_drawn_uniformly_from_the_future() -> None:
     goals, replay = Goals(longest=1), make(hindsight=1.0)
     goals.longest = 10_000
     for _ in range(12):
@@ -160,7 +160,7 @@ def test_each_later_moment_has_an_equal_chance() -> None:
         assert ((counts - expected) ** 2 / expected).sum() < len(counts) + 5 * np.sqrt(2 * len(counts))
 
 
-def test_the_states_that_a_return_passes_have_its_new_goal() -> None:
+def test_states_inside_n_step_transitions_have_the_new_goal() -> None:
     goals, replay = Goals(), make(window=True, n_step=3)
     for _ in range(60):
         goals.write(replay)
@@ -174,7 +174,7 @@ def test_the_states_that_a_return_passes_have_its_new_goal() -> None:
     assert 0 < int(passed.sum()) < passed.numel()
 
 
-def test_a_resumed_replay_draws_the_same_goals() -> None:
+def test_resumed_replay_draws_equal_goals() -> None:
     goals, whole, resumed = Goals(), make(n_step=2), make(n_step=2)
     for _ in range(100):
         goals.write(whole)
@@ -189,7 +189,7 @@ def test_a_resumed_replay_draws_the_same_goals() -> None:
             goals.write(whole, resumed)
 
 
-def test_rewards_on_another_scale_than_compute_reward_are_refused() -> None:
+def test_rewards_that_differ_from_compute_reward_raise() -> None:
     goals, replay = Goals(longest=1000, scale=4.0), make()
     goals.write(replay)
     goals.write(replay)
@@ -199,7 +199,7 @@ def test_rewards_on_another_scale_than_compute_reward_are_refused() -> None:
         goals.write(replay)
 
 
-def test_a_goal_that_changes_with_the_step_is_no_other_scale() -> None:
+def test_reward_may_refer_to_the_goal_before_the_step() -> None:
     """A task that sets its next goal at once rewards the goal before the step, and shows the next one."""
     replay, wanted = make(), torch.zeros(ROWS, 2)
     for time in range(50):
@@ -234,6 +234,6 @@ def test_rewards_are_compared_until_enough_have_agreed() -> None:
         (GOALS, judge, {"sequence": 5}, "single transitions; set agent.sequence to 0"),
     ],
 )
-def test_hindsight_without_goals_is_refused(specs: Specs, function: Any, settings: dict[str, Any], says: str) -> None:
+def test_invalid_hindsight_settings_raise(specs: Specs, function: Any, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         ExperienceReplay(ReplayConfig(hindsight=0.5, **settings), 1, 0.9, specs, CPU, function)

@@ -1,4 +1,4 @@
-"""The rollout holds what was written, carries its last row over, and its minibatches drop nothing."""
+"""RolloutCache: what is written is read, the last step starts the next rollout, minibatches contain every row."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fill(cache: RolloutCache, start: int, **endings: dict[int, bool]) -> tuple[B
     return cache.read(), t
 
 
-def test_rows_are_where_they_belong() -> None:
+def test_steps_are_written_in_order() -> None:
     batch, _ = fill(RolloutCache(T, B, GAMMA, torch.device("cpu")), 0)
     assert batch.observation["x"][:, 0, 0].tolist() == [0, 1, 2, 3, 4]
     assert batch.observation["frame"].dtype == torch.uint8
@@ -52,7 +52,7 @@ def test_rows_are_where_they_belong() -> None:
     assert batch.last_state["h"][0, 0] == 4
 
 
-def test_the_last_row_begins_the_next_rollout() -> None:
+def test_last_step_starts_the_next_rollout() -> None:
     cache = RolloutCache(T, B, GAMMA, torch.device("cpu"))
     _, t = fill(cache, 0)
     assert not cache.ready()  # read once
@@ -63,7 +63,7 @@ def test_the_last_row_begins_the_next_rollout() -> None:
     assert batch.state["h"][0, 0] == 4
 
 
-def test_endings_become_weights_discounts_and_traces() -> None:
+def test_endings_determine_real_discount_and_continues() -> None:
     """Termination at 2 (reset row 3), truncation at 4."""
     cache = RolloutCache(T, B, GAMMA, torch.device("cpu"))
     batch, _ = fill(cache, 0, terminated={2: True}, first={3: True}, truncated={4: True})
@@ -72,8 +72,8 @@ def test_endings_become_weights_discounts_and_traces() -> None:
     assert batch.continues[:, 0].tolist() == [1, 0, 0, 0]
 
 
-def test_nothing_is_bootstrapped_from_an_episode_that_was_lost() -> None:
-    """A ``first`` without an ending before it: what came before trusts V of the last thing seen, and nothing later."""
+def test_no_bootstrapping_across_a_lost_episode() -> None:
+    """A ``first`` without an ending before it: the last real transition bootstraps from the last observation."""
     cache = RolloutCache(T, B, GAMMA, torch.device("cpu"))
     batch, _ = fill(cache, 0, first={3: True})
     assert batch.real[:, 0].tolist() == [True, True, False, True]
@@ -85,7 +85,7 @@ def test_nothing_is_bootstrapped_from_an_episode_that_was_lost() -> None:
     assert advantage[1, 0] == pytest.approx(2 + GAMMA)
 
 
-def test_an_open_rollout_survives_its_state_dict() -> None:
+def test_state_dict_after_a_read() -> None:
     whole, half = (RolloutCache(T, B, GAMMA, torch.device("cpu")) for _ in range(2))
     _, t = fill(whole, 0)
     half.load_state_dict(whole.state_dict())
@@ -96,7 +96,7 @@ def test_an_open_rollout_survives_its_state_dict() -> None:
     assert torch.equal(expected.observation["x"], got.observation["x"])
 
 
-def test_a_rollout_saved_in_the_middle_goes_on_as_if_it_had_not_been() -> None:
+def test_state_dict_of_an_unfinished_rollout() -> None:
     whole, half = (RolloutCache(T, B, GAMMA, torch.device("cpu")) for _ in range(2))
     _, t = fill(whole, 0)
     for _ in range(2):  # two rows of the second rollout
@@ -127,7 +127,7 @@ def numbered_batch(time: int, columns: int) -> Batch:
 @settings(max_examples=50, deadline=None)
 @given(time=st.integers(1, 7), columns=st.integers(1, 7), n=st.integers(1, 7), seed=st.integers(0, 99))
 @pytest.mark.parametrize("by", ["transition", "environment"])
-def test_minibatches_drop_nothing_and_keep_rows_together(by: str, time: int, columns: int, n: int, seed: int) -> None:
+def test_minibatches_contain_every_row_once(by: str, time: int, columns: int, n: int, seed: int) -> None:
     batch = numbered_batch(time, columns)
     n = min(n, columns if by == "environment" else time * columns)
     parts = list(batch.minibatches(n, by, torch.Generator().manual_seed(seed)))  # type: ignore[arg-type]
@@ -143,14 +143,14 @@ def test_minibatches_drop_nothing_and_keep_rows_together(by: str, time: int, col
             assert torch.equal(part.state["h"].squeeze(-1), part.reward[0])
 
 
-def test_every_epoch_has_a_permutation_of_its_own() -> None:
+def test_every_epoch_has_another_permutation() -> None:
     batch, generator = numbered_batch(8, 8), torch.Generator().manual_seed(0)
     orders = [[p.reward.flatten().tolist() for p in batch.minibatches(2, "transition", generator)] for _ in range(2)]
     assert orders[0] != orders[1]
 
 
-def test_images_lie_channels_last_from_the_cache_to_the_minibatch() -> None:
-    """So that a convolution gets its favourite layout without a copy in every update; values are as written."""
+def test_images_are_channels_last_in_cache_and_minibatches() -> None:
+    """Convolutions are faster with this layout, and no update has to convert it."""
     cache = RolloutCache(T, B, GAMMA, torch.device("cpu"))
     frames = torch.randint(0, 255, (T + 1, B, 3, 8, 9), dtype=torch.uint8)
     flags = torch.zeros(B, dtype=torch.bool)

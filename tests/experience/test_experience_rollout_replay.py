@@ -1,4 +1,4 @@
-"""Fresh rollouts come as they were written; kept ones are whole columns of the last of them, as often as was asked."""
+"""RolloutReplay: fresh rollouts are read as written, replayed batches contain columns of past ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_cache(**changes: Any) -> RolloutReplay:
 
 
 def env_step(t: int, ended: bool = False, first: bool = False) -> EnvStep:
-    """All of it says when and which row: 10t + row."""
+    """Return a step with values 10t + row."""
     code = 10 * t + torch.arange(B)
     observation = {
         "x": code.float().unsqueeze(-1),
@@ -43,7 +43,7 @@ def agent_step(t: int) -> AgentStep:
 
 
 class Writer:
-    """Writes step after step, as the loop does; episodes of 6 steps."""
+    """Writes steps like the training loop, with episodes of 6 steps."""
 
     def __init__(self, cache: RolloutReplay, groups: list[slice] | None = None) -> None:
         self.cache, self.groups, self.t = cache, groups or [slice(0, B)], 0
@@ -56,7 +56,7 @@ class Writer:
         return env_step(t, ended=t % 7 == 6, first=t % 7 == 0)
 
     def fill(self) -> None:
-        """A rollout, group by group, each at a time of its own."""
+        """Write a rollout, group by group."""
         for rows in self.groups:
             t = self.t
             while True:
@@ -74,7 +74,7 @@ class Writer:
         self.t = t
 
     def reads(self) -> list[Batch]:
-        """All batches that come before the next step."""
+        """Read all batches that are ready."""
         found = []
         while self.cache.ready():
             found.append(self.cache.read())
@@ -82,7 +82,7 @@ class Writer:
 
 
 def assert_column(batch: Batch, column: int, start: int, row: int) -> None:
-    """A column is what was written to ``row`` from time ``start`` on, all of it."""
+    """Check that a column is what was written to ``row`` from time ``start`` on."""
     code = torch.tensor([10 * t + row for t in range(start, start + T + 1)])
     torch.testing.assert_close(batch.observation["x"][:, column, 0], code.float())
     assert batch.observation["frame"].dtype == torch.uint8
@@ -100,8 +100,8 @@ def assert_column(batch: Batch, column: int, start: int, row: int) -> None:
 
 
 @pytest.mark.parametrize("groups", [None, GROUPS], ids=["together", "groups"])
-def test_columns_are_whole_and_from_the_last_rollouts(groups: list[slice] | None) -> None:
-    """Three rollouts fit; of six, every replayed column is one of the last three as they were written."""
+def test_replayed_columns_equal_those_written(groups: list[slice] | None) -> None:
+    """Three rollouts fit, so after six every replayed column is from the last three."""
     cache = make_cache(replay_ratio=20.0)
     writer = Writer(cache, groups)
     for rollout in range(6):
@@ -122,7 +122,7 @@ def test_columns_are_whole_and_from_the_last_rollouts(groups: list[slice] | None
         assert seen == set(range(max(0, rollout - 2), rollout + 1))
 
 
-def test_every_kept_column_has_the_same_chance() -> None:
+def test_stored_columns_are_drawn_uniformly() -> None:
     cache = make_cache(replay_ratio=600.0)
     writer = Writer(cache)
     for _ in range(3):
@@ -137,7 +137,7 @@ def test_every_kept_column_has_the_same_chance() -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.5, 4.0])
-def test_replays_follow_a_poisson_law(ratio: float) -> None:
+def test_number_of_replayed_batches_is_poisson(ratio: float) -> None:
     """Mean and variance of a Poisson variable are both the ratio; the mean's error is √(ratio/n), within 4.5 of it."""
     cache = make_cache(replay_ratio=ratio, rollout=1)
     writer = Writer(cache)
@@ -152,7 +152,7 @@ def test_replays_follow_a_poisson_law(ratio: float) -> None:
     assert cache.metrics()["replay/ratio"] == pytest.approx(float(drawn.mean()))
 
 
-def test_nothing_is_replayed_before_the_end_of_warm_up() -> None:
+def test_nothing_is_replayed_during_warm_up() -> None:
     """Real steps count: of times 1 to 12, times 7 is a reset, so that three rollouts have 11 steps of 3 rows."""
     cache = make_cache(warmup=33, replay_ratio=50.0)
     writer = Writer(cache)
@@ -165,7 +165,7 @@ def test_nothing_is_replayed_before_the_end_of_warm_up() -> None:
     assert cache.metrics()["replay/size"] == 3 * T * B
 
 
-def test_without_replay_nothing_is_kept() -> None:
+def test_replay_ratio_zero_stores_nothing() -> None:
     cache = make_cache(replay_ratio=0.0)
     writer = Writer(cache)
     for _ in range(3):
@@ -176,7 +176,7 @@ def test_without_replay_nothing_is_kept() -> None:
 
 
 def copy(value: Any) -> Any:
-    """As a checkpoint holds it: tensors apart from the cache's, in plain order."""
+    """Copy a state dict, as a checkpoint does."""
     if isinstance(value, torch.Tensor):
         return value.contiguous().clone()
     return {k: copy(x) for k, x in value.items()} if isinstance(value, dict) else value
@@ -191,7 +191,7 @@ def assert_same(one: Batch, two: Batch) -> None:
 
 @pytest.mark.parametrize("groups", [None, GROUPS], ids=["together", "groups"])
 @pytest.mark.parametrize("rollouts", [0, 1, 2, 5])
-def test_a_resume_goes_on_to_the_bit(rollouts: int, groups: list[slice] | None) -> None:
+def test_resume_is_exact(rollouts: int, groups: list[slice] | None) -> None:
     cache = make_cache()
     cache.generator.manual_seed(5)
     writer = Writer(cache, groups)
@@ -213,7 +213,7 @@ def test_a_resume_goes_on_to_the_bit(rollouts: int, groups: list[slice] | None) 
     assert other.metrics() == cache.metrics()
 
 
-def test_a_resume_in_the_midst_of_replays_owes_the_rest() -> None:
+def test_resume_between_replayed_batches_reads_the_rest() -> None:
     cache = make_cache(replay_ratio=30.0)
     writer = Writer(cache)
     writer.fill()
@@ -227,7 +227,7 @@ def test_a_resume_in_the_midst_of_replays_owes_the_rest() -> None:
     assert not other.ready()
 
 
-def test_a_replay_that_is_not_saved_warms_up_anew() -> None:
+def test_resume_without_saved_replay_warms_up_again() -> None:
     cache = make_cache(save_replay=False, warmup=2 * T * B - B)
     writer = Writer(cache)
     for _ in range(3):
@@ -244,8 +244,8 @@ def test_a_replay_that_is_not_saved_warms_up_anew() -> None:
     assert other.metrics()["replay/size"] == T * B
 
 
-def test_an_episode_that_was_lost_in_a_resume_changes_the_open_rollout_alone() -> None:
-    """The kept rollout ended with an observation that was seen; the next one begins with the new episode's."""
+def test_amend_changes_the_unfinished_rollout_only() -> None:
+    """Stored rollouts end with the true observation; the next one starts with the new episode."""
     cache = make_cache(replay_ratio=30.0)
     writer = Writer(cache)
     writer.fill()
@@ -263,7 +263,7 @@ def test_an_episode_that_was_lost_in_a_resume_changes_the_open_rollout_alone() -
                 assert_column(batch, column, 0, number)
 
 
-def test_nothing_passes_where_an_episode_was_lost() -> None:
+def test_replayed_rollouts_do_not_continue_across_lost_episodes() -> None:
     """A ``first`` without an ending before it, in a rollout that is replayed."""
     cache = make_cache(replay_ratio=30.0)
     writer = Writer(cache)
@@ -274,8 +274,8 @@ def test_nothing_passes_where_an_episode_was_lost() -> None:
         assert batch.continues[:, 0].tolist() == [1, 0, 0, 1]
 
 
-def test_the_room_that_it_takes_is_known_before_it_is_taken() -> None:
-    """All that the ring holds, but for what the agent said and remembers: an action, two numbers and one."""
+def test_computed_bytes_equal_allocated_bytes() -> None:
+    """The bytes of the ring without actions, experience and hidden states."""
     cache = make_cache()
     writer = Writer(cache)
     writer.fill()

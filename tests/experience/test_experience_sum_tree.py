@@ -1,4 +1,4 @@
-"""SumTree against plain sums: proportions, zeros, rounding, order of calls, reload."""
+"""SumTree compared with plain sums: proportions, zeros, rounding, order of calls, reload."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAST = 1.0 - 2.0**-53  # the greatest float64 below 1
 
 @pytest.fixture(params=["as it is", "four levels"])
 def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small capacities in a tree that is as deep as that of many millions."""
+    """Make trees of small capacities as deep as those of many millions."""
     if request.param == "four levels":
         monkeypatch.setattr(sum_tree, "COMPILED", (3, 2))
         monkeypatch.setattr(sum_tree, "PLAIN", (3, 2))
@@ -35,7 +35,7 @@ def numbers(*x: float) -> torch.Tensor:
 
 
 def inside(tree: SumTree) -> list[np.ndarray]:
-    """All sums, from the leaves up."""
+    """Return all sums, from the leaves up."""
     return [*tree._flat, tree.total]
 
 
@@ -45,7 +45,7 @@ def naive(values: np.ndarray, uniform: np.ndarray) -> np.ndarray:
 
 @pytest.mark.usefixtures("shape")
 @pytest.mark.parametrize("capacity", CAPACITIES)
-def test_it_draws_what_a_plain_running_sum_draws(capacity: int) -> None:
+def test_sample_equals_a_plain_running_sum(capacity: int) -> None:
     rng = np.random.default_rng(capacity)
     values = rng.integers(0, 9, capacity) / 8.0  # all sums are exact
     values[rng.integers(capacity)] = 1.0
@@ -56,7 +56,7 @@ def test_it_draws_what_a_plain_running_sum_draws(capacity: int) -> None:
 
 
 @pytest.mark.parametrize("capacity", [1_000, 100_003])
-def test_every_value_owns_its_part_of_the_line(capacity: int) -> None:
+def test_every_value_has_an_interval_of_its_size(capacity: int) -> None:
     values = np.random.default_rng(0).integers(0, 5, capacity).astype(np.float64)
     ends, held = np.cumsum(values), np.flatnonzero(values)
     tree = make(values)
@@ -74,7 +74,7 @@ writes = st.lists(
 
 @pytest.mark.usefixtures("shape")
 @pytest.mark.parametrize("capacity", CAPACITIES[:4])
-def test_after_any_writes_it_is_the_tree_of_its_values(capacity: int) -> None:
+def test_sums_depend_on_the_values_alone(capacity: int) -> None:
     @settings(max_examples=40, deadline=None, derandomize=True)
     @given(writes, st.lists(st.floats(0, LAST), max_size=30))
     def check(batches: list[list[tuple[int, float]]], uniform: list[float]) -> None:
@@ -96,7 +96,7 @@ def test_after_any_writes_it_is_the_tree_of_its_values(capacity: int) -> None:
     check()
 
 
-def test_the_last_of_equal_indices_stays() -> None:
+def test_last_of_equal_indices_counts() -> None:
     tree = SumTree(100_003)
     index = torch.tensor([70_000, 5, 70_000, 70_001, 5, 70_000])
     tree.set(index, numbers(1, 2, 3, 4, 5, 6))
@@ -106,8 +106,8 @@ def test_the_last_of_equal_indices_stays() -> None:
 
 @pytest.mark.usefixtures("shape")
 @pytest.mark.parametrize("capacity", [7, 1_000, 100_003])
-def test_zeros_are_never_drawn_however_sums_round(capacity: int) -> None:
-    """Values over 30 orders of magnitude between zeros, at numbers on both sides of every border."""
+def test_zeros_are_never_drawn_despite_rounding(capacity: int) -> None:
+    """Values over 30 orders of magnitude between zeros, with numbers on both sides of every boundary."""
     rng = np.random.default_rng(capacity)
     for scale in (0.0, 3.0, 30.0):
         values = np.exp(rng.normal(size=capacity) * scale) * (rng.random(capacity) < 0.2)
@@ -131,8 +131,8 @@ def test_one_value_among_zeros_is_always_drawn(value: float) -> None:
         assert tree.sample(numbers(0.0, 0.5, LAST))[0].tolist() == [at] * 3
 
 
-def test_a_float32_number_that_rounded_to_one_draws_the_last() -> None:
-    """So it comes of (255 + uniform) / 256 in float32."""
+def test_float32_one_draws_the_last_value() -> None:
+    """(255 + uniform) / 256 may round to 1 in float32."""
     tree = SumTree(100_003)
     tree.set(torch.arange(60_000), torch.full((60_000,), 0.1))
     assert tree.sample(torch.ones(1))[0].tolist() == [59_999]
@@ -157,7 +157,7 @@ def test_draws_are_proportional_to_values() -> None:
 
 @pytest.mark.parametrize("capacity", [1_000, 100_003])
 def test_the_order_of_calls_does_not_matter(capacity: int) -> None:
-    """One tree is written forwards and looked at in between, the other backwards one by one, a third at once."""
+    """One tree is written forwards with reads in between, one backwards, and one at once."""
     rng = np.random.default_rng(0)
     values, uniform = rng.random(capacity) ** 9, torch.from_numpy(rng.random(5_000))
     one, other, order = make(rng.random(capacity)), SumTree(capacity), rng.permutation(capacity)
@@ -177,7 +177,7 @@ def test_the_order_of_calls_does_not_matter(capacity: int) -> None:
     np.testing.assert_array_equal(drawn, backwards)
 
 
-def test_its_values_are_its_state() -> None:
+def test_values_are_the_whole_state() -> None:
     rng = np.random.default_rng(0)
     tree = SumTree(100_003)
     for _ in range(30):
@@ -188,8 +188,8 @@ def test_its_values_are_its_state() -> None:
         np.testing.assert_array_equal(mine, fresh)
 
 
-def test_a_million_writes_leave_no_error_behind() -> None:
-    """Huge values come and go: what was added and taken away would leave its rounding errors."""
+def test_rounding_errors_do_not_accumulate() -> None:
+    """Incremental sums would keep rounding errors of large values that were removed."""
     tree, rng = make(np.full(100_003, 0.1)), np.random.default_rng(0)
     for _ in range(100):
         index = torch.from_numpy(rng.integers(0, 100_003, 10_000))
@@ -199,7 +199,7 @@ def test_a_million_writes_leave_no_error_behind() -> None:
     assert tree.total == pytest.approx(10_000.3, rel=1e-13)
 
 
-def test_no_index_is_no_work() -> None:
+def test_empty_index() -> None:
     tree = make(np.ones(100_003))
     none = torch.empty(0, dtype=torch.int64)
     tree.set(none, numbers())
@@ -208,14 +208,14 @@ def test_no_index_is_no_work() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
-def test_values_that_are_no_priorities_are_refused_and_not_written(bad: float) -> None:
+def test_invalid_values_raise_and_are_not_written(bad: float) -> None:
     tree = make(np.ones(1_000))
     with pytest.raises(ValueError, match="finite and not negative"):
         tree.set(torch.tensor([1, 2, 3]), numbers(5.0, bad, 5.0))
     assert tree.total == 1_000
 
 
-def test_an_index_beyond_the_end_is_refused() -> None:
+def test_index_out_of_range_raises() -> None:
     tree = SumTree(100_003)
     for beyond in (100_003, 100_010, 10**6):
         with pytest.raises(IndexError):
@@ -224,7 +224,7 @@ def test_an_index_beyond_the_end_is_refused() -> None:
             tree.get(torch.tensor([beyond]))
 
 
-def test_nothing_is_drawn_from_nothing() -> None:
+def test_sampling_from_zeros_raises() -> None:
     for tree in (SumTree(7), SumTree(100_003), make(np.full(2, 1e308))):
         with pytest.raises(ValueError, match="Nothing can be drawn"):
             tree.sample(numbers(0.5))[0]

@@ -1,4 +1,4 @@
-"""Environments that fail in every way, for workers to import."""
+"""Environments for workers to import, including ones that fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 
 class Walk(gymnasium.Env):
-    """A random walk of its own generator, with nested observations, a mask in info and infos to log."""
+    """A random walk with nested observations, a mask in info and infos to log."""
 
     def __init__(self, length=7, many=0):
         part = spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -48,7 +48,7 @@ class Walk(gymnasium.Env):
 
 
 class Kept(Walk):
-    """A walk that gives a snapshot of itself at any time, before its first reset too."""
+    """A walk that can be saved at any time, also before its first reset."""
 
     x, t = np.zeros(2), 0
 
@@ -114,14 +114,14 @@ class Faulty(gymnasium.Env):
 
 
 class Unsure(Faulty):
-    """Not deterministic: its observation has a number that no seed decides."""
+    """Not deterministic: its observation contains a number that does not depend on the seed."""
 
     def _observe(self):
         return np.array([self.seed or 0, self.t, time.perf_counter_ns()], np.float64)
 
 
 class Sees(gymnasium.Env):
-    """Shows the number of the GPU that its process sees; −1 where nobody said."""
+    """Observes the number of the GPU that its process sees; −1 if none is set."""
 
     def __init__(self):
         self.observation_space = spaces.Box(-1, 9, (1,), np.float32)

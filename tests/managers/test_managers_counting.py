@@ -1,4 +1,4 @@
-"""The counting environment through every manager, step for step against arithmetic."""
+"""The counting environment in every manager, compared step by step with expected values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ACTION = {"action": torch.zeros(len(LENGTHS), dtype=torch.int64)}
 
 @pytest.mark.parametrize("make", [simple, vector])
 @pytest.mark.parametrize("ending", ["termination", "truncation"])
-def test_every_step_is_what_arithmetic_says(make, ending):
+def test_steps_equal_expected_values(make, ending):
     manager = make(ending)
     for time in range(40):
         step = manager.reset(7) if time == 0 else manager.step(ACTION)
@@ -58,7 +58,7 @@ def test_every_step_is_what_arithmetic_says(make, ending):
     manager.close()
 
 
-def test_the_same_step_object_is_written_again():
+def test_step_object_is_reused():
     manager = simple("termination")
     step = manager.reset(0)
     again = manager.step(ACTION)
@@ -67,7 +67,7 @@ def test_the_same_step_object_is_written_again():
     assert (step.reward.dtype, step.first.dtype) == (torch.float32, torch.bool)
 
 
-def test_simple_episodes_have_seeds_of_their_own_and_repeat():
+def test_simple_episodes_have_distinct_reproducible_seeds():
     def run(seed, branch=0):
         manager = SimpleEnvManager(lambda: CountingEnv(3), 2, "counting", branch=branch)
         manager.reset(seed)
@@ -81,13 +81,13 @@ def test_simple_episodes_have_seeds_of_their_own_and_repeat():
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
-def test_other_autoreset_modes_are_refused(mode):
+def test_other_autoreset_modes_raise(mode):
     env = SyncVectorEnv([CountingEnv], autoreset_mode=mode)
     with pytest.raises(UserError, match=mode.value):
         VectorEnvManager(env, "counting")
 
 
-def test_an_unknown_autoreset_mode_is_refused():
+def test_unknown_autoreset_mode_raises():
     env = SyncVectorEnv([CountingEnv])
     env.metadata = {}
     with pytest.raises(UserError, match="None"):

@@ -16,7 +16,7 @@ def pool(id, num=4, **settings):
 
 
 def run(manager, seed, steps, choices):
-    """Random steps; returns what was seen and the endings of the step before each."""
+    """Take random steps; return the steps and the endings before each."""
     generator = torch.Generator().manual_seed(0)
     step = manager.reset(seed)
     assert step.first.all()
@@ -32,7 +32,7 @@ def run(manager, seed, steps, choices):
     return torch.stack(seen)
 
 
-def test_cartpole_ends_and_begins_as_it_should():
+def test_cartpole_resets_at_the_step_after_an_ending():
     manager = pool("CartPole-v1", max_episode_steps=20)
     seen = run(manager, 1, 200, 2)
     episodes = manager.episodes()
@@ -77,7 +77,7 @@ def test_continuous_actions_and_wide_floats():
 
 
 def test_an_episode_that_terminates_at_its_time_limit_is_not_truncated():
-    """EnvPool itself says so of 22 of the 58 falls here."""
+    """EnvPool reports 22 of the 58 terminations here as truncated."""
     manager = pool("CartPole-v1", num=8, max_episode_steps=12)
     generator = torch.Generator().manual_seed(0)
     manager.reset(0)
@@ -97,7 +97,7 @@ def test_an_episode_that_terminates_at_its_time_limit_is_not_truncated():
     manager.close()
 
 
-def test_rows_that_are_cut_together_and_alone_begin_new_episodes():
+def test_rows_truncated_here_start_new_episodes():
     manager = pool("MountainCar-v0", num=3, max_episode_steps=5)
     manager.reset(0)
     for t in range(1, 19):

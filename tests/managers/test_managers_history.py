@@ -17,7 +17,7 @@ def step(number, rows):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 600), st.floats(0, 0.2), st.integers(0, 2**32 - 1), st.booleans())
-def test_every_row_has_the_actions_since_its_begin(rows, steps, rate, seed, reloaded):
+def test_rows_have_the_actions_since_their_reset(rows, steps, rate, seed, reloaded):
     random = np.random.default_rng(seed)
     history, since = ActionHistory(SPECS, rows, max_steps=200), [0] * rows
     for number in range(steps):
@@ -48,7 +48,7 @@ def test_memory_follows_the_longest_running_episode(length):
     assert history._capacity <= max(MIN_CAPACITY, 4 * length)
 
 
-def test_a_row_that_was_given_up_does_not_hold_memory_and_comes_back():
+def test_too_long_episodes_hold_no_memory():
     history = ActionHistory(SPECS, 2, max_steps=100)
     for number in range(3000):
         history.append(step(number, 2))

@@ -30,14 +30,14 @@ from ludus.managers.vector import VectorEnvManager
         ({"backend": "subproc"}, {"render_mode": "rgb_array"}, SimpleEnvManager),
     ],
 )
-def test_auto_picks(settings, arguments, kind):
+def test_auto_backend(settings, arguments, kind):
     manager = make_manager(EnvConfig(**settings), num=6, **arguments)
     assert type(manager) is kind
     assert (manager.batch, manager.groups) == (6, [slice(0, 6)])
     manager.close()
 
 
-def test_a_few_environments_step_faster_one_by_one():
+def test_few_environments_use_the_simple_manager():
     manager = make_manager(EnvConfig(), num=5)
     assert type(manager) is SimpleEnvManager
     manager.close()
@@ -60,24 +60,24 @@ def test_a_few_environments_step_faster_one_by_one():
         ({"wrappers": ("gymnasium.wrappers:FlattenObservation",), "backend": "vector"}, {}, "supports no wrappers"),
     ],
 )
-def test_mistakes(settings, arguments, says):
+def test_invalid_settings_raise(settings, arguments, says):
     with pytest.raises(UserError, match=says):
         make_manager(EnvConfig(**settings), **arguments)
 
 
-def test_a_missing_envpool_names_the_extra(monkeypatch):
+def test_missing_envpool_raises(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "envpool", None)
     with pytest.raises(UserError, match="pip install envpool"):
         make_manager(EnvConfig(backend="envpool"))
 
 
-def test_a_negative_seed_is_refused():
+def test_negative_seed_raises():
     with pytest.raises(UserError, match="seed is -1"):
         make_manager(EnvConfig()).reset(-1)
 
 
 def test_native_cartpole_truncates_at_500_and_resets_at_the_next_step():
-    """Physics held still, so that nothing but the time limit can end an episode."""
+    """Physics is turned off, so that only the time limit ends an episode."""
     manager = make_manager(EnvConfig(backend="vector"), num=3)
     manager._env.gravity = manager._env.force_mag = 0.0
     step = manager.reset(0)
@@ -101,7 +101,7 @@ def test_native_cartpole_truncates_at_500_and_resets_at_the_next_step():
     ] * 2
 
 
-def test_own_limit_reaches_the_native_environment():
+def test_max_episode_steps_of_native_environment():
     manager = make_manager(EnvConfig(max_episode_steps=4), num=2)
     manager.reset(0)
     for _ in range(4):
@@ -111,7 +111,7 @@ def test_own_limit_reaches_the_native_environment():
 
 @pytest.mark.parametrize("backend", ["simple", "sync"])
 @pytest.mark.parametrize("in_info", [False, True])
-def test_masks_reach_the_step(backend, in_info):
+def test_masks_are_observations(backend, in_info):
     make = lambda: MaskedEnv(in_info=in_info)  # noqa: E731
     if backend == "simple":
         manager = SimpleEnvManager(make, 3, "masked")
@@ -130,7 +130,7 @@ def test_masks_reach_the_step(backend, in_info):
         assert (step.reward[running] == 1).all()  # the mask and the target of this very step were right
 
 
-def test_mixed_actions_are_treated_by_name():
+def test_mixed_actions_are_transformed_by_name():
     manager = SimpleEnvManager(lambda: MixedActionEnv(more=True), 2, "mixed")
     assert {n: s.kind for n, s in manager.action.items()} == {
         "amount": "continuous", "choice": "categorical", "dials": "categorical", "switches": "binary",
@@ -158,7 +158,7 @@ def test_continuous_actions_are_rescaled_to_the_box():
     np.testing.assert_allclose(manager.step({"action": target / 2}).reward, 0, atol=1e-6)
 
 
-def test_rendering_manager():
+def test_render():
     manager = make_manager(EnvConfig(), num=1, render_mode="rgb_array")
     manager.reset(0)
     assert manager.render().shape[-1] == 3

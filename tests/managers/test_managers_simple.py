@@ -1,4 +1,4 @@
-"""What a user's broken environment says in training: one sentence that names it."""
+"""Errors and warnings of SimpleEnvManager for environments that break the Gymnasium API."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def stepped(*args, **kwargs):
         (spaces.Discrete(3), np.array([1]), r"shape \(1,\)"),
     ],
 )
-def test_observations_unlike_their_space(space, later, says):
+def test_observations_that_do_not_match_their_space_raise(space, later, says):
     with pytest.raises(UserError, match=says):
         stepped(space, later)
 
@@ -68,12 +68,12 @@ def test_observations_unlike_their_space(space, later, says):
         ({"step": (np.zeros(2, np.float32), 0.0, False, {})}, "step returned 4 values"),
     ],
 )
-def test_steps_that_are_none(kwargs, says):
+def test_invalid_steps_raise(kwargs, says):
     with pytest.raises(UserError, match=says):
         stepped(BOX, np.zeros(2, np.float32), **kwargs)
 
 
-def test_an_old_reset():
+def test_old_reset_api_raises():
     class Old(Env):
         def reset(self, **_):
             return np.zeros(2, np.float32)
@@ -92,7 +92,7 @@ def test_an_old_reset():
     ],
 )
 @pytest.mark.parametrize("reward", [1, True, np.float64(1), np.int64(1)])
-def test_harmless_variety_is_taken(space, later, found, reward):
+def test_harmless_deviations_are_accepted(space, later, found, reward):
     env, step = stepped(space, later, reward=reward)
     assert step.observation["observation"][0].tolist() == found
     assert step.reward.tolist() == [1]
@@ -123,7 +123,7 @@ def test_wide_floats_are_cast_with_one_warning(space, later, read):
 
 
 @pytest.mark.parametrize("reward", [np.array(1.5), np.array(1.5, np.float32), torch.tensor(1.5)])
-def test_a_reward_without_dimensions_is_taken_with_one_warning(reward):
+def test_zero_dimensional_reward_is_accepted_with_one_warning(reward):
     manager = SimpleEnvManager(lambda: Env(BOX, np.zeros(2, np.float32), reward=reward), 2, "MyEnv")
     said = []
     manager.on_warning = said.append
@@ -136,7 +136,7 @@ def test_a_reward_without_dimensions_is_taken_with_one_warning(reward):
     assert "the reward is an array without dimensions" in said[0]
 
 
-def test_an_evaluation_does_not_warn_again():
+def test_evaluation_does_not_repeat_warnings():
     manager = SimpleEnvManager(lambda: Env(BOX, np.zeros(2)), 1, "MyEnv", branch=1)
     said = []
     manager.on_warning = said.append
@@ -146,7 +146,7 @@ def test_an_evaluation_does_not_warn_again():
     assert said == []
 
 
-def test_numbers_of_infos():
+def test_numeric_infos():
     info = {"a": 1, "b": {"c": np.float32(2)}, "d": "x", "e": np.array([3.0]), "f": np.zeros(2), "g": True}
     assert numeric_info(info) == {"a": 1, "b/c": 2, "e": 3, "g": 1}
     infos = {

@@ -1,4 +1,4 @@
-"""Saved after k steps and loaded into another manager, through a checkpoint's files: what follows is the same."""
+"""State dicts of managers: a loaded manager continues exactly like the saved one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FRAMES = "gymnasium.wrappers:FrameStackObservation(stack_size=3)"
 
 
 class Parts(gymnasium.Env):
-    """A nested observation with a NaN in it, choices that count from 2, infos, and episodes of a random length."""
+    """A nested observation with a NaN, actions that start at 2, infos, and episodes of random length."""
 
     observation_space = spaces.Dict(
         place=spaces.Dict(x=spaces.Box(-np.inf, np.inf, (2,), np.float64), room=spaces.Discrete(4, start=2)),
@@ -56,7 +56,7 @@ class Parts(gymnasium.Env):
 
 
 class Remembers(CountingEnv):
-    """Counts episodes over resets, which no seed tells; its snapshot does."""
+    """Counts episodes over resets, which only its snapshot restores."""
 
     def snapshot(self):
         return {"numbers": self._numbers, "place": [self._episode, self._step, self._next]}
@@ -103,7 +103,7 @@ def started(kind, batch, seed):
 
 
 def draw(manager, generator):
-    """Random policy-space actions; a masked choice is often not allowed, which ends an episode."""
+    """Return random policy-space actions; an illegal masked choice ends the episode."""
     actions = {}
     for name, spec in manager.action.items():
         shape = (manager.batch, *spec.shape)
@@ -146,7 +146,7 @@ def step_alike(a, b, steps, generator):
 @example("masked", 70, 3, 3)
 @example("parts", 70, 3, 4)
 @example("CartPole", 40, 3, 2)
-def test_what_follows_is_the_same(kind, k, batch, seed):
+def test_loaded_manager_continues_exactly(kind, k, batch, seed):
     generator = np.random.default_rng(seed)
     manager = started(kind, batch, seed)
     for _ in range(k):
@@ -166,7 +166,7 @@ def test_what_follows_is_the_same(kind, k, batch, seed):
     step_alike(manager, third, 10, generator)
 
 
-def test_episodes_that_nobody_asked_for_yet_are_kept():
+def test_unread_episodes_are_saved():
     manager = started("counting with a snapshot", 2, 3)
     for _ in range(8):
         manager.step(draw(manager, np.random.default_rng(0)))
@@ -178,7 +178,7 @@ def test_episodes_that_nobody_asked_for_yet_are_kept():
 
 
 class Dice(gymnasium.Env):
-    """Observes a number that no seed determines, from a certain step on."""
+    """Observes a number that does not depend on the seed, from a certain step on."""
 
     observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
 
@@ -197,7 +197,7 @@ class Dice(gymnasium.Env):
 
 
 class Impatient(Dice):
-    """Ends sooner when the process is older, though nothing else tells one time from another."""
+    """Ends earlier the older the process is."""
 
     limit = 10
 
@@ -217,7 +217,7 @@ def saved_and_loaded(make, steps, batch=3):
     return manager, other, zero
 
 
-def test_an_environment_that_is_not_deterministic_begins_its_next_episode():
+def test_nondeterministic_environment_starts_its_next_episode():
     def make():
         honest = iter((100, 3, 100))
         return lambda: Dice(next(honest))
@@ -243,7 +243,7 @@ def test_an_environment_that_is_not_deterministic_begins_its_next_episode():
 
 
 @pytest.mark.parametrize("limit", [4, 6, 7])
-def test_an_ending_at_another_step_shows(monkeypatch, limit):
+def test_ending_at_another_step_is_detected(monkeypatch, limit):
     manager = SimpleEnvManager(lambda: Impatient(0), 1, "World")
     manager.reset(0)
     for _ in range(7):
@@ -256,7 +256,7 @@ def test_an_ending_at_another_step_shows(monkeypatch, limit):
     assert not other.last_step().terminated.any()
 
 
-def test_what_has_ended_needs_no_replay():
+def test_ended_rows_need_no_replay():
     class Short(Dice):
         def step(self, action):
             observation, reward, *_ = super().step(action)
@@ -270,7 +270,7 @@ def test_what_has_ended_needs_no_replay():
     assert other.last_step().first.all()
 
 
-def test_one_nan_is_like_another_and_keeps_its_bits(monkeypatch):
+def test_nan_observations_are_compared_as_equal(monkeypatch):
     class Missing(Dice):
         sign = 1.0
 
@@ -287,7 +287,7 @@ def test_one_nan_is_like_another_and_keeps_its_bits(monkeypatch):
     assert_same_step(manager.last_step(), other.last_step())
 
 
-def test_an_environment_that_fails_in_the_replay_is_told():
+def test_environment_that_raises_in_the_replay_is_reported():
     class Breaks(Dice):
         def step(self, action):
             raise RuntimeError("no more")
@@ -301,7 +301,7 @@ def test_an_environment_that_fails_in_the_replay_is_told():
     assert other.last_step().first.all()
 
 
-def test_too_long_an_episode_begins_the_next_one(monkeypatch):
+def test_too_long_episode_starts_the_next_one(monkeypatch):
     monkeypatch.setattr(history, "MAX_BYTES", 150 * 3 * 8)  # bytes for 150 steps of 3 rows
     _, other, _ = saved_and_loaded(lambda: lambda: Dice(1000), 151)
     assert "all environments of World: its episode is too long" in other.restored
@@ -310,7 +310,7 @@ def test_too_long_an_episode_begins_the_next_one(monkeypatch):
     assert other.restored == "exactly"
 
 
-def test_a_vector_environment_without_a_snapshot_goes_on_after_the_saved_episodes():
+def test_vector_environment_without_a_snapshot_starts_new_episodes():
     def make():
         return VectorEnvManager(SyncVectorEnv([lambda n=n: CountingEnv(n) for n in (1, 2, 5)]), "counting")
 
@@ -334,7 +334,7 @@ def test_a_vector_environment_without_a_snapshot_goes_on_after_the_saved_episode
     assert step.observation["observation"][:, 1].tolist() == [1, 1, 1]
 
 
-def test_a_pool_restarts_and_says_so():
+def test_envpool_starts_new_episodes():
     pytest.importorskip("envpool")
     make = registered(id="CartPole-v1", backend="envpool")
     manager = make(2)
@@ -350,7 +350,7 @@ def test_a_pool_restarts_and_says_so():
     other.close()
 
 
-def test_another_batch_or_another_environment_is_refused():
+def test_state_of_other_environments_raises():
     state = started("CartPole", 3, 0).state_dict()
     with pytest.raises(UserError, match=r"holds 3 environments, env\.num is 1; set it to 3"):
         KINDS["CartPole"](1).load_state_dict(state)
@@ -358,7 +358,7 @@ def test_another_batch_or_another_environment_is_refused():
         KINDS["memory"](3).load_state_dict(state)
 
 
-def test_a_reset_after_a_load_starts_anew():
+def test_reset_after_a_load():
     manager = started("CartPole", 2, 7)
     first = manager.last_step().observation["observation"].clone()
     for _ in range(30):

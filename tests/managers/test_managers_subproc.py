@@ -1,4 +1,4 @@
-"""The workers' steps against SimpleEnvManager's, and workers that fail in every way."""
+"""SubProcEnvManager compared with SimpleEnvManager, and failures of workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORLDS = "subproc_worlds"
 
 @pytest.fixture(scope="module")
 def server():
-    """A fork server for all of these tests: starting one is most of the time that a manager takes to begin."""
+    """Share one fork server between tests, since starting it takes most of the time."""
     launcher = Launcher("forkserver", worker_pool.PRELOAD)
     launcher._ensure_server()
     yield launcher
@@ -37,7 +37,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def nothing_left(server, monkeypatch):
-    """Every test leaves as many file descriptors and children as it found."""
+    """Check that a test leaves no file descriptors or child processes behind."""
 
     class Shared(Launcher):
         def __init__(self, *args):
@@ -78,7 +78,7 @@ def config(id, *options, num=5, **more):
 
 
 def draw(manager, generator):
-    """Random policy-space actions for all rows."""
+    """Return random policy-space actions for all rows."""
     actions = {}
     for name, spec in manager.action.items():
         shape = (manager.batch, *spec.shape)
@@ -91,7 +91,7 @@ def draw(manager, generator):
 
 
 def advance(manager, actions):
-    """One step of every group; all groups fly at once."""
+    """Step all groups at once."""
     for group, rows in enumerate(manager.groups):
         manager.send({name: x[rows] for name, x in actions.items()}, group)
     for group, rows in enumerate(manager.groups):
@@ -110,7 +110,7 @@ def same(a, b):
 
 
 def text(episodes):
-    """Comparable, NaN included."""
+    """Return episodes as text, so that NaN equals NaN."""
     return sorted(map(str, episodes))
 
 
@@ -128,7 +128,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.id.rpartition(':')[2]}-{1 + c.alternate}")
-def test_the_same_steps_as_in_one_process(case):
+def test_steps_equal_those_of_the_simple_manager(case):
     simple = make_manager(EnvConfig(case.id, case.num, "simple", case.options, case.max_episode_steps, case.mask,
                                     case.wrappers))  # fmt: skip
     ours = SubProcEnvManager(case, case.num)
@@ -151,7 +151,7 @@ def test_the_same_steps_as_in_one_process(case):
     simple.close()
 
 
-def test_spawned_workers_do_the_same():
+def test_spawned_workers():
     case = config(f"{WORLDS}:Walk", start="spawn", num=2)
     simple, ours = make_manager(EnvConfig(case.id, 2, "simple")), SubProcEnvManager(case, 2)
     same(ours.reset(5), simple.reset(5))
@@ -168,7 +168,7 @@ def test_workers_do_not_load_torch():
     ours.close()
 
 
-def test_infos_that_are_too_many_are_cut():
+def test_too_many_infos_are_dropped():
     ours = SubProcEnvManager(config(f"{WORLDS}:Walk", "length=1", "many=1000"), 2)
     ours.reset(0)
     for _ in range(6):
@@ -182,7 +182,7 @@ def test_infos_that_are_too_many_are_cut():
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 @pytest.mark.parametrize("groups", [[slice(0, 7)], [slice(0, 3), slice(3, 7)]])
-def test_rows_are_shared_evenly(groups, workers):
+def test_rows_are_split_evenly(groups, workers):
     parts = split_rows(groups, workers)
     assert [row for part in parts for row in range(part.start, part.start + part.count)] == list(range(7))
     assert {part.worker for part in parts} == set(range(workers))
@@ -205,7 +205,7 @@ def failing(tmp_path, how, times=1, call="step", **more):
 
 
 def fill(folder, times):
-    """Let so many failures happen."""
+    """Allow a number of failures."""
     for token in range(times):
         (folder / f"{token:03}").touch()
 
@@ -223,7 +223,7 @@ ACTION = {"action": torch.tensor([0, 1, 2, 0])}
 
 
 @pytest.mark.parametrize("how", list(SIGNS))
-def test_a_failing_worker_is_reported_and_replaced(tmp_path, how):
+def test_failed_worker_is_reported_and_replaced(tmp_path, how):
     ours, reports = failing(tmp_path, how)
     before = ours.reset(7).observation["observation"].clone()
     for _ in range(2):
@@ -258,7 +258,7 @@ def test_a_failing_worker_is_reported_and_replaced(tmp_path, how):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_failures_with_two_groups(tmp_path, workers):
-    """With one worker the other group's episodes go too: at once if it flies, else when it is sent next."""
+    """With one worker, the episodes of the other group are lost too: at once if it is in flight, else when sent."""
     ours, reports = failing(tmp_path, "kill", alternate=True, workers=workers)
     ours.reset(1)
     half = {"action": torch.zeros(2, dtype=torch.int64)}
@@ -282,7 +282,7 @@ def test_failures_with_two_groups(tmp_path, workers):
     ours.close()
 
 
-def test_both_groups_fly_when_their_worker_dies(tmp_path):
+def test_worker_dies_with_both_groups_in_flight(tmp_path):
     ours, reports = failing(tmp_path, "exit", alternate=True, workers=1)
     ours.reset(1)
     for _ in range(2):
@@ -295,7 +295,7 @@ def test_both_groups_fly_when_their_worker_dies(tmp_path):
     ours.close()
 
 
-def test_a_worker_killed_while_idle_and_one_in_reset(tmp_path):
+def test_worker_killed_while_idle_and_in_reset(tmp_path):
     ours, reports = failing(tmp_path, "raise", times=2, call="reset")
     ours.reset(3)  # two failures: other episodes begin
     assert len(reports) == 2
@@ -328,7 +328,7 @@ def test_a_traceback_is_reported_once_and_then_counted(tmp_path):
     ours.close()
 
 
-def test_max_restarts_end_the_run_with_a_sentence(tmp_path):
+def test_too_many_restarts_raise(tmp_path):
     ours, reports = failing(tmp_path, "raise", times=100, max_restarts=2)
     ours.reset(0)
     for _ in range(2):
@@ -341,7 +341,7 @@ def test_max_restarts_end_the_run_with_a_sentence(tmp_path):
     ours.close()
 
 
-def test_a_constructor_that_fails_at_the_restart_counts_too(tmp_path):
+def test_failing_constructor_counts_as_a_restart(tmp_path):
     ours, reports = failing(tmp_path, "raise", times=2, call="constructor")
     ours.reset(0)
     kill(ours, 1)
@@ -352,7 +352,7 @@ def test_a_constructor_that_fails_at_the_restart_counts_too(tmp_path):
     ours.close()
 
 
-def test_a_constructor_that_fails_at_the_start_is_a_mistake(tmp_path, monkeypatch):
+def test_failing_constructor_raises_at_the_start(tmp_path, monkeypatch):
     left = tmp_path / "left"
     left.mkdir()
     fill(left, 100)
@@ -364,7 +364,7 @@ def test_a_constructor_that_fails_at_the_start_is_a_mistake(tmp_path, monkeypatc
         assert "\n" not in str(caught.value)
 
 
-def test_mistakes_that_show_before_any_worker_starts():
+def test_errors_before_workers_start():
     with pytest.raises(UserError, match=r"env.alternate needs 2 environments"):
         SubProcEnvManager(config("CartPole-v1", alternate=True), 1)
     with pytest.raises(UserError, match="interactive session"):
@@ -381,7 +381,7 @@ def test_mistakes_that_show_before_any_worker_starts():
         (f"{TOY}:MixedActionEnv", 2, True, "simple"),
     ],
 )
-def test_a_state_brings_everything_back(id, workers, alternate, back):
+def test_state_dict_restores_environments(id, workers, alternate, back):
     case = config(id, workers=workers, alternate=alternate)
     ours = SubProcEnvManager(case, 5)
     generator = torch.Generator().manual_seed(0)
@@ -401,7 +401,7 @@ def test_a_state_brings_everything_back(id, workers, alternate, back):
     ours.close()
 
 
-def test_rows_that_cannot_come_back_begin_the_next_episode():
+def test_rows_that_cannot_be_restored_start_the_next_episode():
     case = config(f"{WORLDS}:Unsure", num=3)
     ours = SubProcEnvManager(case, 3)
     ours.reset(2)
@@ -416,7 +416,7 @@ def test_rows_that_cannot_come_back_begin_the_next_episode():
     ours.close()
 
 
-def test_a_worker_that_dies_in_a_save_or_in_a_load():
+def test_worker_dies_while_saving_or_loading():
     ours = SubProcEnvManager(config("CartPole-v1", num=4), 4)
     reports = []
     ours.on_warning = reports.append
@@ -438,7 +438,7 @@ def test_a_worker_that_dies_in_a_save_or_in_a_load():
 
 
 def goes_on_as(state, simple, case, actions):
-    """A state, loaded, is at the step of a manager that nothing happened to, and goes on as it does."""
+    """Check that a loaded state continues like a manager without failures."""
     other = SubProcEnvManager(case, case.num)
     other.load_state_dict(state)
     assert other.restored == "exactly"
@@ -451,8 +451,8 @@ KEPT = f"{WORLDS}:Kept"
 SWING = {"action": torch.tensor([0, 1, 2, 3])}
 
 
-def test_a_second_save_after_a_loss_holds_the_lost_episodes_too():
-    """The worker that took over has environments that have not begun yet: none of them is what was saved."""
+def test_second_save_after_a_failure_contains_the_lost_episodes():
+    """The environments of the new worker have not been reset yet and must not be saved."""
     case = config(KEPT, num=4)
     ours, simple = SubProcEnvManager(case, 4), make_manager(EnvConfig(KEPT, 4, "simple"))
     ours.on_warning = [].append
@@ -474,7 +474,7 @@ def test_a_second_save_after_a_loss_holds_the_lost_episodes_too():
     ours.close()
 
 
-def test_a_save_while_an_idle_group_has_lost_its_worker():
+def test_save_after_an_idle_group_lost_its_worker():
     case = config(KEPT, num=4, workers=1, alternate=True)
     ours, simple = SubProcEnvManager(case, 4), make_manager(EnvConfig(KEPT, 4, "simple"))
     ours.on_warning = [].append
@@ -505,7 +505,7 @@ def test_a_save_while_an_idle_group_has_lost_its_worker():
 
 
 @pytest.mark.parametrize("alternate", [False, True])
-def test_one_failure_too_many_in_a_save_leaves_a_state_to_save(alternate):
+def test_state_can_be_saved_after_too_many_failures(alternate):
     case = config(KEPT, num=4, max_restarts=0, alternate=alternate, workers=1 if alternate else 2)
     ours, simple = SubProcEnvManager(case, 4), make_manager(EnvConfig(KEPT, 4, "simple"))
     ours.on_warning = [].append
@@ -524,7 +524,7 @@ def test_one_failure_too_many_in_a_save_leaves_a_state_to_save(alternate):
     ours.close()
 
 
-def test_an_interrupt_in_a_save_leaves_no_order_out(monkeypatch):
+def test_interrupted_save_leaves_no_pending_orders(monkeypatch):
     case = config(KEPT, num=4)
     ours, simple = SubProcEnvManager(case, 4), make_manager(EnvConfig(KEPT, 4, "simple"))
     for manager in (ours, simple):
@@ -543,24 +543,24 @@ def test_an_interrupt_in_a_save_leaves_no_order_out(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             ours.state_dict()
     assert ours._pool.is_pending(ours._pool.parts[0])
-    waited, letters = ours._pool.wait_all, []
+    waited, awaited = ours._pool.wait_all, []
 
     def wait_all(parts, *args):
-        letters.append([part.number for part in parts])
+        awaited.append([part.number for part in parts])
         os.kill(pid, signal.SIGCONT)
         return waited(parts, *args)
 
     with monkeypatch.context() as patch:
         patch.setattr(ours._pool, "wait_all", wait_all)
         state = ours.state_dict()
-    assert [0 in numbers for numbers in letters] == [True, True]  # first for the old order, then for the new one
+    assert [0 in numbers for numbers in awaited] == [True, True]  # first for the old order, then for the new one
     assert ours.restarts == 0
     goes_on_as(state, simple, case, SWING)
     ours.close()
 
 
-def test_busy_workers_are_ended_together(monkeypatch):
-    """One wait for all of them, one SIGTERM to all of them: what is left to do does not grow with their number."""
+def test_busy_workers_are_stopped_together(monkeypatch):
+    """The time does not grow with the number of workers."""
     ours = SubProcEnvManager(config("CartPole-v1", workers=4), 4)
     ours.reset(0)
     sent = []
@@ -577,7 +577,7 @@ def kill(manager, worker):
     assert process.wait(60)
 
 
-def test_a_state_is_not_taken_in_flight():
+def test_state_dict_raises_while_a_group_is_in_flight():
     ours = SubProcEnvManager(config("CartPole-v1"), 2)
     ours.reset(0)
     ours.send({"action": torch.zeros(2, dtype=torch.int64)})
@@ -588,7 +588,7 @@ def test_a_state_is_not_taken_in_flight():
     ours.close()
 
 
-def test_many_kills_leak_nothing(tmp_path):
+def test_killed_workers_leak_nothing(tmp_path):
     ours, reports = failing(tmp_path, "exit", times=30, max_restarts=100)
     ours.reset(0)
     advance(ours, ACTION)
@@ -602,7 +602,7 @@ def test_many_kills_leak_nothing(tmp_path):
     assert children(alive[0]) == []
 
 
-def test_a_manager_of_its_own_leaves_no_server(monkeypatch):
+def test_fork_server_ends_with_its_manager(monkeypatch):
     monkeypatch.setattr(worker_pool, "Launcher", Launcher)
     before = open_fds(), children()
     ours = SubProcEnvManager(config("CartPole-v1"), 2)
@@ -644,8 +644,8 @@ def test_workers_die_with_a_killed_parent():
     assert not any(running(pid) for pid in below)
 
 
-def test_the_deadline_is_that_of_one_environment_not_of_all_in_a_worker():
-    """30 rows of 0.1 s each in one worker: resets, steps and replayed steps take longer than 2 s in all."""
+def test_timeout_applies_to_each_environment():
+    """30 rows of 0.1 s each in one worker take longer than the timeout of 2 s in all."""
     case = config(f"{WORLDS}:Slow", num=30, workers=1, timeout=2.0, max_restarts=0)
     ours = SubProcEnvManager(case, 30)
     ours.reset(0)
@@ -674,7 +674,7 @@ if __name__ == "__main__":
 """
 
 
-def test_time_in_which_all_processes_were_stopped_is_no_hang():
+def test_time_while_suspended_does_not_count():
     code = FROZEN.format(here=str(Path(__file__).parent))
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout.readline() == "ready\n"
@@ -690,7 +690,7 @@ def test_time_in_which_all_processes_were_stopped_is_no_hang():
     assert parent.returncode == 0
 
 
-def test_a_poll_counts_as_waiting_only_if_it_ended_when_asked():
+def test_poll_does_not_count_if_the_process_was_suspended():
     assert worker_pool._waited(0.3, 0.5) == 0.3
     assert worker_pool._waited(0.6, 0.5) == 0.5
     assert worker_pool._waited(60.0, 0.5) == 0.0
@@ -706,7 +706,7 @@ def running(pid):
 @pytest.mark.parametrize(
     ("visible", "count", "seen"), [("4,7", 2, [4, 7, 4]), (None, 3, [0, 1, 2]), ("5", 1, [-1] * 3), (None, 0, [-1] * 3)]
 )
-def test_workers_take_turns_with_gpus(monkeypatch, visible, count, seen):
+def test_workers_get_gpus_in_turn(monkeypatch, visible, count, seen):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)  # no machine of ours has them
     with monkeypatch.context() as patch:
         if visible is not None:
@@ -723,7 +723,7 @@ def test_workers_take_turns_with_gpus(monkeypatch, visible, count, seen):
     assert shown == seen  # with one GPU or none, nothing is said to workers
 
 
-def test_what_workers_cast_is_warned_of_once():
+def test_casts_in_workers_are_reported_once():
     manager = make_manager(EnvConfig(id=f"{WORLDS}:Wide", num=4, backend="subproc", workers=2))
     said = []
     manager.on_warning = said.append

@@ -1,4 +1,4 @@
-"""Environments of tensors: same-step resets, episodes summed on the device, actions rescaled as numpy's are."""
+"""TensorEnvManager: same-step resets, episode statistics on the device, rescaled actions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def act(rows: int, value: int = 1) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("truncates", [False, True], ids=["terminated", "truncated"])
-def test_a_row_is_reset_in_the_step_in_which_it_ends(truncates: bool) -> None:
+def test_rows_are_reset_in_the_step_of_their_ending(truncates: bool) -> None:
     manager = make(length=2, truncates=truncates)
     step = manager.reset(0)
     assert step.first.all()
@@ -52,7 +52,7 @@ def test_a_row_is_reset_in_the_step_in_which_it_ends(truncates: bool) -> None:
     assert manager.episodes() == []
 
 
-def test_episodes_of_many_steps_are_read_at_once() -> None:
+def test_episodes_of_several_steps() -> None:
     manager = make(2, length=3)
     manager.reset(0)
     for _ in range(7):
@@ -60,7 +60,7 @@ def test_episodes_of_many_steps_are_read_at_once() -> None:
     assert [(e.row, e.length) for e in manager.episodes()] == [(0, 3), (1, 3), (0, 3), (1, 3)]
 
 
-def test_a_missing_final_observation_is_told_once() -> None:
+def test_missing_final_observations_are_reported_once() -> None:
     manager, told = make(gives_final=False), []
     manager.on_warning = told.append
     manager.reset(0)
@@ -69,7 +69,7 @@ def test_a_missing_final_observation_is_told_once() -> None:
     assert "gives no final observations" in told[0]
 
 
-def test_what_follows_a_saved_state_is_the_same() -> None:
+def test_loaded_state_continues_exactly() -> None:
     one, two = make(length=3), make(length=3)
     one.reset(5)
     for _ in range(4):
@@ -82,7 +82,7 @@ def test_what_follows_a_saved_state_is_the_same() -> None:
     assert one.episodes() == two.episodes()
 
 
-def test_one_without_a_state_begins_new_episodes_and_says_so() -> None:
+def test_environment_without_state_dict_starts_new_episodes() -> None:
     class Forgetful:
         def __init__(self) -> None:
             cue = TensorCue(3)
@@ -109,7 +109,7 @@ def test_actions_are_rescaled_as_in_numpy(how: str) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_settings_make_one() -> None:
+def test_make_manager() -> None:
     manager = make_manager(EnvConfig(id=CUE, num=5, backend="tensor", options=("length=7",)))
     assert isinstance(manager, TensorEnvManager)
     assert manager.batch == 5
