@@ -71,11 +71,11 @@ def open_run(
             evaluation = replace(settings.evaluation, stop_at=stop_at)
             settings, origins["evaluation.stop_at"] = replace(settings, evaluation=evaluation), "flag of resume"
         settings.validate()
-        warnings, own = list[str](), trusted.own or bool(given)
+        warnings, own = list[str](), trusted.has_user_code or bool(given)
         resolved = Resolved(settings, origins)
         if run.latest_checkpoint() is None:
             _refuse_removed(run, settings)
-            yield SavedRun(run, resolved, None, warnings, trusted.signs, own)
+            yield SavedRun(run, resolved, None, warnings, trusted.may_sign, own)
             return
         with opened_newest(run, warnings.append) as checkpoint:
             if checkpoint.version != ludus.__version__:
@@ -84,7 +84,7 @@ def open_run(
                     "numbers may differ from those of a run that was never stopped."
                 )
             complete = _why_complete(run, settings, checkpoint.outline)
-            yield SavedRun(run, resolved, checkpoint, warnings, trusted.signs, own, complete)
+            yield SavedRun(run, resolved, checkpoint, warnings, trusted.may_sign, own, complete)
 
 
 def _refuse_removed(run: RunDirectory, settings: Settings[Any]) -> None:

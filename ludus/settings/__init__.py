@@ -1,1 +1,1 @@
-"""Typed settings: their defaults, presets and files, and where each value came from."""
+"""Typed settings: defaults, presets, files and flags, and the origin of each value."""

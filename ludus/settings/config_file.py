@@ -1,7 +1,6 @@
-"""``config.toml``: every setting of a run by its dotted name, each with where its value came from.
+"""Read and write ``config.toml``: all settings of a run, each with the origin of its value as a comment.
 
-TOML has no null: None is written as the string ``"None"``, as on the command line, and read back as None. Arrays are
-read as tuples.
+TOML has no null, so None is written as the string ``"None"``, as on the command line. Arrays are read as tuples.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from ludus.core.files import open_regular_file, os_error_reason, write_atomic
 from ludus.settings.signature import NoKeyError, sign, signature_problem
 
 Settings = dict[str, Any]  # "agent.learning_rate" → str, int, float, bool, None, or a tuple of these
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _NONE = "None"
-_LIMIT = 1 << 18  # bytes
+_MAX_BYTES = 1 << 18
 _COMMENT = "  # "
 
 
-def write_config(path: Path, settings: Mapping[str, Any], origins: Mapping[str, str], signs: bool = False) -> str:
-    """Write ``settings``, each with its origin (``default`` where none is given) as a comment.
+def write_config(path: Path, settings: Mapping[str, Any], origins: Mapping[str, str], signed: bool = False) -> str:
+    """Write settings, each with its origin (``default`` if none is given) as a comment.
 
-    ``signs``: put a signature at the end, by which this user's runs are trusted; return why where that cannot be done.
+    If ``signed``, append a signature, so that this user's commands trust the file; return why that failed, or "".
     """
     data, reason = render(settings, origins).encode(), ""
-    if signs:
+    if signed:
         try:
             data = sign(data)
         except NoKeyError as error:
@@ -40,7 +39,7 @@ def write_config(path: Path, settings: Mapping[str, Any], origins: Mapping[str, 
 
 
 def render(settings: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    """The text of a ``config.toml``: values without a table first, then the tables in order."""
+    """Return the text of a ``config.toml``: top-level values first, then the tables in order."""
     _check_names(settings)
     tables: dict[str, list[str]] = {"": []}
     for name, value in settings.items():
@@ -55,16 +54,16 @@ def render(settings: Mapping[str, Any], origins: Mapping[str, str]) -> str:
 
 
 def read_config(path: Path) -> Settings:
-    """Read the settings of a run into dotted names."""
+    """Read the settings of a run by their dotted names."""
     return _settings(_read(path), path)
 
 
-def read_signed_config(path: Path, follows: bool = False) -> tuple[Settings, str]:
-    """As ``read_config``, and why the file is not known to be written by this user; nothing where it is.
+def read_signed_config(path: Path, follow_links: bool = False) -> tuple[Settings, str]:
+    """Read the settings, and why the file is not trusted to be written by this user ("" if it is).
 
-    ``follows``: the path is one that the user typed, where links are the user's too.
+    ``follow_links`` is for paths that the user typed.
     """
-    data = _read(path, follows)
+    data = _read(path, follow_links)
     return _settings(data, path), signature_problem(data)
 
 
@@ -80,7 +79,7 @@ def flatten(nested: Mapping[str, Any]) -> Settings:
 
 
 def read_origins(path: Path) -> dict[str, str]:
-    """The origins that ``write_config`` wrote; a setting without a comment has none."""
+    """Read the origins that ``write_config`` wrote; a setting without a comment has none."""
     header = ""
     origins: dict[str, str] = {}
     for line in _read(path).decode().split("\n"):
@@ -90,22 +89,22 @@ def read_origins(path: Path) -> dict[str, str]:
         if comment:
             try:
                 parsed = tomllib.loads(f"{header}\n{setting}")
-            except (ValueError, RecursionError):  # a comment inside of a string, or over several lines
+            except (ValueError, RecursionError):  # the comment is inside a string, or the value has several lines
                 continue
             origins |= dict.fromkeys(flatten(parsed), origin)
     return origins
 
 
-def _read(path: Path, follows: bool = False) -> bytes:
+def _read(path: Path, follow_links: bool = False) -> bytes:
     try:
-        with open(path, "rb", buffering=0) if follows else open_regular_file(path) as file:
-            data = file.read(_LIMIT + 1)
+        with open(path, "rb", buffering=0) if follow_links else open_regular_file(path) as file:
+            data = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise UserError(
             f'The settings file "{path}" cannot be read ({os_error_reason(error)}): check its name.'
         ) from error
-    if len(data) > _LIMIT:
-        raise UserError(f'The settings file "{path}" is larger than any such file: give another.')
+    if len(data) > _MAX_BYTES:
+        raise UserError(f'The settings file "{path}" is too large to be one: give another.')
     return data
 
 
@@ -113,13 +112,13 @@ def _settings(data: bytes, path: Path) -> Settings:
     try:
         flat = flatten(tomllib.loads(data.decode()))
     except (ValueError, RecursionError) as error:
-        raise UserError(f'The settings file "{path}" is not valid TOML: {error}; fix it there.') from error
-    return {name: _plain(value, name, path) for name, value in flat.items()}
+        raise UserError(f'The settings file "{path}" is not valid TOML: {error}.') from error
+    return {name: _check_value(value, name, path) for name, value in flat.items()}
 
 
-def _plain(value: Any, name: str, path: Path) -> Any:
+def _check_value(value: Any, name: str, path: Path) -> Any:
     if isinstance(value, list):
-        return tuple(_plain(item, name, path) for item in value)
+        return tuple(_check_value(item, name, path) for item in value)
     if not isinstance(value, str | int | float | bool):
         raise UserError(
             f'The setting {name} in "{path}" is a {type(value).__name__}: give a string, number, boolean or an array.'
@@ -138,7 +137,7 @@ def _check_names(settings: Mapping[str, Any]) -> None:
 
 
 def _key(part: str) -> str:
-    return part if _BARE.fullmatch(part) else _string(part)
+    return part if _BARE_KEY.fullmatch(part) else _string(part)
 
 
 def _value(name: str, value: Any) -> str:
@@ -151,7 +150,7 @@ def _value(name: str, value: Any) -> str:
     if isinstance(value, int):
         return repr(int(value))
     if isinstance(value, float):
-        return repr(float(value))  # TOML writes inf, nan and 1e-05 as Python does
+        return repr(float(value))  # inf, nan and 1e-05 are written as in Python
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(name, item) for item in value) + "]"
     raise TypeError(f"{name}: a setting cannot be a {type(value).__name__}")

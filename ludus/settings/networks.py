@@ -1,4 +1,4 @@
-"""The networks that an agent asks for, each with its own settings and with the observations that it sees."""
+"""Find out which networks an agent needs, with the settings and the observations of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ludus.settings.settings import Settings
 
 
 class PlannedNetwork(NamedTuple):
-    """A network before it is built."""
+    """Settings and spec of a network that is not built yet."""
 
     config: NetworkConfig
     spec: NetworkSpec
@@ -27,11 +27,11 @@ class PlannedNetwork(NamedTuple):
 def plan_networks(
     settings: Settings[Any], observation: Specs, action: Specs, shared: bool
 ) -> dict[str, PlannedNetwork]:
-    """Return the networks that the agent asks for, by name; none for a class that is no agent."""
+    """Return the networks that the agent requires, by name; none for a class that is not an agent."""
     kind = resolve(settings.agent_name, AGENTS, "agent")
     if not (isinstance(kind, type) and issubclass(kind, Agent)) or isabstract(kind):
         return {}
-    with torch.random.fork_rng(devices=[]):  # what an agent makes to find out may draw first weights
+    with torch.random.fork_rng(devices=[]):  # requirements() may initialize modules
         specs = kind.requirements(observation, action, settings.agent, shared)
     if unknown := [name for name in settings.per_network if name not in specs]:
         together = " (network.shared is yes)" if shared else ""
@@ -39,20 +39,22 @@ def plan_networks(
             f"network.{unknown[0]} is set, but the networks of {settings.agent_name} are {', '.join(specs)}{together}."
             f"{did_you_mean(unknown[0], specs)}"
         )
-    seen = list(network_inputs(observation))
-    return {name: _plan(name, settings.network_for(name), NetworkSpec(*spec), seen) for name, spec in specs.items()}
+    observations = list(network_inputs(observation))
+    return {
+        name: _plan(name, settings.network_for(name), NetworkSpec(*spec), observations) for name, spec in specs.items()
+    }
 
 
 def _plan(name: str, config: NetworkConfig, spec: NetworkSpec, observations: list[str]) -> PlannedNetwork:
-    """Leave only those inputs that the network sees; what is no observation, as a critic's action, stays."""
+    """Drop the observations that the network does not see; other inputs, such as a critic's action, stay."""
     for pattern in config.sees:
         if not any(NetworkConfig(sees=(pattern,)).visible(observations)):
             raise UserError(
-                f'network.{name}.sees has "{pattern}", which is none of the observations {", ".join(observations)}.'
+                f'network.{name}.sees has "{pattern}", but the observations are {", ".join(observations)}.'
                 f"{did_you_mean(pattern, observations)}"
             )
     if not config.sees:
-        raise UserError(f"network.{name}.sees is empty, so the network would see nothing; name some observations.")
+        raise UserError(f"network.{name}.sees is empty, so the network would have no input; name some observations.")
     visible = config.visible(observations)
     inputs = {key: shape for key, shape in spec.inputs.items() if key in visible or key not in observations}
     return PlannedNetwork(config, spec._replace(inputs=inputs))

@@ -1,4 +1,4 @@
-"""Convert a word, a TOML value or a Python value to the type that a setting's annotation names."""
+"""Convert a word of the command line, a TOML value or a Python value to the type of a setting."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 from ludus.core.errors import UserError, did_you_mean
 
 BOOLEANS = {"true": True, "false": False}
-LARGEST = 2**63  # whole numbers are below this: torch and numpy count in 64 bits
-FAILURES = (TypeError, ValueError, KeyError, OverflowError)  # what conversions raise
+INTEGER_LIMIT = 2**63  # torch and numpy have 64-bit integers
+FAILURES = (TypeError, ValueError, KeyError, OverflowError)  # exceptions of failed conversions
 
 
 def parse_value(key: str, value: Any, annotation: Any, origin: str) -> Any:
-    """Convert ``value`` to ``annotation``, or raise a UserError that says what is allowed."""
+    """Convert a value to a type; a UserError names the allowed values."""
     try:
         return _convert(value, annotation)
     except FAILURES:
@@ -25,12 +25,12 @@ def parse_value(key: str, value: Any, annotation: Any, origin: str) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """Format a value as it is typed on the command line."""
+    """Format a value as on the command line."""
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def describe_type(annotation: Any) -> str:
-    """Say in words what values ``annotation`` allows."""
+    """Describe the allowed values of a type in words."""
     if choices := _choices(annotation):
         return "one of " + ", ".join(map(str, choices))
     if members := union_members(annotation):
@@ -42,7 +42,7 @@ def describe_type(annotation: Any) -> str:
 
 
 def union_members(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union; nothing for any other annotation."""
+    """Return the members of a union; empty for any other type."""
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ()
 
 
@@ -79,18 +79,18 @@ def _convert_union(value: Any, members: tuple[Any, ...]) -> Any:
 
 
 def _number(value: Any, kind: type[int] | type[float]) -> int | float:
-    """A whole number may be written 1e6 or 1_000_000; nothing is rounded, and true is no number."""
+    """Parse a number; integers may be written as 1e6 or 1_000_000 and are never rounded; booleans are refused."""
     if isinstance(value, bool):
         raise ValueError(value)
     if kind is int and isinstance(value, str) and "e" not in value.lower():
-        return _small(int(value))
+        return _check_integer(int(value))
     number = float(value)
     if math.isnan(number) or (kind is int and number != int(number)):
         raise ValueError(value)
-    return number if kind is float else _small(int(number if isinstance(value, str) else value))
+    return number if kind is float else _check_integer(int(number if isinstance(value, str) else value))
 
 
-def _small(number: int) -> int:
-    if abs(number) >= LARGEST:
+def _check_integer(number: int) -> int:
+    if abs(number) >= INTEGER_LIMIT:
         raise ValueError(number)
     return number

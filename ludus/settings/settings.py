@@ -1,4 +1,4 @@
-"""The settings of a run: defaults, preset, file and flags, merged in this order; each value keeps its origin."""
+"""The settings of a run, merged from defaults, preset, file and flags, with the origin of each value."""
 
 from __future__ import annotations
 
@@ -26,60 +26,61 @@ Flat = dict[str, Any]  # dotted key → value, as in {"agent.learning_rate": 0.0
 
 DEFAULT_AGENT = "ppo"
 NO_PRESET = "none"
-ALIASES = {"agent": "agent.name", "network": "network.name", "stop_at": "evaluation.stop_at"}  # also by these names
+ALIASES = {"agent": "agent.name", "network": "network.name", "stop_at": "evaluation.stop_at"}  # short names of settings
 PIECES = tuple(f"network.{name}" for name in ("net1d", "net2d", "net3d", "net4d", "body", "head"))
-TABLES = {"agent.name": AGENTS, "network.name": NETWORKS, **dict.fromkeys(PIECES, SUBMODULES)}  # names of classes
+# known names of the settings that name a class
+TABLES = {"agent.name": AGENTS, "network.name": NETWORKS, **dict.fromkeys(PIECES, SUBMODULES)}
 MINIMUM = {"nb_step": 1, "seed": 0, "threads": 0, "log_every": 0, "checkpoint_every": 0, "keep": 1}
-LONGEST_NAME = 80  # characters of a run's name or tag
-MAXIMUM = {"seed": 2**63 - 1, "threads": 1024}  # what torch takes; far more threads end the process
-ADAPTED = "default for this run"
+MAX_NAME_LENGTH = 80  # characters of a run's name or tag
+MAXIMUM = {"seed": 2**63 - 1, "threads": 1024}  # seeds: limit of torch; threads: far more end the process
+ADAPTED = "default for this run"  # origin of defaults that the agent adapted to the length of the run
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """When and how the policy is evaluated, on separate environments."""
+    """When and how the policy is evaluated, in separate environments."""
 
-    every: int = 25_000  # steps from one evaluation to the next; 0: only at the end
-    episodes: int = 20  # episodes per evaluation; more give a narrower confidence interval and take longer
-    environments: int = 0  # environments to evaluate in; 0: env.num
-    stop_at: float | None = None  # end the run when the mean return of an evaluation reaches this
-    greedy: bool = True  # take the most likely action; no: sample, as in training
+    every: int = 25_000  # env steps between evaluations; 0: only at the end. Lower gives a finer curve, but costs time
+    episodes: int = 20  # episodes per evaluation; more narrow the confidence interval but take longer
+    environments: int = 0  # parallel environments for evaluation; 0: env.num
+    stop_at: float | None = None  # stop the run once the mean return of an evaluation reaches this
+    greedy: bool = True  # take the most likely action; off: sample actions, as in training
 
     def validate(self) -> None:
-        """Refuse what cannot be evaluated."""
+        """Refuse invalid settings."""
         check_minimum("evaluation.every", self.every, 0)
         check_minimum("evaluation.episodes", self.episodes, 1)
         check_minimum("evaluation.environments", self.environments, 0)
         if self.stop_at is not None and not self.every:
             raise UserError(
-                f"evaluation.stop_at is {self.stop_at:g}, but evaluation.every is 0, so nothing would ever reach it; "
-                "set evaluation.every to some steps, such as 5000."
+                f"evaluation.stop_at is {self.stop_at:g}, but evaluation.every is 0, so there are no evaluations; set "
+                "evaluation.every to a number of steps, such as 5000."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Generic[A]):
-    """All settings of a run; ``A`` is the agent's own Config."""
+    """All settings of a run; ``A`` is the Config of the agent."""
 
-    # What learns: ppo, dqn, sac or another that `ludus list agents` shows, or your own as package.module:Class.
+    # algorithm: ppo, dqn, sac or another of `ludus list agents`, or your own class as package.module:Class
     agent_name: Annotated[str, "NAME"] = DEFAULT_AGENT
-    # environment steps to train for, summed over all environments; schedules end here
+    # environment steps to train for, summed over all environments; schedules end at this step
     nb_step: int = 100_000
-    seed: int = 0  # the same seed, settings and machine give the same run
-    device: str = "auto"  # cpu, cuda, cuda:1, …; auto: the freest GPU if there is one
-    # threads of torch and numpy; 0: OMP_NUM_THREADS if it is set, else all cores for CNNs on the CPU and one for MLPs
+    seed: int = 0  # random seed; the same seed, settings and machine give the same run
+    device: str = "auto"  # cpu, cuda, cuda:1, …; auto: the GPU with the most free memory if there is one
+    # CPU threads of torch and numpy; 0: OMP_NUM_THREADS if set, else all cores for CNNs on the CPU and one for MLPs
     threads: int = 0
-    # compile the update with torch's compiler; auto: where the run is long enough to repay it
+    # compile the update with torch.compile; auto: if the run is long enough for compiling to pay off
     compile: Literal["auto", "on", "off"] = "auto"
-    engine: Literal["auto", "torch"] = "auto"  # what computes actions; auto: numpy for plain MLPs on the CPU
-    name: str = ""  # name of the run, which becomes the end of its folder's; for you and `ludus list runs`
-    tags: tuple[str, ...] = ()  # words to find the run by in `ludus list runs`; --tag WORD adds one, and again one more
-    runs: Annotated[str, "FOLDER"] = "runs"  # folder under which the run's own folder is made
-    init_from: Annotated[str, "RUN"] = ""  # run whose weights to start from (fine-tuning)
-    log_every: int = 2_000  # steps from one line of metrics to the next; 0: none
-    checkpoint_every: int = 50_000  # steps from one checkpoint to the next; 0: only at the end
-    keep: int = 3  # newest checkpoints to keep, beside the best
-    quiet: bool = False  # no live console; the log file is written all the same
+    engine: Literal["auto", "torch"] = "auto"  # what computes actions; auto: numpy for MLPs on the CPU, else torch
+    name: str = ""  # name of the run, appended to the name of its folder and shown by `ludus list runs`
+    tags: tuple[str, ...] = ()  # tags of the run, shown by `ludus list runs`; --tag WORD adds one and may be repeated
+    runs: Annotated[str, "FOLDER"] = "runs"  # folder in which the folder of the run is created
+    init_from: Annotated[str, "RUN"] = ""  # run to take initial weights from (fine-tuning)
+    log_every: int = 2_000  # env steps between lines of metrics; 0: none
+    checkpoint_every: int = 50_000  # env steps between checkpoints; 0: only at the end
+    keep: int = 3  # number of newest checkpoints to keep, besides the best
+    quiet: bool = False  # no live console; log.txt is written in any case
     env: EnvConfig
     agent: A
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -88,18 +89,20 @@ class Settings(Generic[A]):
     per_network: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def network_for(self, name: str) -> NetworkConfig:
-        """The settings of one of the agent's networks: those of all, and its own over them."""
+        """Return the settings of one network: ``network`` with its own settings over it."""
         return replace(self.network, **self.per_network.get(name, {}))
 
     def validate(self) -> None:
-        """Refuse values out of range, here and in every part."""
+        """Refuse values out of range, here and in every group."""
         for name, smallest in MINIMUM.items():
             check_minimum(name, getattr(self, name), smallest)
         for name, largest in MAXIMUM.items():
             check_maximum(name, getattr(self, name), largest)
         for key, text in (("name", self.name), *(("tags", tag) for tag in self.tags)):
-            if not text.isprintable() or len(text) > LONGEST_NAME or (key == "tags" and not text.strip()):
-                raise UserError(f"{key} has {text!r}, but must be text of at most {LONGEST_NAME} printable characters.")
+            if not text.isprintable() or len(text) > MAX_NAME_LENGTH or (key == "tags" and not text.strip()):
+                raise UserError(
+                    f"{key} has {text!r}, but must be text of at most {MAX_NAME_LENGTH} printable characters."
+                )
         validate_environment(self.env)
         self.agent.validate()
         self.evaluation.validate()
@@ -109,9 +112,9 @@ class Settings(Generic[A]):
 
 
 class Resolved(NamedTuple):
-    """Settings, and where each came from: ``default``, ``preset <name>``, ``file <path>``, ``flag``, ``argument``.
+    """Settings with the origin of each: ``default``, ``preset <name>``, ``file <path>``, ``flag`` or ``argument``.
 
-    A default that the agent has replaced, since another suits the length of the run better, is from ``ADAPTED``.
+    The origin of a default that the agent adapted to the length of the run is ``ADAPTED``.
     """
 
     settings: Settings[Any]
@@ -139,10 +142,11 @@ def resolve_settings(
     origin: str = "flag",
     trust: bool = False,
 ) -> Resolved:
-    """Merge defaults, preset, file and overrides (``origin``: flags or Python arguments), later ones first.
+    """Merge defaults, preset, file and overrides, where the later ones win.
 
-    A preset that fits the environment and the agent is taken by itself; ``preset="none"`` turns that off. ``trust``:
-    what the file names may be imported, whoever wrote it. Classes are taken for their names.
+    If ``preset`` is not given, the one for the environment and the agent is used if there is one; ``"none"`` turns
+    that off. ``origin`` is that of the overrides, which may hold classes. With ``trust``, code that the file names is
+    imported, whoever wrote the file.
     """
     chosen = flatten(overrides or {})
     chosen |= {key: name for key, name in (("env.id", environment), ("agent.name", agent)) if name is not None}
@@ -162,28 +166,24 @@ def resolve_settings(
 
 
 def _adapt_defaults(resolved: Resolved) -> Resolved:
-    """Replace defaults by what the agent prefers for a run of this length; settings that were given stay."""
+    """Replace defaults by those that the agent recommends for a run of this length."""
     settings, origins = resolved
     kind = resolve(settings.agent_name, AGENTS, "agent")
-    length = settings.nb_step, settings.env.num, _may_be_recurrent(settings)
-    chosen = {
+    networks = (settings.network, *map(settings.network_for, settings.per_network))
+    length = settings.nb_step, settings.env.num, any(network.may_be_recurrent for network in networks)
+    adapted = {
         name: value
         for name, value in kind.adapt_defaults(settings.agent, *length).items()
         if origins.get(f"agent.{name}") == "default" and value != vars(settings.agent)[name]
     }
     return Resolved(
-        replace(settings, agent=replace(settings.agent, **chosen)),
-        origins | {f"agent.{name}": ADAPTED for name in chosen},
+        replace(settings, agent=replace(settings.agent, **adapted)),
+        origins | {f"agent.{name}": ADAPTED for name in adapted},
     )
 
 
-def _may_be_recurrent(settings: Settings[Any]) -> bool:
-    configs = (settings.network, *map(settings.network_for, settings.per_network))
-    return any(config.may_be_recurrent for config in configs)
-
-
 def to_import_path(key: str, value: Any) -> Any:
-    """Replace a class or function that was given for a setting by its import path."""
+    """Replace a class or function by its import path."""
     if key == "env.wrappers":
         items = value if isinstance(value, list | tuple) else (value,)
         return tuple(name_for(item, {}) if callable(item) else item for item in items)
@@ -191,20 +191,20 @@ def to_import_path(key: str, value: Any) -> Any:
         return name_for(value, TABLES.get(key, {}))
     if key in TABLES and not isinstance(value, str):
         raise UserError(
-            f"{key} is an object of the class {type(value).__name__}; give a class, a name of `ludus list`, or "
+            f"{key} is an object of class {type(value).__name__}; give a class, a name of `ludus list`, or "
             "package.module:Class."
         )
     return value
 
 
 def class_overrides(agent: Any = None, network: Any = None, wrappers: Any = None) -> Flat:
-    """The settings that a caller overrides, with classes replaced by their import paths."""
+    """Return the settings that a Python caller overrides, with classes replaced by their import paths."""
     given = {"agent.name": agent, "network.name": network, "env.wrappers": wrappers}
     return {key: to_import_path(key, value) for key, value in given.items() if value is not None}
 
 
 def to_flat(settings: Settings[Any]) -> Flat:
-    """Every setting by its dotted key, as ``config.toml`` holds it; ``from_flat`` gives the same settings back."""
+    """Return every setting by its dotted key, as in ``config.toml``; the inverse of ``from_flat``."""
     nested = _fields(settings)
     nested = {key: _fields(value) if is_dataclass(value) else value for key, value in nested.items()}
     nested["agent"] = {"name": nested.pop("agent_name"), **nested["agent"]}
@@ -213,19 +213,19 @@ def to_flat(settings: Settings[Any]) -> Flat:
 
 
 def from_flat(flat: Mapping[str, Any]) -> Settings[Any]:
-    """Build the settings that ``to_flat`` took apart; settings that ``flat`` lacks have their defaults."""
+    """Build settings from dotted keys; missing ones get their defaults."""
     return _build([("file config.toml", flatten(flat))]).settings
 
 
 def chosen_agent(agent: str | None, preset: str | None, file: str | Path | None, trust: bool = False) -> str:
-    """The agent that ``resolve_settings`` will choose."""
+    """Return the name of the agent that ``resolve_settings`` will use."""
     named = load_preset(preset) if preset not in (None, NO_PRESET) else {}
     read = read_file_settings(Path(file), trust) if file is not None else {}
     return agent or (named | read).get("agent.name", DEFAULT_AGENT)
 
 
 def setting_types(agent: str) -> dict[str, Any]:
-    """The annotation of every setting by its dotted key, for the agent of this name."""
+    """Return the type of every setting by its dotted key, for a run with this agent."""
     hints = get_type_hints(Settings) | {"agent": agent_config(agent)}
     found: dict[str, Any] = {"agent.name": hints.pop("agent_name")}
     del hints["per_network"]
@@ -243,32 +243,32 @@ def setting_types(agent: str) -> dict[str, Any]:
 
 
 def agent_config(name: str) -> type[Any]:
-    """The Config class of the agent called ``name``."""
+    """Return the Config class of an agent."""
     kind = resolve(parse_value("agent.name", name, str, "file"), AGENTS, "agent")
     if name not in AGENTS:
-        from ludus.core.agent import Agent  # it imports torch
+        from ludus.core.agent import Agent  # imports torch
 
         if not (isinstance(kind, type) and issubclass(kind, Agent)):
             raise UserError(f'agent "{name}" is not a subclass of ludus.core.agent.Agent.')
     config = resolve(name, CONFIGS, "agent") if name in CONFIGS else getattr(kind, "Config", None)
     if not (isinstance(config, type) and issubclass(config, AgentConfig)):
         raise UserError(
-            f'agent "{name}" has no dataclass called Config that holds its settings and derives from '
-            "ludus.core.config.AgentConfig or another agent's Config; see examples/my_agent.py."
+            f'agent "{name}" has no attribute Config, a dataclass that derives from ludus.core.config.AgentConfig or '
+            "another agent's Config; see examples/my_agent.py."
         )
     for setting in fields(config):
         if setting.default is MISSING and setting.default_factory is MISSING:
-            raise UserError(f'agent "{name}": its setting {setting.name} has no default; give it one in its Config.')
+            raise UserError(f'agent "{name}": the setting {setting.name} has no default; add one in its Config.')
     return config
 
 
 def network_defaults(config: type[AgentConfig]) -> Flat:
-    """The settings of the network that have other defaults for an agent: those that its Config names in NETWORK."""
+    """Return the network settings that an agent's Config overrides in NETWORK_DEFAULTS."""
     return {f"network.{name}": value for name, value in config.NETWORK_DEFAULTS.items()}
 
 
 def presets() -> dict[str, tuple[str, Flat]]:
-    """Every preset: name (``cartpole/ppo``) → environment and settings."""
+    """Return all presets by name (``cartpole/ppo``): environment and settings."""
     found: dict[str, tuple[str, Flat]] = {}
     for entry in sorted(files("ludus.settings.presets").iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".toml"):
@@ -280,20 +280,20 @@ def presets() -> dict[str, tuple[str, Flat]]:
 
 
 def find_preset(environment: str, agent: str) -> str:
-    """The name of the preset for this environment and agent, or ``none``."""
+    """Return the name of the preset for this environment and agent, or ``none``."""
     fitting = (name for name, (of, _) in presets().items() if _fits(environment, of) and name.endswith(f"/{agent}"))
     return next(fitting, NO_PRESET)
 
 
 def _fits(environment: str, preset_for: str) -> bool:
-    """Whether a preset is for this environment: by its id, whose version may be left out, or as one of ``ALE/*``."""
+    """Compare an environment with that of a preset: an id, with or without version, or a pattern such as ``ALE/*``."""
     if preset_for.endswith("*"):
         return environment.startswith(preset_for.removesuffix("*"))
     return bool(environment) and environment in (preset_for, preset_for.rpartition("-v")[0])
 
 
 def load_preset(name: str) -> Flat:
-    """The settings of a preset, with the agent that it is for."""
+    """Return the settings of a preset, including its agent."""
     known = presets()
     if name not in known:
         raise UserError(
@@ -306,23 +306,22 @@ def _build(layers: list[tuple[str, Flat]]) -> Resolved:
     values = {key: value for _, layer in layers for key, value in layer.items()}
     origins = {key: origin for origin, layer in layers for key in layer}
     if not values.get("env.id"):
-        raise UserError("No environment was given; name one, as in `ludus train CartPole-v1`.")
+        raise UserError("No environment was given; add one, as in `ludus train CartPole-v1`.")
     values.setdefault("agent.name", DEFAULT_AGENT)
     agent = values["agent.name"]
     config = agent_config(agent)
     types, values = setting_types(agent), network_defaults(config) | values
-    typed = {key: _typed(key, x, types, origins.get(key, "default"), agent) for key, x in values.items()}
-    settings = _make(_unflatten(typed), config)
+    parsed: Flat = {}
+    for key, value in values.items():
+        origin = origins.get(key, "default")
+        if key not in types:
+            from ludus.settings.ineffective import unknown_setting  # imports all agents
+
+            raise unknown_setting(key, origin, agent, types)
+        parsed[key] = parse_value(key, value, types[key], origin)
+    settings = _make(_unflatten(parsed), config)
     settings.validate()
     return Resolved(settings, {key: origins.get(key, "default") for key in to_flat(settings)})
-
-
-def _typed(key: str, value: Any, types: Mapping[str, Any], origin: str, agent: str) -> Any:
-    if key not in types:
-        from ludus.settings.ineffective import unknown_setting  # it asks all agents
-
-        raise unknown_setting(key, origin, agent, types)
-    return parse_value(key, value, types[key], origin)
 
 
 def _fields(data: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Which settings files this user wrote on this machine: each ends with a signature made with a key of the user's.
+"""Sign settings files, to know which of them this user wrote on this machine.
 
-The key lies outside of all runs, in ``$XDG_STATE_HOME/ludus/key`` (``~/.local/state/ludus/key``), and only its owner
-can read it. The signature covers the content, not the place: a run may be moved and copied.
+The key is in ``$XDG_STATE_HOME/ludus/key`` (``~/.local/state/ludus/key``) and readable by its owner alone. The
+signature covers the content of the file but not its path, so a run may be moved and copied.
 """
 
 from __future__ import annotations
@@ -13,47 +13,46 @@ import re
 import secrets
 import stat
 import time
-from contextlib import suppress
 from pathlib import Path
 
-_SIZE = 32  # bytes of a key
-_WAITS = 100  # of a hundredth of a second, for a key that is just being written
+_KEY_BYTES = 32
+_RETRIES = 100  # of 10 ms each, while another process writes the key
 _PURPOSE = b"ludus config.toml\n"
 _LINE = re.compile(rb"(?<=\n)# signature: ([0-9a-f]{64})\n\Z")
 
 
 class NoKeyError(Exception):
-    """Why there is no key to sign or check with; a clause that fits into a sentence."""
+    """There is no usable key; the message is a clause of a sentence."""
 
 
 def key_path() -> Path:
-    """The path of this user's key."""
+    """Return the path of this user's key."""
     state = os.environ.get("XDG_STATE_HOME", "")
     try:
         base = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
     except RuntimeError as error:
-        raise NoKeyError("no home folder is known to keep a key in") from error
+        raise NoKeyError("there is no home folder to keep a key in") from error
     return base / "ludus" / "key"
 
 
 def sign(data: bytes) -> bytes:
-    """Return ``data`` with a line at its end that proves who wrote it; the first call makes the key."""
+    """Append a signature to ``data``; the first call creates the key."""
     body = _LINE.sub(b"", data)
     return body + b"# signature: " + _digest(_read_key() or _make_key(), body) + b"\n"
 
 
 def signature_problem(data: bytes) -> str:
-    """Return why ``data`` is not known to be written by this user on this machine; nothing where it is."""
+    """Return why the signature of ``data`` is missing or invalid; "" if it is valid."""
     found = _LINE.search(data)
     if found is None:
         return "it has no signature"
     try:
         key = _read_key()
     except NoKeyError as error:
-        return f"{error}, so that its signature cannot be checked"
+        return f"its signature cannot be checked: {error}"
     if key is not None and hmac.compare_digest(found[1], _digest(key, data[: found.start()])):
         return ""
-    return "another user or machine made it, or its config.toml was changed since"
+    return "another user or machine made it, or its config.toml was changed"
 
 
 def _digest(key: bytes, body: bytes) -> bytes:
@@ -61,7 +60,7 @@ def _digest(key: bytes, body: bytes) -> bytes:
 
 
 def _read_key() -> bytes | None:
-    """The key, or None where there is none yet."""
+    """Read the key; None if there is none yet."""
     path = key_path()
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -71,51 +70,30 @@ def _read_key() -> bytes | None:
         raise NoKeyError(f'the key "{path}" cannot be read ({error.strerror})') from error
     try:
         status = os.fstat(file)
-        for _ in range(_WAITS):
+        for _ in range(_RETRIES):
             if status.st_size:
                 break
-            time.sleep(0.01)  # another process has made the file and will write the key
+            time.sleep(0.01)  # another process has created the file and is writing the key
             status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != _SIZE:
+        if not stat.S_ISREG(status.st_mode) or status.st_size != _KEY_BYTES:
             raise NoKeyError(f'"{path}" is not a key (delete it)')
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise NoKeyError(f'the key "{path}" must belong to you and be readable by you alone (chmod 600)')
-        return os.read(file, _SIZE)
+        return os.read(file, _KEY_BYTES)
     finally:
         os.close(file)
 
 
 def _make_key() -> bytes:
-    path, key = key_path(), secrets.token_bytes(_SIZE)
-    temporary = path.with_name(f".tmp-{secrets.token_hex(16)}")
+    """Create the key, or return the one that another process has just created."""
+    path, key = key_path(), secrets.token_bytes(_KEY_BYTES)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            os.write(file, key)
-            os.fsync(file)
-        finally:
-            os.close(file)
-        try:
-            os.link(temporary, path)  # of two processes that make a key at once, one does
-        except FileExistsError:
-            return _read_key() or key
-        except OSError:  # a file system without hard links
-            return _make_in_place(path, key)
-    except OSError as error:
-        raise NoKeyError(f'the key "{path}" cannot be made ({error.strerror})') from error
-    finally:
-        with suppress(OSError):
-            os.unlink(temporary)
-    return key
-
-
-def _make_in_place(path: Path, key: bytes) -> bytes:
-    """Write the key under its final name, or return the one that another process made meanwhile."""
-    try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
         return _read_key() or key
+    except OSError as error:
+        raise NoKeyError(f'the key "{path}" cannot be created ({error.strerror})') from error
     try:
         os.write(file, key)
         os.fsync(file)

@@ -73,7 +73,7 @@ def test_whole_numbers_are_whole_and_of_64_bits(key, value):
 
 MISTAKES = {
     "--agent pppo": 'Unknown agent "pppo". Did you mean "ppo"?',
-    "--agent fault_worlds:Sound": "no subclass of ludus.core.agent.Agent",
+    "--agent fault_worlds:Sound": "not a subclass of ludus.core.agent.Agent",
     "--preset cartpol/ppo": 'Did you mean "cartpole/ppo"?',
     "--agent.lerning-rate 1": 'Did you mean "--agent.learning-rate"?',
     "--evaluation.stopat 1": 'Did you mean "--evaluation.stop-at"?',

@@ -254,8 +254,8 @@ def test_environments_are_classes_or_functions_and_not_objects(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"network": Wide()}, "network.name is an object of the class Wide; give a class"),
-        ({"agent": 3}, "agent.name is an object of the class int; give a class"),
+        ({"network": Wide()}, "network.name is an object of class Wide; give a class"),
+        ({"agent": 3}, "agent.name is an object of class int; give a class"),
         ({"agent": Wide}, "is not a subclass of ludus.core.agent.Agent"),
         ({"network": np.ndarray}, "is not a class of torch modules"),
         ({"settings": {"env.wrappers": [Wide]}}, "is a class but not a wrapper"),

@@ -173,7 +173,7 @@ def test_the_sentence_names_the_setting_that_decides() -> None:
     given = resolve_settings("CartPole-v1", "qr_dqn", overrides={"agent.v_min": -1})
     refused(given, r"agent\.v_min is -1\.0 \(flag\)", r"agent\.values is quantile")
     given = resolve_settings("CartPole-v1", "dqn", overrides={"network.shared": "yes"})
-    refused(given, r"network\.shared is yes \(flag\)", "agent dqn has nothing to share")
+    refused(given, r"network\.shared is yes \(flag\)", "the networks of agent dqn cannot share a trunk")
     accepted(resolve_settings("CartPole-v1", "c51", overrides={"agent.v_min": -1}))
     accepted(resolve_settings("CartPole-v1", "acer", overrides={"network.shared": "yes"}))
 

@@ -1,1 +1,1 @@
-"""Tuned settings as data: one TOML file per environment, one table per agent."""
+"""Tuned settings: one TOML file per environment, one table per agent."""
