@@ -103,11 +103,13 @@ class ExperienceReplay(ExperienceCache):
             group = self._add_group(slice(start, start + len(step.first)))
         group.time += 1
         time, slot = group.time, group.time % self.length
-        flags = step.first, step.real, step.reward, step.terminated, step.truncated
-        arrays = [as_numpy(x) for x in (*flags, *(step.observation[name] for name in self._unstacked))]
-        for column, x in zip(group.env_columns, arrays, strict=True):
+        if step is not group.env_step:  # managers overwrite the same step, so its arrays are usually known
+            flags = step.first, step.real, step.reward, step.terminated, step.truncated
+            arrays = [as_numpy(x) for x in (*flags, *(step.observation[name] for name in self._unstacked))]
+            group.env_step, group.env_arrays = step, arrays
+        for column, x in zip(group.env_columns, group.env_arrays, strict=True):
             column[:, slot] = x
-        first, real = arrays[:2] if step.first.is_cpu else (x.cpu().numpy() for x in flags[:2])
+        first, real = (x if isinstance(x, np.ndarray) else x.cpu().numpy() for x in group.env_arrays[:2])
         if step.final is not None and not self.config.sequence:
             self._write_final(group, step.final)
         drawable = real

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ludus.core.errors import UserError
+from ludus.core.step import EnvStep
 from ludus.core.types import Tensors
 from ludus.experience import native
 
@@ -132,6 +133,8 @@ class RowGroup:
         self.row_numbers = np.arange(rows.start, rows.stop, dtype=np.int64)
         self.time, self.oldest, self.start_time = -1, 0, 0  # last observation, oldest complete one, first one written
         self.env_columns: list[Any] = []  # [rows, length, …]: first, real, reward, terminated, truncated, observations
+        self.env_step: EnvStep | None = None  # last step written, and its arrays in the order of env_columns
+        self.env_arrays: list[Any] = []
         self.agent_columns: list[Any] = []  # [rows, length, …]: actions and experience
         self._queue = np.zeros(capacity, np.int64)
         self._head, self._tail = 0, 0
