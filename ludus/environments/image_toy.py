@@ -1,4 +1,4 @@
-"""Small environments with images, for tests and as examples of a user's own."""
+"""Toy environments with image observations, for tests and examples."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Info = dict[str, Any]
 
 
 class CatchEnv(gymnasium.Env[Image, np.int64]):
-    """A ball falls two pixels a step, and a paddle that moves two pixels left or right must catch it.
+    """Catch a falling ball with a paddle; both move two pixels per step.
 
-    A ball that reaches the bottom pays 1 if it touches the paddle, else −1; the episode ends after ``balls`` balls. The
-    ball is red, the paddle green. Smaller balls and paddles are harder: less often caught by chance.
+    When a ball reaches the bottom, the reward is 1 if it touches the paddle, else −1; the episode ends after ``balls``
+    balls. The ball is red, the paddle green. Smaller balls and paddles make it harder.
     """
 
     SPEED = 2
@@ -57,11 +57,10 @@ class CatchEnv(gymnasium.Env[Image, np.int64]):
 
 
 class QuestionEnv(gymnasium.Env[dict[str, Any], np.int64]):
-    """A nested Dict of an image and a question about it; the right answer pays 1.
+    """A nested Dict observation of an image and a question about it; the right answer is rewarded by 1.
 
-    A patch of the image is bright. The vector asks either whether it lies in the upper or lower half, or whether it
-    lies in the left or right half; both are drawn anew at every step. A guess is right in half of the steps, an answer
-    to one of the questions alone in three quarters.
+    The image has a bright patch. The question vector asks for its vertical or horizontal half. Both are drawn at every
+    step. A random policy is right in half of the steps, one that ignores the question in three quarters.
     """
 
     def __init__(self, size: int = 12, length: int = 16) -> None:
@@ -82,7 +81,7 @@ class QuestionEnv(gymnasium.Env[dict[str, Any], np.int64]):
         return self._draw(), reward, self._step >= self.length, False, {}
 
     def _draw(self) -> dict[str, Any]:
-        """Choose the place of the patch and the question, and show them."""
+        """Draw the position of the patch and the question, and return both as observation."""
         half = self.size // 2
         where = self.np_random.integers(2, size=2)  # lower? right?
         row, column = (int(x) for x in where * half + self.np_random.integers(half - 1, size=2))

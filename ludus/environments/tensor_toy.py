@@ -1,4 +1,4 @@
-"""Environments of torch tensors, for ``env.backend tensor``: all rows step at once, on any device."""
+"""A toy environment of torch tensors on any device, for ``env.backend tensor``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 class TensorCue:
-    """Shows a cue with the first observation of an episode and asks for it at the last step; right pays 1, wrong 0.
+    """The first observation shows a cue, which is the right action of the last step, rewarded by 1.
 
-    Episodes are ``length`` steps long and end by termination, or by truncation with ``truncates``. The first
-    observation is the only one that tells the cue, so whoever loses it is right half of the time.
+    Episodes have ``length`` steps and terminate, or are truncated with ``truncates``. A policy without memory is right
+    half of the time. All rows step at once and are reset in the same step.
     """
 
     def __init__(
@@ -31,13 +31,13 @@ class TensorCue:
         self._time = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
 
     def reset(self, seed: int) -> Tensor:
-        """Begin new episodes in all rows."""
+        """Reset all rows."""
         self._generator.manual_seed(seed)
         self._cue, self._time = self._draw(), torch.zeros_like(self._time)
         return self._observe()
 
     def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Step all rows; those that end are reset at once, and their last observations are given apart."""
+        """Step all rows and reset those that end; their last observations are returned as well."""
         self._time = self._time + 1
         ended = self._time == self.length
         reward = (ended & (action == self._cue)).to(torch.float32)
@@ -49,11 +49,11 @@ class TensorCue:
         return self._observe(), reward, *endings, final
 
     def state_dict(self) -> dict[str, Any]:
-        """The cues, times and the generator."""
+        """Return cues, times and the state of the generator."""
         return {"cue": self._cue, "time": self._time, "generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from there."""
+        """Restore the state."""
         self._cue, self._time = (state[name].to(self.device) for name in ("cue", "time"))
         self._generator.set_state(state["generator"])
 
@@ -61,6 +61,6 @@ class TensorCue:
         return torch.randint(2, (self.num_envs,), generator=self._generator, device=self.device)
 
     def _observe(self) -> Tensor:
-        """One-hot cue at the first step, then the share of the episode that is over."""
+        """Return the one-hot cue (first step only) and the elapsed share of the episode."""
         shown = (self._cue.unsqueeze(-1) == self._choices) & (self._time == 0).unsqueeze(-1)
         return torch.cat([shown, self._time.unsqueeze(-1) / self.length], -1).to(torch.float32)

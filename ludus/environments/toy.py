@@ -1,4 +1,4 @@
-"""Small environments for tests and as examples of a user's own; each shows one thing that an agent must master."""
+"""Toy environments for tests and examples; each tests one ability of an agent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Info = dict[str, Any]
 
 
 class CountingEnv(gymnasium.Env[Floats, np.int64]):
-    """Observes [number of the episode, step in the episode], so that every slip at an episode's end shows.
+    """The observation is [episode, step in the episode], so that mistakes at episode boundaries are visible.
 
-    An episode ends after ``length`` steps; the reward of a step is its number. A seed given again replays its episode,
-    number included.
+    An episode ends after ``length`` steps; the reward of a step is its number. Resetting with an earlier seed gives the
+    episode number of that seed again.
     """
 
     def __init__(self, length: int = 5, ending: Literal["termination", "truncation"] = "termination") -> None:
@@ -46,11 +46,10 @@ class CountingEnv(gymnasium.Env[Floats, np.int64]):
 
 
 class MemoryEnv(gymnasium.Env[Floats, np.int64]):
-    """Shows a cue at the first step only and asks for it at the last.
+    """The first observation shows a cue, which is the right action of the last step.
 
-    Recalling it pays 1, another answer −1/(cues − 1); all earlier rewards are 0. From the second observation on, what
-    is seen depends on the step alone, not on the cue, so the answer of a policy without memory is independent of the
-    cue, which is uniform: its expected return is 1/cues − (cues − 1)/cues · 1/(cues − 1) = 0, whatever it does.
+    The right action is rewarded by 1, any other by −1/(cues − 1); all earlier rewards are 0. Later observations depend
+    on the step alone, so a policy without memory has the expected return 1/cues − (cues − 1)/cues · 1/(cues − 1) = 0.
     """
 
     def __init__(self, length: int = 6, cues: int = 2) -> None:
@@ -74,7 +73,7 @@ class MemoryEnv(gymnasium.Env[Floats, np.int64]):
         return self._observe(), 1.0 if right else -1 / (self.cues - 1), True, False, {"recalled": right}
 
     def _observe(self) -> Floats:
-        """The cue as one-hot (first step only), then whether the next action is the answer."""
+        """Return the one-hot cue (first step only) and whether the next action is the answer."""
         observation = np.zeros(self.cues + 1, np.float32)
         if self._step == 0:
             observation[self._cue] = 1
@@ -83,10 +82,10 @@ class MemoryEnv(gymnasium.Env[Floats, np.int64]):
 
 
 class MaskedEnv(gymnasium.Env[Any, np.int64]):
-    """A few choices out of many are allowed at each step, and one of those, which the observation shows, pays 1.
+    """Each step allows a few of many actions; one of these, shown by the observation, is rewarded by 1.
 
-    A choice that is not allowed costs 1 and ends the episode. The mask is in the observation dict, or with ``in_info``
-    in info, under ``action_mask``.
+    A forbidden action is rewarded by −1 and ends the episode. The mask is ``action_mask`` in the observation dict, or
+    in info with ``in_info``.
     """
 
     def __init__(self, choices: int = 10, allowed: int = 3, length: int = 8, in_info: bool = False) -> None:
@@ -126,10 +125,10 @@ class MaskedEnv(gymnasium.Env[Any, np.int64]):
 
 
 class MixedActionEnv(gymnasium.Env[Floats, dict[str, Any]]):
-    """An action of several parts: a ``choice`` (Discrete) and an ``amount`` (Box); ``more`` adds switches and dials.
+    """A Dict action: a ``choice`` (Discrete) and an ``amount`` (Box); ``more`` adds MultiBinary and MultiDiscrete.
 
-    The observation shows what is wanted. A step pays 1 − mean |amount − wanted amount| / 2 if every discrete part is
-    right, else 0: neither part is worth anything alone.
+    The observation shows the target. The reward is 1 − mean |amount − target amount| / 2 if every discrete part is
+    right, else 0.
     """
 
     def __init__(self, length: int = 8, more: bool = False) -> None:
@@ -142,7 +141,7 @@ class MixedActionEnv(gymnasium.Env[Floats, dict[str, Any]]):
             parts |= {"switches": spaces.MultiBinary(2), "dials": spaces.MultiDiscrete([3, 2])}
         self.action_space = spaces.Dict(parts)
         self.observation_space = spaces.Box(-1, 2, (9 if more else 5,), np.float32)
-        self._wanted: dict[str, Any] = {}
+        self._target: dict[str, Any] = {}
         self._step = 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Floats, Info]:
@@ -152,24 +151,25 @@ class MixedActionEnv(gymnasium.Env[Floats, dict[str, Any]]):
 
     def step(self, action: dict[str, Any]) -> tuple[Floats, float, bool, bool, Info]:
         self._step += 1
-        right = all(np.array_equal(action[name], want) for name, want in self._wanted.items() if name != "amount")
-        distance = float(np.abs(action["amount"] - self._wanted["amount"]).mean())
+        right = all(np.array_equal(action[name], target) for name, target in self._target.items() if name != "amount")
+        distance = float(np.abs(action["amount"] - self._target["amount"]).mean())
         return self._draw(), (1 - distance / 2) * right, False, self._step >= self.length, {}
 
     def _draw(self) -> Floats:
-        """Choose what is wanted next and show it."""
+        """Draw the next target and return it as observation."""
         choice = int(self.np_random.integers(3))
-        self._wanted = {"choice": choice, "amount": self.np_random.uniform(-1, 1, 2).astype(np.float32)}
+        self._target = {"choice": choice, "amount": self.np_random.uniform(-1, 1, 2).astype(np.float32)}
         if self.more:
-            self._wanted |= {"switches": self.np_random.integers(0, 2, 2), "dials": self.np_random.integers(0, [3, 2])}
-        shown = [np.eye(3)[choice], *(self._wanted[name] for name in self._wanted if name != "choice")]
+            self._target |= {"switches": self.np_random.integers(0, 2, 2), "dials": self.np_random.integers(0, [3, 2])}
+        shown = [np.eye(3)[choice], *(self._target[name] for name in self._target if name != "choice")]
         return np.concatenate(shown).astype(np.float32)
 
 
 class TargetEnv(gymnasium.Env[Floats, Floats]):
-    """A continuous bandit: the reward is −|action − target|², where the target is the observation in reverse order.
+    """A contextual bandit with continuous actions: the reward is −|action − target|².
 
-    Actions lie in a Box of its own bounds, so that a policy that is not rescaled to them is off the mark.
+    The target is the reversed observation. The bounds of the action space are not −1 and 1, so that actions must be
+    rescaled.
     """
 
     def __init__(self, dims: int = 2, low: float = -2.0, high: float = 2.0, length: int = 4) -> None:
@@ -196,7 +196,7 @@ class TargetEnv(gymnasium.Env[Floats, Floats]):
 
 
 class NoVelocityCartPole(gymnasium.Env[Floats, np.int64]):
-    """CartPole-v1 with its velocities hidden: position and angle alone, so that a policy needs memory."""
+    """CartPole-v1 without velocities, which a policy needs memory to infer."""
 
     metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 50}  # noqa: RUF012 (Gymnasium's own name)
 
@@ -225,10 +225,10 @@ class NoVelocityCartPole(gymnasium.Env[Floats, np.int64]):
 
 
 class LuckEnv(gymnasium.Env[Any, np.int64]):
-    """The right choice of four pays 1, shown by ``signal``; each reward also has the ``luck`` of the episode, ±10.
+    """For asymmetric critics: the action shown by ``signal`` is rewarded by 1, and every reward adds a ``luck`` of ±10.
 
-    Luck is larger than what an action can earn. A critic that sees it predicts it, so that advantages show what
-    actions are worth; an actor has no use for it, and does not have it once the policy is deployed.
+    Luck is drawn per episode and exceeds the effect of actions. A critic that observes it can predict it, which lowers
+    the variance of advantages; the actor does not need it.
     """
 
     def __init__(self, length: int = 4, luck: float = 10.0) -> None:

@@ -41,7 +41,7 @@ class Grudging(BitFlipEnv):
     """Cannot tell the rewards of many goals, nor of any that it did not set."""
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
-        if desired_goal is not self._wanted:
+        if desired_goal is not self._goal:
             raise ValueError("not my goal")
         return super().compute_reward(achieved_goal, desired_goal, info)
 
@@ -53,8 +53,8 @@ class Untold(BitFlipEnv):
 
     def step(self, action: Any) -> Any:
         self._step += 1
-        self._now[action] ^= 1
-        reward = float(self.compute_reward(self._now, self._wanted, {}))
+        self._current[action] ^= 1
+        reward = float(self.compute_reward(self._current, self._goal, {}))
         return self._observe(), reward, reward == 0, self._step >= self.bits, {}
 
 

@@ -19,7 +19,7 @@ BOX = spaces.Box(-1, 1, (2,), np.float32)
 
 
 class Good(gymnasium.Env):
-    """A sound environment; each case below breaks one thing of it."""
+    """A valid environment; each case below breaks one part of it."""
 
     def __init__(self, **parts):
         self.observation_space = parts.pop("observation_space", BOX)
@@ -99,7 +99,7 @@ TAKEN = ("bounds", "terminated", "truncated", "no choice")  # warnings, which tr
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore")
-def test_each_error_is_found_with_its_fix(name):
+def test_each_problem_is_reported_with_its_fix(name):
     parts, what, fix = CASES[name]
     problems = found(**parts)
     assert len(problems) == 1, problems
@@ -110,7 +110,7 @@ def test_each_error_is_found_with_its_fix(name):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore")
-def test_training_refuses_what_is_an_error_and_takes_what_is_a_warning(name, tmp_path):
+def test_training_refuses_errors_and_accepts_warnings(name, tmp_path):
     settings = {"env.num": 2, "agent.rollout": 16, "evaluation.episodes": 1, "threads": 1, "compile": "off"}
     settings |= {"quiet": True, "runs": str(tmp_path), "agent.minibatches": 2, "env.max_episode_steps": 20}
     train = partial(ludus.train, lambda: Good(**CASES[name][0]), preset="none", nb_step=64, settings=settings)
@@ -122,7 +122,7 @@ def test_training_refuses_what_is_an_error_and_takes_what_is_a_warning(name, tmp
     assert ("outside the bounds of its Box (for example 5); widen low and high" in log) == (name == "bounds")
 
 
-def test_a_box_whose_low_is_above_its_high_is_an_error(tmp_path):
+def test_a_box_with_low_above_high_is_an_error(tmp_path):
     box = spaces.Box(0, 1, (2,))
     box.high[0] = -1  # Gymnasium makes no such Box
     assert any("low above its high" in problem.what for problem in found(action_space=box))
@@ -130,7 +130,7 @@ def test_a_box_whose_low_is_above_its_high_is_an_error(tmp_path):
         ludus.train(lambda: Good(action_space=box), preset="none", settings={"runs": str(tmp_path)})
 
 
-def test_all_problems_at_once():
+def test_all_problems_are_reported_at_once():
     problems = found(
         observation=np.zeros(3, np.float32), reward="1", terminated=0, action_space=spaces.Box(-np.inf, np.inf, (2,))
     )
@@ -147,14 +147,14 @@ def test_all_problems_at_once():
         ({"reward": torch.tensor(1.0)}, "array without dimensions", r"float\(reward\)"),
     ],
 )
-def test_what_training_casts_is_a_warning(parts, what, fix):
+def test_a_cast_is_a_warning(parts, what, fix):
     (problem,) = found(**parts)
     assert problem.severity == "warning"
     assert re.search(what, problem.what)
     assert re.search(fix, problem.fix)
 
 
-def test_a_wide_observation_is_looked_at_further():
+def test_a_cast_observation_is_checked_further():
     cast, bounds = found(observation=np.full(2, 5.0))
     assert (cast.severity, bounds.severity) == ("warning", "warning")
     assert "outside the bounds" in bounds.what
@@ -168,12 +168,12 @@ def test_infinite_action_bounds_are_a_warning():
     assert "infinite bounds" in problem.what
 
 
-def test_a_seed_that_is_ignored_is_a_warning():
+def test_an_ignored_seed_is_a_warning():
     (problem,) = found(observation=lambda env: np.random.uniform(-1, 1, 2).astype(np.float32))
     assert (problem.severity, "reset ignores its seed" in problem.what) == ("warning", True)
 
 
-def test_chance_in_step_is_a_warning():
+def test_a_random_step_is_a_warning():
     (problem,) = found(reward=lambda env: float(np.random.random()))
     assert problem.severity == "warning"
     assert "same seed and actions differ" in problem.what
@@ -189,12 +189,12 @@ def test_a_reset_without_seed_is_an_error():
     assert "reset(self, *, seed=None" in problems[0].fix
 
 
-def test_a_call_that_never_returns_is_given_up():
+def test_a_call_that_never_returns_is_abandoned():
     problems = check(EnvConfig(), lambda: Good(reward=lambda env: time.sleep(1000)), deadline=1.5)
     assert [p.what for p in problems] == ["step did not return within 1.5 seconds."]
 
 
-def test_what_cannot_be_made():
+def test_an_environment_that_cannot_be_made_is_reported():
     def maker():
         raise RuntimeError("no licence")
 
@@ -206,11 +206,11 @@ def test_what_cannot_be_made():
 
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "Blackjack-v1", "FrozenLake-v1"])
-def test_sound_environments_have_no_problems(id):
+def test_valid_environments_have_no_problems(id):
     assert check(EnvConfig(id=id)) == []
 
 
-def test_empty_masks_are_fine_when_the_episode_is_over():
+def test_empty_masks_are_allowed_when_the_episode_has_ended():
     def info(env):
         return {"action_mask": np.zeros(3) if env.count > 9 else np.array([0, 1, 0])}
 
@@ -218,11 +218,11 @@ def test_empty_masks_are_fine_when_the_episode_is_over():
 
 
 def everything(**parts):
-    """What a check of an environment with these faults says, shortened."""
+    """Return the problems of an environment with these faults, without examples, with their severity."""
     return {problem.what.split(" (for")[0]: problem.severity for problem in found(**parts)}
 
 
-def test_a_reset_of_nonsense_hides_nothing_else():
+def test_an_invalid_reset_does_not_hide_other_problems():
     rest = {"reward": "1", "terminated": 0, "action_space": spaces.Box(-np.inf, np.inf, (2,))}
     others = {
         "The reward is of type str, which is not a number.": "error",
@@ -239,7 +239,7 @@ def test_a_reset_of_nonsense_hides_nothing_else():
         assert everything(reset=nonsense, **rest) == others | {said: "error"} | (observed if nonsense == 7 else {})
 
 
-def test_an_old_reset_and_an_old_step_are_looked_at_as_they_are():
+def test_values_of_the_old_gym_api_are_checked():
     wide = np.full(2, 5, np.float32)
     said = everything(reset=lambda env: wide, step=lambda env: (np.zeros(3, np.float32), None, env.count > 9, {}))
     assert said == {
@@ -251,7 +251,7 @@ def test_an_old_reset_and_an_old_step_are_looked_at_as_they_are():
     }
 
 
-def test_a_step_that_raises_does_not_hide_chance_in_reset():
+def test_a_step_that_raises_does_not_hide_a_random_reset():
     said = everything(step=raising, observation=lambda env: np.random.uniform(-1, 1, 2).astype(np.float32))
     assert said == {
         "step raised ValueError: broken inside.": "error",
@@ -259,7 +259,7 @@ def test_a_step_that_raises_does_not_hide_chance_in_reset():
     }
 
 
-def test_a_reset_without_seed_does_not_hide_the_rest():
+def test_a_reset_without_seed_does_not_hide_other_problems():
     class Old(Good):
         def reset(self):
             return super().reset()
@@ -290,18 +290,18 @@ class Drawn(Good):
         (lambda: raising(None), "render raised ValueError: broken inside"),
     ],
 )
-def test_what_render_gives_is_looked_at_too(picture, said):
+def test_render_is_checked(picture, said):
     problems = check(EnvConfig(), lambda render_mode=None: Drawn(picture, render_mode), steps=20)
     assert [problem.severity for problem in problems] == ["warning"] * bool(said)
     assert not said or re.search(said, problems[0].what)
 
 
-def test_an_environment_that_says_it_renders_must_take_a_render_mode():
+def test_an_environment_with_render_modes_needs_the_argument_render_mode():
     (problem,) = check(EnvConfig(), lambda: Drawn(lambda: None), steps=20)
     assert (problem.severity, "takes no render_mode" in problem.what) == ("warning", True)
 
 
-def test_values_that_are_no_numbers_repeat_themselves():
+def test_nan_observations_count_as_repeatable():
     (problem,) = found(observation=np.full(2, np.nan, np.float32))
     assert "NaN" in problem.what
 

@@ -45,7 +45,7 @@ def test_options_are_read_as_toml():
         ({"alternate": True, "num": 1, "backend": "subproc"}, "at least 2 environments"),
     ],
 )
-def test_bad_settings_are_refused(settings, says):
+def test_invalid_settings_are_refused(settings, says):
     with pytest.raises(UserError, match=says):
         validate(EnvConfig(**settings))
 

@@ -1,4 +1,4 @@
-"""Rewards and endings of goals that were not set: of one environment, of managers, and of what gets them wrong."""
+"""Recomputed rewards and terminations of goals, of environments and managers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOY = "ludus.environments.goal_toy:"
 
 
 class Goals(gymnasium.Env[Any, Any]):
-    """Says nothing but its goals, of any space; subclasses say what these are worth."""
+    """Observes its goals alone, of any space; subclasses compute rewards."""
 
     def __init__(self, space: spaces.Space[Any] | None = None) -> None:
         space = spaces.Box(-1, 1, (3,), np.float64) if space is None else space
@@ -38,7 +38,7 @@ class Goals(gymnasium.Env[Any, Any]):
 
 
 class Alone(Goals):
-    """Takes one goal at a time: of many it gives a single number."""
+    """Takes one goal at a time: returns a single number for a batch."""
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> float:
         return -float(np.linalg.norm(achieved_goal - desired_goal))
@@ -52,28 +52,28 @@ class Together(Goals):
 
 
 class Branching(Goals):
-    """Raises where it is given many."""
+    """Raises for a batch."""
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> int:
         return 0 if abs(achieved_goal[0] - desired_goal[0]) < 0.1 else -1
 
 
 class Crosswise(Goals):
-    """Sums over the first dimension, which in a batch is that of the rows."""
+    """Reduces the first dimension, which in a batch is that of the rows."""
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
         return -np.abs(achieved_goal - desired_goal).max(axis=0)
 
 
 class Picky(Goals):
-    """Looks at a single part, which in a batch is a row."""
+    """Uses the first element, which in a batch is a row."""
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
         return -np.abs(achieved_goal - desired_goal)[0]
 
 
 class Relative(Goals):
-    """Measures by the farthest of those it is given."""
+    """Scales by the largest distance of the batch."""
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
         distance = np.abs(achieved_goal - desired_goal).sum(-1)
@@ -81,21 +81,21 @@ class Relative(Goals):
 
 
 class Informed(Goals):
-    """Needs what the step said."""
+    """Needs the info of the step."""
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> float:
         return float(info["distance"])
 
 
 class Listing(Goals):
-    """Gives a number for every part of a goal."""
+    """Returns a number for every element of a goal."""
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
         return achieved_goal - desired_goal
 
 
 class Declared(Alone):
-    """Inherits the declaration of a method, as from Gymnasium-Robotics' GoalEnv."""
+    """Declares compute_terminated only, as Gymnasium-Robotics' GoalEnv."""
 
     def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> bool:
         raise NotImplementedError
@@ -116,21 +116,21 @@ class TogetherEnding(Together):
 
 
 class NeverEnding(Alone):
-    """As Fetch: one False, however many goals it is given."""
+    """As Fetch: returns a single False for a batch."""
 
     def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> bool:
         return False
 
 
 class Fallen(Alone):
-    """Needs what the step said."""
+    """Needs the info of the step."""
 
     def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> bool:
         return bool(info["fallen"])
 
 
 class Counted(Goals):
-    """Goals are numbers counted from 5; it keeps what it was asked."""
+    """Goals are integers from 5 on; records the goals of its calls."""
 
     def __init__(self) -> None:
         super().__init__(spaces.Discrete(4, start=5))
@@ -142,7 +142,7 @@ class Counted(Goals):
 
 
 class Plain:
-    """Has an environment's methods without being one of Gymnasium's."""
+    """Has the methods of an environment without deriving from gymnasium.Env."""
 
     def __init__(self) -> None:
         self._env = BitFlipEnv(4)
@@ -151,7 +151,7 @@ class Plain:
 
 
 class Halved(gymnasium.RewardWrapper[Any, Any]):
-    """A wrapper that knows the rewards of goals too."""
+    """A reward wrapper with compute_reward."""
 
     def reward(self, reward: Any) -> Any:
         return reward / 2
@@ -161,7 +161,7 @@ class Halved(gymnasium.RewardWrapper[Any, Any]):
 
 
 class Broken(BitFlipEnv):
-    """Cannot tell rewards, which no agent without hindsight needs."""
+    """Raises in compute_reward, which agents without hindsight do not call."""
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
         if np.ndim(achieved_goal) > 1 or self._step == 0:
@@ -186,7 +186,7 @@ def drawn(shape: tuple[int, ...]) -> tuple[Any, Any]:
     ("kind", "batched"),
     [(Alone, False), (Together, True), (Branching, False), (Crosswise, False), (Picky, False), (Relative, False)],
 )
-def test_rewards_are_those_of_each_row_however_it_is_written(kind: type[Goals], batched: bool, size: int) -> None:
+def test_rewards_equal_those_of_single_rows(kind: type[Goals], batched: bool, size: int) -> None:
     env: Any = kind(spaces.Box(-1, 1, (size,), np.float64))
     reward = found(env).reward
     assert reward.batched == batched
@@ -201,7 +201,7 @@ def test_rewards_are_those_of_each_row_however_it_is_written(kind: type[Goals], 
 @pytest.mark.parametrize(
     ("kind", "batched", "near"), [(AloneEnding, False, 0.45), (TogetherEnding, True, 0.45), (NeverEnding, False, -1)]
 )
-def test_endings_are_those_of_each_row_however_they_are_written(kind: type[Goals], batched: bool, near: float) -> None:
+def test_terminations_equal_those_of_single_rows(kind: type[Goals], batched: bool, near: float) -> None:
     goal_reward = found(kind())
     assert goal_reward.terminated is not None
     assert goal_reward.terminated.batched == batched
@@ -213,14 +213,14 @@ def test_endings_are_those_of_each_row_however_they_are_written(kind: type[Goals
 
 
 @pytest.mark.parametrize("kind", [Alone, Declared])
-def test_an_environment_without_endings_of_goals_tells_none(kind: type[Goals]) -> None:
+def test_without_compute_terminated_there_are_no_terminations(kind: type[Goals]) -> None:
     rewards, ends = found(kind())(*drawn((4, 3)))
     assert rewards[0] == 0
     assert ends is None
 
 
 @pytest.mark.parametrize("env", [BitFlipEnv(2), BitFlipEnv(10), PointGoalEnv()])
-def test_the_toys_say_in_a_batch_what_they_say_step_by_step(env: Any) -> None:
+def test_toys_compute_the_same_in_a_batch_as_step_by_step(env: Any) -> None:
     goal_reward = found(env)
     assert goal_reward.reward.batched
     assert goal_reward.terminated is not None
@@ -241,7 +241,7 @@ def test_the_toys_say_in_a_batch_what_they_say_step_by_step(env: Any) -> None:
     assert (goal_reward(reached, reached)[0] == 0).all()
 
 
-def test_an_episode_of_bits_ends_where_it_should() -> None:
+def test_bit_flip_ends_at_the_goal_or_after_bits_steps() -> None:
     env = BitFlipEnv(6)
     for seed in range(50):
         observation, _ = env.reset(seed=seed)
@@ -258,8 +258,8 @@ def test_an_episode_of_bits_ends_where_it_should() -> None:
     assert cut == [(False, False)] * 5 + [(False, True)]
 
 
-def test_goals_are_given_as_the_environment_has_them() -> None:
-    """The replay counts choices from 0 and may hold less exact numbers; an environment sees its own kind."""
+def test_goals_are_converted_to_the_environments_types() -> None:
+    """The replay buffer counts choices from 0 and may have another float type than the environment."""
     env = Counted()
     reward = found(env)
     assert reward(np.array([0, 3, 1]), np.array([0, 2, 1]))[0].tolist() == [0, -1, 0]
@@ -281,18 +281,18 @@ def test_goals_are_given_as_the_environment_has_them() -> None:
     ],
     ids=["no goals", "no compute_reward", "nested goals", "flattened"],
 )
-def test_there_is_none_where_goals_or_their_rewards_are_not_told(env: Any) -> None:
+def test_without_goals_or_compute_reward_there_is_no_goal_reward(env: Any) -> None:
     assert not has_goals(env)
     assert make_goal_reward(env) is None
 
 
-def test_goals_of_two_shapes_are_none() -> None:
+def test_goals_of_different_shapes_are_not_supported() -> None:
     env: Any = Alone()
     env.observation_space = spaces.Dict(env.observation_space.spaces | {"desired_goal": spaces.Box(-1, 1, (2,))})
     assert make_goal_reward(env) is None
 
 
-def test_it_is_found_within_wrappers_and_classes_that_are_not_gymnasium_s() -> None:
+def test_methods_are_found_in_wrappers_and_adapted_classes() -> None:
     bits = np.array([[0, 1], [1, 1]], np.int8)
     assert _lists(found(TimeLimit(BitFlipEnv(2), 5))(bits, bits[::-1])) == ([-1, -1], [False, False])
     assert has_goals(make(Plain))
@@ -309,7 +309,7 @@ def _lists(told: tuple[Any, Any]) -> tuple[Any, Any]:
     ("wrap", "named"),
     [(lambda env: TransformReward(env, lambda r: 10 * r), "TransformReward"), (NormalizeReward, "NormalizeReward")],
 )
-def test_a_wrapper_that_changes_rewards_alone_is_refused(wrap: Any, named: str) -> None:
+def test_a_reward_wrapper_without_compute_reward_is_refused(wrap: Any, named: str) -> None:
     with pytest.raises(UserError, match=f"BitFlipEnv: the wrapper {named} changes rewards"):
         make_goal_reward(TimeLimit(wrap(BitFlipEnv()), 5))
 
@@ -322,17 +322,17 @@ def test_a_wrapper_that_changes_rewards_alone_is_refused(wrap: Any, named: str) 
         (FrameStackObservation(BitFlipEnv(4), 3), r"array of shape \(3,\) for one goal"),
     ],
 )
-def test_a_compute_reward_that_fails_is_told_in_a_sentence(env: Any, said: str) -> None:
+def test_a_failing_compute_reward_is_a_user_error(env: Any, said: str) -> None:
     with pytest.raises(UserError, match=f"compute_reward.*{said}"):
         make_goal_reward(env)
 
 
-def test_so_is_a_compute_terminated_that_fails() -> None:
+def test_a_failing_compute_terminated_is_a_user_error() -> None:
     with pytest.raises(UserError, match=r"Fallen: compute_terminated\(.*raised KeyError: 'fallen'; make it depend"):
         make_goal_reward(Fallen())
 
 
-def test_one_that_fails_later_is_told_too() -> None:
+def test_a_failure_during_training_is_a_user_error() -> None:
     env = BitFlipEnv(3)
     reward, goals = found(env), np.zeros((4, 3), np.int8)
     reward.reward._compute = lambda a, b, info: np.zeros(3)
@@ -343,7 +343,7 @@ def test_one_that_fails_later_is_told_too() -> None:
         reward(goals, goals)
 
 
-def test_trying_it_draws_nothing_from_the_environment() -> None:
+def test_trying_compute_reward_does_not_use_the_environments_generators() -> None:
     plain, tried = Alone(), Alone()
     for env in (plain, tried):
         env.reset(seed=3)
@@ -357,7 +357,7 @@ def managers() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("backend", managers())
-def test_managers_tell_it(backend: str) -> None:
+def test_managers_give_goal_rewards(backend: str) -> None:
     config = EnvConfig(f"{TOY}PointGoalEnv", num=2, options=("near=0.5",), **managers()[backend])
     manager: EnvironmentManager = make_manager(config)
     try:
@@ -370,7 +370,7 @@ def test_managers_tell_it(backend: str) -> None:
         manager.close()
 
 
-def test_managers_of_others_and_of_environments_without_goals_tell_none() -> None:
+def test_managers_of_environments_without_goals_give_none() -> None:
     made = [
         EnvConfig("CartPole-v1", num=2, backend="simple"),
         EnvConfig("CartPole-v1", num=2, backend="vector"),
@@ -382,7 +382,7 @@ def test_managers_of_others_and_of_environments_without_goals_tell_none() -> Non
         manager.close()
 
 
-def test_a_broken_one_stops_nobody_who_does_not_ask() -> None:
+def test_a_broken_compute_reward_fails_only_when_requested() -> None:
     manager = make_manager(EnvConfig(num=1), environment=Broken)
     with pytest.raises(UserError, match=r"Broken: compute_reward.*ZeroDivisionError: a bad day"):
         manager.goal_reward()

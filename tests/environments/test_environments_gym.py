@@ -29,7 +29,7 @@ class Duck:
         return 1, 0.5, False, False, {}
 
 
-def test_by_id_with_options_and_limit():
+def test_make_by_id_with_options_and_time_limit():
     env = make("CartPole-v1", {"sutton_barto_reward": True}, max_episode_steps=3)
     env.reset(seed=0)
     results = [env.step(0) for _ in range(3)]
@@ -37,7 +37,7 @@ def test_by_id_with_options_and_limit():
     assert results[0][1] == 0  # the option's reward, not the usual 1
 
 
-def test_by_path_and_by_callable():
+def test_make_by_path_and_by_callable():
     env = make("ludus.environments.toy:CountingEnv", {"length": 2})
     assert isinstance(env, CountingEnv)
     assert env.length == 2
@@ -52,7 +52,7 @@ def test_a_class_with_the_same_methods_is_enough():
     assert env.step(0)[3] is True
 
 
-def test_newest_version_without_one():
+def test_an_id_without_version_is_the_newest():
     assert find_spec("CartPole").id == "CartPole-v1"
 
 
@@ -72,7 +72,7 @@ def test_newest_version_without_one():
         ((CountingEnv, {}, 0, "rgb_array"), "takes no render_mode"),
     ],
 )
-def test_mistakes_are_one_sentence(arguments, says):
+def test_mistakes_are_user_errors(arguments, says):
     with pytest.raises(UserError, match=says):
         make(*arguments)
 
@@ -106,7 +106,7 @@ def wrapped(*wrappers, **fields):
     return make_environment(EnvConfig(wrappers=wrappers, **fields))
 
 
-def test_wrappers_are_put_around_in_order():
+def test_wrappers_are_applied_in_order():
     stack, flat = "gymnasium.wrappers:FrameStackObservation(stack_size=3)", "gymnasium.wrappers:FlattenObservation"
     assert wrapped(stack).observation_space.shape == (3, 4)
     assert wrapped(stack, flat).observation_space.shape == (12,)
@@ -137,7 +137,7 @@ def test_wrappers_are_put_around_in_order():
         ("sys:path", "is a list, not a class"),
     ],
 )
-def test_mistakes_in_wrappers_are_one_sentence(wrapper, says):
+def test_mistakes_in_wrappers_are_user_errors(wrapper, says):
     with pytest.raises(UserError, match=says) as caught:
         wrapped(wrapper)
     assert "\n" not in str(caught.value)
@@ -152,7 +152,7 @@ def test_environment_side_needs_no_torch():
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=False).returncode == 0
 
 
-def test_a_stack_of_frames_is_known_where_nothing_changes_what_is_seen() -> None:
+def test_a_frame_stack_is_recognized_unless_another_wrapper_may_change_it() -> None:
     def frames(*wrappers: Any) -> int:
         env: Any = Picture()
         for wrap in wrappers:
@@ -183,4 +183,4 @@ class Picture(gymnasium.Env[Any, Any]):
 
 
 class Dimming(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Sees the same space and other frames."""
+    """May change frames, though its space is the same."""

@@ -14,7 +14,7 @@ BITS = Layout(spaces.MultiBinary(3), "action").specs
 SEVERAL = Layout(spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.Discrete(3)])), "action").specs
 
 
-def test_mask_in_the_observation_is_renamed_and_taken_out():
+def test_a_mask_in_the_observation_is_renamed():
     space = spaces.Dict(x=spaces.Box(0, 1, (2,)), legal=spaces.MultiBinary(3))
     reader = ObservationReader(space, DISCRETE, "legal", {}, "E")
     assert list(reader.specs) == ["x", "action_mask"]
@@ -31,27 +31,27 @@ def test_mask_in_info():
         reader.read(np.ones(2), {})
 
 
-def test_masks_of_a_multi_discrete_joined_or_apart():
+def test_masks_of_a_multi_discrete_as_one_array_or_a_tuple():
     masks = ActionMasks(MULTI, (np.ones(2), np.ones(3)), "E")
     apart = masks.read((np.array([1, 0]), np.array([0, 1, 1])))
     joined = masks.read(np.array([1, 0, 0, 1, 1]))
     assert apart["action_mask"].tolist() == joined["action_mask"].tolist() == [True, False, False, True, True]
 
 
-def test_masks_of_several_actions_and_of_some_of_them():
+def test_masks_of_all_or_some_of_several_actions():
     masks = ActionMasks(SEVERAL, {"a": [1, 1], "b": ([1, 1, 1],)}, "E")
     assert list(masks.specs) == ["action_mask/a", "action_mask/b/0"]
     assert masks.read({"a": [1, 0], "b/0": [0, 0, 1]})["action_mask/b/0"].tolist() == [False, False, True]
     assert list(ActionMasks(SEVERAL, {"a": [1, 1]}, "E").specs) == ["action_mask/a"]
 
 
-def test_batches():
+def test_masks_of_a_batch():
     masks = ActionMasks(MULTI, np.ones(5), "E")
     given = np.arange(10).reshape(2, 5) % 3 > 0
     np.testing.assert_array_equal(masks.read(given, (2,))["action_mask"], given)
 
 
-def test_nothing_allowed_is_refused_unless_the_episode_is_over():
+def test_empty_masks_are_refused_unless_the_episode_has_ended():
     masks = ActionMasks(MULTI, np.ones(5), "E")
     empty = {
         "action_mask": np.array([[1, 1, 0, 0, 0], [1, 0, 1, 0, 0]], bool)
@@ -70,7 +70,7 @@ def test_nothing_allowed_is_refused_unless_the_episode_is_over():
         (spaces.Dict(x=spaces.Discrete(2), action_mask=spaces.MultiBinary(3)), "", "reserved for masks"),
     ],
 )
-def test_bad_masks_are_refused_before_training(space, mask, says):
+def test_invalid_masks_are_refused_before_training(space, mask, says):
     with pytest.raises(UserError, match=says):
         ObservationReader(space, DISCRETE, mask, {}, "E")
 
@@ -81,7 +81,7 @@ def test_a_mask_without_discrete_action_is_refused():
         ObservationReader(spaces.Discrete(2), actions, "action_mask", {"action_mask": [1, 1]}, "E")
 
 
-def test_draw_picks_allowed_choices_only():
+def test_samples_are_allowed_choices():
     masks, random = ActionMasks(MULTI, np.ones(5), "E"), np.random.default_rng(0)
     mask = {"action_mask": np.array([[0, 1, 1, 0, 1]] * 200, bool)}
     drawn = masks.sample(mask, random)["action"]
@@ -90,7 +90,7 @@ def test_draw_picks_allowed_choices_only():
     assert set(drawn[:, 1]) == {0, 2}
 
 
-def test_masks_of_bits_say_which_may_be_one_or_which_values_each_may_have():
+def test_masks_of_bits_have_one_or_two_entries_per_bit():
     masks = ActionMasks(BITS, np.ones(3), "E")
     assert masks.specs["action_mask"].shape == (6,)
     both = [True, True]

@@ -1,4 +1,4 @@
-"""A range of rows against a plain loop over the same environments."""
+"""EnvRows against a plain loop over the same environments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def copy(memory):
     return [x.copy() for x in (*memory.observation.values(), *flat)]
 
 
-def test_rows_are_a_plain_loop_with_next_step_resets():
+def test_rows_equal_a_plain_loop_with_next_step_resets():
     maker = lambda: make("CartPole-v1", max_episode_steps=25)  # noqa: E731
     (rows,), memory = attached(maker, (0, 3), batch=3)
     envs, episodes, ended = [maker() for _ in range(3)], [4, 0, 9], [True] * 3
@@ -63,7 +63,7 @@ def test_rows_are_a_plain_loop_with_next_step_resets():
         ),
     ],
 )
-def test_it_does_not_matter_how_rows_are_shared_out(maker, draw):
+def test_results_do_not_depend_on_how_rows_are_divided(maker, draw):
     (whole,), a = attached(maker, (0, 5), batch=5)
     parts, b = attached(maker, (0, 2), (2, 3), batch=5)
     random = np.random.default_rng(1)
@@ -81,7 +81,7 @@ def test_it_does_not_matter_how_rows_are_shared_out(maker, draw):
 
 
 class Odd(gymnasium.Env):
-    """Says the same as Even in types that are not quite those of the space."""
+    """Returns the same values as Even in other types than those of the space."""
 
     observation_space, action_space = spaces.Box(-100, 100, (2,), np.float32), spaces.Discrete(2)
 
@@ -106,7 +106,7 @@ class Even(Odd):
         return np.array(observation, np.float32), float(reward), bool(terminated), False, {"steps": info["steps"]}
 
 
-def test_the_quick_way_and_the_thorough_one_write_the_same():
+def test_unusual_types_give_the_same_arrays_as_usual_ones():
     (odd,), a = attached(Odd, (0, 2), batch=2)
     (even,), b = attached(Even, (0, 2), batch=2)
     odd.reset(0, [0, 0])
@@ -117,14 +117,14 @@ def test_the_quick_way_and_the_thorough_one_write_the_same():
         assert all(x.tobytes() == y.tobytes() for x, y in zip(copy(a), copy(b), strict=True))
 
 
-def test_infos_come_from_the_rows_that_end():
+def test_infos_are_those_of_rows_that_end():
     (rows,), _ = attached(Even, (3, 2), batch=6)
     rows.reset(0, [0, 0])
     found = [rows.step({"action": np.zeros(6, np.int64)}) for _ in range(6)]
     assert found == [{}, {}, {}, {}, {3: {"steps": 5.0}, 4: {"steps": 5.0}}, {}]
 
 
-def test_where_names_the_row_that_is_called():
+def test_status_has_the_row_being_called():
     seen = []
 
     class Looks(Even):
@@ -140,7 +140,7 @@ def test_where_names_the_row_that_is_called():
 
 
 @pytest.mark.parametrize("space", [spaces.Box(-9, 9, (2,), np.float32), spaces.Dict(a=spaces.MultiDiscrete([9, 9]))])
-def test_an_environment_may_keep_its_action(space):
+def test_actions_are_copies(space):
     class Keeps(Even):
         action_space = space
         kept: list = []  # noqa: RUF012

@@ -40,7 +40,7 @@ SLOW = (
 
 
 class Walk(gymnasium.Env):
-    """A random walk that knows how to be saved; ``kept`` is what it says of itself, if not all that it needs."""
+    """A random walk with snapshot and restore; ``kept`` replaces the content of its snapshot."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -87,7 +87,7 @@ class WalkBeside:
 
 
 class Noted(gymnasium.Wrapper):
-    """Keeps whatever it is given."""
+    """Has arbitrary attributes."""
 
     def __init__(self, env, **notes):
         super().__init__(env)
@@ -128,7 +128,7 @@ def steps(env, count, random, ends=None):
 
 
 def goes_on(maker, folder, before=30, after=200, tries=1):
-    """Compare an environment that goes on with a fresh one that was given its snapshot; return the episodes ended."""
+    """Compare an environment with a new one that restored its snapshot; return the number of ended episodes."""
     env, fresh, ends = maker(), maker(), []
     env.reset(seed=3)
     fresh.reset(seed=4)
@@ -177,7 +177,7 @@ def test_mujoco(id, tmp_path):
         assert goes_on(limited, tmp_path / str(before), before, 200) >= 2
 
 
-def test_mujoco_reads_what_the_last_substep_left():
+def test_mujoco_restores_derived_quantities_of_the_last_substep():
     pytest.importorskip("mujoco")
     env, fresh = make("Ant-v5"), make("Ant-v5")
     env.reset(seed=0)
@@ -188,7 +188,7 @@ def test_mujoco_reads_what_the_last_substep_left():
     assert not alike(fresh.unwrapped.data.body(1).xpos, env.unwrapped.data.qpos[:3])  # no state gives it back
 
 
-def test_a_subclass_of_a_mujoco_task_has_none():
+def test_a_subclass_of_a_mujoco_task_has_no_snapshot():
     pytest.importorskip("mujoco")
     from gymnasium.envs.mujoco.hopper_v5 import HopperEnv
 
@@ -208,13 +208,13 @@ def test_atari(id, sticky, tmp_path):
     assert goes_on(lambda: atari(id, sticky), tmp_path / "c", 20, 200, tries=20) >= 1
 
 
-def test_atari_where_a_frame_never_ends(tmp_path):
+def test_atari_tetris(tmp_path):
     pytest.importorskip("ale_py")
     goes_on(lambda: make("ALE/Tetris-v5", {"repeat_action_probability": 0.0}), tmp_path / "c", 20, 30)
     goes_on(lambda: make("ALE/Tetris-v5", {"repeat_action_probability": 0.0}), tmp_path / "c", 0, 30)
 
 
-def test_atari_has_none_where_an_action_is_held_back():
+def test_atari_has_no_snapshot_if_the_action_may_be_repeated():
     pytest.importorskip("ale_py")
     env = make("ALE/Pong-v5", {"frameskip": 1, "repeat_action_probability": 0.25, "obs_type": "ram"})
     env.reset(seed=0)
@@ -235,7 +235,7 @@ def test_atari_refuses_the_state_of_another_game():
 
 
 @pytest.mark.slow
-def test_into_another_process(tmp_path):
+def test_restore_in_another_process(tmp_path):
     pytest.importorskip("ale_py")
     env = atari(sticky=0.0)
     env.reset(seed=3)
@@ -258,11 +258,11 @@ def test_into_another_process(tmp_path):
 
 
 @pytest.mark.parametrize("maker", [Walk, WalkBeside])
-def test_an_environment_of_ones_own(maker, tmp_path):
+def test_an_environment_with_snapshot_and_restore(maker, tmp_path):
     assert goes_on(lambda: make(maker, max_episode_steps=50), tmp_path / "c") >= 3
 
 
-def test_an_own_snapshot_that_cannot_be_kept():
+def test_an_unsupported_value_in_a_snapshot_is_refused():
     for kept, word in (
         (object(), "a object"),
         (np.array(["a"]), "an array of <U1"),
@@ -272,7 +272,7 @@ def test_an_own_snapshot_that_cannot_be_kept():
             take_snapshot(make(lambda kept=kept: Walk(kept)))
 
 
-def test_wrappers_that_remember(tmp_path):
+def test_wrappers_with_state(tmp_path):
     def maker():
         env = RecordEpisodeStatistics(NormalizeReward(NormalizeObservation(make(Walk, max_episode_steps=50))))
         return FrameStackObservation(env, 3)
@@ -280,7 +280,7 @@ def test_wrappers_that_remember(tmp_path):
     assert goes_on(maker, tmp_path / "c") >= 3
 
 
-def test_attributes_of_every_kind(tmp_path):
+def test_attributes_of_all_types(tmp_path):
     shared, loop = np.arange(4.0), []
     loop.append(loop)
     notes = {
@@ -319,13 +319,13 @@ def test_attributes_of_every_kind(tmp_path):
         assert take_snapshot(Noted(Walk(), unknown=unknown)) is None
 
 
-def test_any_other_environment_has_none():
+def test_other_environments_have_no_snapshot():
     for env in (make("CartPole-v1"), CountingEnv()):
         env.reset(seed=0)
         assert take_snapshot(env) is None
 
 
-def test_another_make_is_refused():
+def test_a_snapshot_of_another_environment_is_refused():
     env, other = make(Walk, max_episode_steps=5), make(Walk)
     env.reset(seed=0)
     other.reset(seed=0)

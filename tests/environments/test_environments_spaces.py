@@ -84,20 +84,20 @@ def test_names_and_kinds():
     assert list(Layout(spaces.Discrete(2), "action").specs) == ["action"]
 
 
-def test_bounds_of_elements_and_of_none():
+def test_bounds_per_element_and_infinite_bounds():
     box = spaces.Box(np.array([0, -np.inf], np.float32), np.array([1, np.finfo(np.float32).max], np.float32))
     spec = Layout(box, "action").specs["action"]
     assert (spec.low, spec.high) == ((0.0, -np.inf), (1.0, np.inf))
     assert spec.bounded.tolist() == [True, False]
 
 
-def test_unsupported_spaces_are_named():
+def test_unsupported_spaces_are_refused():
     space = spaces.Dict(said=spaces.Text(5))
     with pytest.raises(UserError, match=r'observation space "said" is a Text'):
         Layout(space, "observation", "MyEnv")
 
 
-def test_names_that_meet_are_refused():
+def test_equal_names_are_refused():
     space = spaces.Dict({"a/b": spaces.Discrete(2), "a": spaces.Dict(b=spaces.Discrete(2))})
     with pytest.raises(UserError, match='"a/b"'):
         Layout(space, "observation")

@@ -25,12 +25,12 @@ TOYS = {
 
 @pytest.mark.parametrize("name", TOYS)
 @pytest.mark.filterwarnings("ignore")
-def test_toys_pass_both_checks(name):
+def test_toys_pass_gymnasiums_check_and_ours(name):
     check_env(TOYS[name](), skip_render_check=True)
     assert check_environment(EnvConfig(), TOYS[name]).problems == []
 
 
-def test_memory_pays_recall_and_nothing_else_in_expectation():
+def test_memory_rewards_recall_only():
     env = MemoryEnv(length=3, cues=3)
     recalled, guessed = [], []
     seen = set()
@@ -47,7 +47,7 @@ def test_memory_pays_recall_and_nothing_else_in_expectation():
     assert len(seen) == 2  # later observations tell the step, never the cue
 
 
-def test_masked_rules():
+def test_masked_rewards():
     env = MaskedEnv(choices=6, allowed=2, length=3)
     observation, _ = env.reset(seed=1)
     mask, target = observation["action_mask"], int(observation["observation"].argmax())
@@ -60,7 +60,7 @@ def test_masked_rules():
 
 
 @pytest.mark.parametrize("more", [False, True])
-def test_mixed_needs_every_part(more):
+def test_mixed_rewards_all_parts_together(more):
     env = MixedActionEnv(more=more)
     shown, _ = env.reset(seed=0)
     right = {"choice": int(shown[:3].argmax()), "amount": shown[3:5]}
@@ -92,7 +92,7 @@ def test_no_velocity_hides_velocities_and_ends_like_cartpole():
     assert 5 < steps < 15
 
 
-def test_catch_pays_for_balls_that_touch_the_paddle():
+def test_catch_rewards_balls_that_touch_the_paddle():
     env = CatchEnv()
     for seed in range(20):
         image, _ = env.reset(seed=seed)
@@ -107,7 +107,7 @@ def test_catch_pays_for_balls_that_touch_the_paddle():
     assert [env.step(1)[1] for _ in range(16)] == [0.0] * 15 + [-1.0]
 
 
-def test_question_pays_the_half_that_it_asks_for():
+def test_question_rewards_the_right_half():
     env = QuestionEnv()
     observation, _ = env.reset(seed=0)
     for step in range(16):

@@ -21,7 +21,7 @@ def unambiguous(found: dict) -> bool:
 
 @given(st.dictionaries(names, values, max_size=8).filter(unambiguous), text)
 @settings(max_examples=60, deadline=None)
-def test_settings_and_origins_come_back(tmp_path_factory, found, origin):
+def test_settings_and_origins_round_trip(tmp_path_factory, found, origin):
     path = tmp_path_factory.mktemp("c") / "config.toml"
     write_config(path, found, dict.fromkeys(found, origin))
     back = read_config(path)
@@ -32,7 +32,7 @@ def test_settings_and_origins_come_back(tmp_path_factory, found, origin):
     assert read_origins(path).keys() == found.keys()
 
 
-def test_it_reads_well():
+def test_format():
     found = {
         "seed": 1,
         "agent.learning_rate": 1e-5,
@@ -47,7 +47,7 @@ def test_it_reads_well():
     )
 
 
-def test_origins_are_read_past_strings_that_look_like_comments(tmp_path):
+def test_origins_with_comment_characters_round_trip(tmp_path):
     path = tmp_path / "config.toml"
     origins = {"a": "flag", "t.b": "preset x/y # 2"}
     write_config(path, {"a": "x  # y", "t.b": math.inf}, origins)
@@ -55,18 +55,18 @@ def test_origins_are_read_past_strings_that_look_like_comments(tmp_path):
     assert read_config(path)["t.b"] == math.inf
 
 
-def test_numbers_of_numpy_are_written_as_numbers():
+def test_numpy_numbers_are_written_as_numbers():
     np = pytest.importorskip("numpy")
     assert tomllib.loads(render({"x": np.float64(0.5)}, {})) == {"x": 0.5}
 
 
 @pytest.mark.parametrize("bad", [{"a": 1, "a.b": 2}, {"": 1}, {".a": 1}, {"a..b": 1}])
-def test_names_that_cannot_be_tables_are_refused(bad):
+def test_invalid_names_are_refused(bad):
     with pytest.raises(ValueError, match=r"name|setting"):
         render(bad, {})
 
 
-def test_values_that_are_no_settings_are_refused():
+def test_invalid_values_are_refused():
     with pytest.raises(TypeError, match=r"a\.b"):
         render({"a.b": object()}, {})
 
@@ -80,7 +80,7 @@ def test_values_that_are_no_settings_are_refused():
         (b"[[agent]]\nx = 1", "agent"),
     ],
 )
-def test_a_bad_file_is_one_sentence(tmp_path, content, says):
+def test_an_invalid_file_is_a_user_error(tmp_path, content, says):
     path = tmp_path / "my.toml"
     path.write_bytes(content)
     with pytest.raises(UserError, match=says) as caught:
@@ -88,6 +88,6 @@ def test_a_bad_file_is_one_sentence(tmp_path, content, says):
     assert "my.toml" in str(caught.value)
 
 
-def test_a_missing_file_is_one_sentence(tmp_path):
+def test_a_missing_file_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match=r"no\.toml"):
         read_config(tmp_path / "no.toml")

@@ -26,7 +26,7 @@ def named(agent="ppo", observation=VECTOR, action=CHOICE, **changes) -> set[str]
 OTHER_RANKS = {"network.net2d", "network.net3d", "network.net4d"}
 
 
-def test_what_nothing_reads_depends_on_the_environment_and_on_other_settings() -> None:
+def test_ineffective_settings_depend_on_the_environment_and_on_other_settings() -> None:
     gaussian = {"agent.distribution", "agent.log_std_init"}
     memory = {"network.lstm_size"}
     assert named() == OTHER_RANKS | gaussian | memory
@@ -43,7 +43,7 @@ def test_what_nothing_reads_depends_on_the_environment_and_on_other_settings() -
     assert not named(action=AMOUNT) & normalized
 
 
-def test_a_network_or_a_piece_of_ones_own() -> None:
+def test_a_custom_network_or_piece() -> None:
     own = named(network__name=OWN, action=AMOUNT)
     assert own >= {"network.hidden", "network.body", "network.orthogonal"}
     assert not own & {"network.name", "network.shared"}
@@ -94,7 +94,7 @@ CONTINUOUS = ("ddpg", "td3", "sac")
 
 
 @pytest.mark.parametrize(("agent", "changes", "expected"), REPLAYS)
-def test_what_no_agent_with_a_replay_reads(agent: str, changes: Mapping[str, Any], expected: set[str]) -> None:
+def test_ineffective_settings_of_replay_agents(agent: str, changes: Mapping[str, Any], expected: set[str]) -> None:
     found = named(agent, action=AMOUNT if agent in CONTINUOUS else CHOICE, **changes)
     assert {key for key in found if key.startswith("agent.")} == expected
     assert ("network.shared" in found) == (not agent.startswith("acer"))
@@ -127,7 +127,7 @@ OTHERS: dict[str, Any] = {  # values that no agent has by default
 
 
 @pytest.mark.parametrize(("agent", "changes", "idle"), [row for row in REPLAYS if row[2]])
-def test_what_is_said_to_do_nothing_does_nothing(
+def test_ineffective_settings_have_no_effect(
     agent: str, changes: Mapping[str, Any], idle: set[str], tmp_path: Path
 ) -> None:
     """Two short runs have the same losses, whatever these settings are."""
@@ -156,7 +156,7 @@ def test_what_is_said_to_do_nothing_does_nothing(
     assert any("loss/" in key for said in one for key in said)
 
 
-def test_an_image_beside_an_action_goes_through_the_layers_of_an_mlp() -> None:
+def test_critics_of_images_and_actions_use_mlp_settings() -> None:
     kept = {"network.hidden", "network.activation", "network.net1d"}
     assert not named("sac", IMAGE, AMOUNT) & kept  # the critics' own, which see an action
     assert named("dqn", IMAGE) >= kept
@@ -169,7 +169,7 @@ def refused(resolved: Resolved, said: str, why: str = "") -> None:
         refuse_ineffective(resolved, {"observation": VECTOR}, {"action": CHOICE})
 
 
-def test_the_sentence_names_the_setting_that_decides() -> None:
+def test_the_error_names_the_reason() -> None:
     given = resolve_settings("CartPole-v1", "qr_dqn", overrides={"agent.v_min": -1})
     refused(given, r"agent\.v_min is -1\.0 \(flag\)", r"agent\.values is quantile")
     given = resolve_settings("CartPole-v1", "dqn", overrides={"network.shared": "yes"})
@@ -182,7 +182,7 @@ def accepted(resolved: Resolved) -> None:
     refuse_ineffective(resolved, {"observation": VECTOR}, {"action": CHOICE})
 
 
-def test_flags_and_files_are_refused_but_no_default_preset_or_run_file(tmp_path: Path) -> None:
+def test_flags_and_files_are_refused_but_not_defaults_presets_and_arguments(tmp_path: Path) -> None:
     given = {"agent.distribution": "gaussian"}
     refused(resolve_settings("CartPole-v1", overrides=given), r"agent\.distribution is gaussian \(flag\)")
     accepted(resolve_settings("CartPole-v1", overrides=given, origin="argument"))
@@ -197,7 +197,7 @@ def test_flags_and_files_are_refused_but_no_default_preset_or_run_file(tmp_path:
 
 
 @pytest.mark.parametrize("name", [name for name, (_, values) in presets().items() if "env.backend" not in values])
-def test_no_preset_holds_what_its_own_environment_does_not_use(name: str) -> None:
+def test_presets_have_no_ineffective_settings(name: str) -> None:
     environment, values = presets()[name]
     if environment.startswith("ALE/"):
         pytest.importorskip("ale_py")
@@ -207,7 +207,7 @@ def test_no_preset_holds_what_its_own_environment_does_not_use(name: str) -> Non
     manager.close()
 
 
-def test_zero_is_a_way_to_turn_off_what_belongs_to_sequences() -> None:
+def test_zero_turns_sequence_settings_off() -> None:
     off = {"agent.sequence": 0, "agent.burn_in": 0, "agent.overlap": 0, "network.body": "identity1d"}
     refuse_ineffective(
         resolve_settings("CartPole-v1", "r2d2", "none", overrides=off), {"observation": VECTOR}, {"action": CHOICE}

@@ -32,14 +32,14 @@ def first_layers(worker: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(next(p for p in network.parameters() if p.dim() > 1).shape) for name, network in networks}
 
 
-def test_one_network_has_settings_of_its_own() -> None:
+def test_settings_of_a_single_network() -> None:
     worker = make_worker("CartPole-v1", network__critic__hidden=(16, 4))
     assert first_layers(worker) == {"actor": (8, 4), "critic": (16, 4)}
     assert worker.settings.network_for("critic").hidden == (16, 4)
     worker.close()
 
 
-def test_a_network_sees_what_it_is_told_to() -> None:
+def test_sees_selects_observations() -> None:
     worker = make_worker(LUCK, network__actor__sees=("sig*",))
     assert list(worker.agent.networks["actor"].inputs) == ["signal"]
     assert set(worker.agent.networks["critic"].inputs) == {"signal", "luck"}
@@ -49,7 +49,7 @@ def test_a_network_sees_what_it_is_told_to() -> None:
     worker.close()
 
 
-def test_they_come_back_from_a_run(tmp_path: Path) -> None:
+def test_settings_of_single_networks_are_saved(tmp_path: Path) -> None:
     own: dict[str, Any] = {"network__actor__sees": ("signal",), "network__critic__hidden": (16,)}
     result = train(tmp_path, LUCK, **own)
     policy = ludus.load(result.run, "latest")
@@ -73,12 +73,12 @@ def test_they_come_back_from_a_run(tmp_path: Path) -> None:
         ({"network.critic.hidden": (0,)}, "network.critic.hidden has a layer of 0"),
     ],
 )
-def test_a_mistake_is_one_sentence(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_mistakes_are_user_errors(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         ludus.train(LUCK, "ppo", preset="none", nb_step=100, settings={"runs": str(tmp_path), "quiet": True, **given})
 
 
-def test_a_flag_that_does_nothing_for_that_network_is_refused() -> None:
+def test_an_ineffective_flag_of_a_single_network_is_refused() -> None:
     resolved = resolve_settings("CartPole-v1", "ppo", "none", overrides={"network.critic.lstm_size": 8})
     with pytest.raises(UserError, match=r"network.critic.lstm_size is 8 \(flag\), but would do nothing"):
         refuse_ineffective(resolved, OBSERVATION, ACTIONS["choice"])
@@ -86,7 +86,7 @@ def test_a_flag_that_does_nothing_for_that_network_is_refused() -> None:
     refuse_ineffective(resolve_settings("CartPole-v1", "ppo", "none", overrides=fits), OBSERVATION, ACTIONS["choice"])
 
 
-def test_large_images_have_two_trunks_if_these_differ() -> None:
+def test_trunks_with_different_settings_are_not_shared() -> None:
     image: Specs = {"image": Spec((3, 64, 64), "uint8", low=0, high=255)}
     for own, names in (({}, {"actor_critic"}), ({"network.critic.hidden": (8,)}, {"actor", "critic"})):
         settings = resolve_settings("CartPole-v1", "ppo", "none", overrides=own).settings

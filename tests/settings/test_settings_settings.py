@@ -49,7 +49,7 @@ def settings_file(folder: Path, text: str) -> Path:
     return path
 
 
-def test_each_layer_wins_over_the_one_before_it_and_is_named(tmp_path: Path) -> None:
+def test_later_layers_override_earlier_ones_and_origins_are_kept(tmp_path: Path) -> None:
     file = settings_file(tmp_path, "seed = 7\n[agent]\ngamma = 0.5\nclip = 0.3\n")
     settings, origins = resolve_settings("CartPole-v1", file=file, overrides={"agent.clip": 0.4})
     assert (settings.agent.gae_lambda, origins["agent.gae_lambda"]) == (0.8, "preset cartpole/ppo")
@@ -60,7 +60,7 @@ def test_each_layer_wins_over_the_one_before_it_and_is_named(tmp_path: Path) -> 
     assert origins.keys() == to_flat(settings).keys()
 
 
-def test_a_preset_is_taken_by_itself_only_where_environment_and_agent_fit() -> None:
+def test_a_preset_is_used_if_environment_and_agent_match() -> None:
     assert find_preset("CartPole-v1", "ppo") == "cartpole/ppo"
     assert find_preset("CartPole-v0", "ppo") == "none"
     assert find_preset("Pong-v5", "a2c") == "none"
@@ -74,13 +74,13 @@ def test_a_preset_is_taken_by_itself_only_where_environment_and_agent_fit() -> N
     }
 
 
-def test_a_preset_by_name_brings_its_agent_and_not_its_environment() -> None:
+def test_a_named_preset_sets_the_agent_but_not_the_environment() -> None:
     settings, origins = resolve_settings("Acrobot-v1", preset="cartpole/a2c")
     assert (settings.agent_name, settings.env.id) == ("a2c", "Acrobot-v1")
     assert origins["agent.name"] == "preset cartpole/a2c"
 
 
-def test_python_may_give_nested_tables() -> None:
+def test_overrides_may_be_nested() -> None:
     settings = resolve_settings("CartPole-v1", overrides={"network": {"hidden": [3, 4]}, "env.num": 2}).settings
     assert (settings.network.hidden, settings.env.num) == ((3, 4), 2)
 
@@ -149,7 +149,7 @@ def test_every_preset_of_ppo_and_a2c_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", TUNED)
 @pytest.mark.parametrize("nb_step", [None, 3_000])
-def test_presets_say_what_they_were_tuned_with(name: str, nb_step: int | None) -> None:
+def test_presets_fix_the_settings_they_were_tuned_with(name: str, nb_step: int | None) -> None:
     """Whatever the defaults are and however short the run is."""
     given = {} if nb_step is None else {"nb_step": nb_step}
     environment = presets()[name][0].replace("*", "Pong-v5")
@@ -183,7 +183,7 @@ def test_short_runs_have_more_updates_and_larger_steps() -> None:
     )
 
 
-def test_what_is_given_stays_in_a_short_run() -> None:
+def test_given_settings_are_not_adapted_to_a_short_run() -> None:
     given = {"nb_step": 3_000, "agent.rollout": 128, "agent.learning_rate": 3e-4}  # these are the defaults, but said
     settings, origins = resolve_settings(COUNTING, "ppo", overrides=given)
     assert (settings.agent.rollout, settings.agent.learning_rate, settings.agent.epochs) == (128, 3e-4, 8)
@@ -215,7 +215,7 @@ def test_a_config_file_rebuilds_the_same_settings(
     assert from_flat(read_config(path)) == settings
 
 
-def test_an_own_agent_brings_its_own_settings() -> None:
+def test_a_custom_agent_has_its_own_settings() -> None:
     settings = resolve_settings(
         "CartPole-v1", own("OwnAgent"), overrides={"agent.sizes": ["5"], "agent.target": "None"}
     ).settings
@@ -238,7 +238,7 @@ def test_an_own_agent_brings_its_own_settings() -> None:
         ("-inf", float, float("-inf")),
     ],
 )
-def test_values_are_coerced(value: Any, annotation: Any, expected: Any) -> None:
+def test_values_are_parsed(value: Any, annotation: Any, expected: Any) -> None:
     result = parse_value("key", value, annotation, "flag")
     assert (result, type(result)) == (expected, type(expected))
 
@@ -269,7 +269,7 @@ BAD_VALUES = {
 
 
 @pytest.mark.parametrize(("key", "value", "said"), sorted(BAD_VALUES, key=str))
-def test_a_bad_value_is_refused_in_one_sentence_with_its_key(key: str, value: Any, said: str) -> None:
+def test_an_invalid_value_is_a_user_error_with_its_key(key: str, value: Any, said: str) -> None:
     with pytest.raises(UserError) as caught:
         resolve_settings("CartPole-v1", overrides={key: value})
     message = str(caught.value)
@@ -292,14 +292,14 @@ def test_a_bad_value_is_refused_in_one_sentence_with_its_key(key: str, value: An
         ({"file": "nowhere.toml"}, "nowhere.toml"),
     ],
 )
-def test_a_bad_name_is_refused(arguments: dict[str, Any], said: str) -> None:
+def test_an_unknown_name_is_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=r"^[^\n]+$") as caught:
         resolve_settings(**({"environment": "CartPole-v1"} | arguments))
     assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("agent", ["dqn", "r2d2", "sac", "acer"])
-def test_a_run_that_would_only_warm_up_is_refused(agent: str) -> None:
+def test_a_run_shorter_than_its_warmup_is_refused(agent: str) -> None:
     aim = "replayed" if agent == "acer" else "learned"
     given = {"agent.warmup": 500, "nb_step": 500}
     with pytest.raises(UserError, match=rf"^agent\.warmup is 500, but nb_step is 500, so nothing .* be {aim}; lower"):
@@ -317,7 +317,7 @@ def test_a_run_too_short_for_one_batch_is_refused() -> None:
         resolve_settings("CartPole-v1", "dqn", "none", overrides={"agent.n_step": 500, "nb_step": 4_000})
 
 
-def test_agents_have_networks_of_their_own_by_default_which_all_else_overrides() -> None:
+def test_agents_have_network_defaults_that_other_layers_override() -> None:
     for agent in ("sac", "td3", "ddpg", "hddpg"):
         resolved = resolve_settings("Pendulum-v1", agent, "none")
         assert resolved.settings.network.hidden == (256, 256)
@@ -331,7 +331,7 @@ def test_agents_have_networks_of_their_own_by_default_which_all_else_overrides()
     assert resolve_settings("CartPole-v1", "dqn", "none").settings.network == NetworkConfig()
 
 
-def test_a_run_that_needs_no_warm_up_or_was_begun_is_not_refused_for_it() -> None:
+def test_a_resumed_run_may_be_shorter_than_its_warmup() -> None:
     resolve_settings("CartPole-v1", overrides={"nb_step": 10})
     resolve_settings("CartPole-v1", "acer", overrides={"nb_step": 10, "agent.replay_ratio": 0})
     settings = resolve_settings("CartPole-v1", "dqn", overrides={"nb_step": 2000}).settings
@@ -340,7 +340,7 @@ def test_a_run_that_needs_no_warm_up_or_was_begun_is_not_refused_for_it() -> Non
     assert from_flat(to_flat(shorter)) == shorter
 
 
-def test_a_bad_file_is_named(tmp_path: Path) -> None:
+def test_errors_name_the_file(tmp_path: Path) -> None:
     file = settings_file(tmp_path, "[agent]\nlerning_rate = 3\n")
     with pytest.raises(UserError, match=r"my\.toml"):
         resolve_settings("CartPole-v1", file=file)
@@ -356,7 +356,7 @@ def test_every_setting_has_a_dotted_key() -> None:
     assert "agent_name" not in types
 
 
-def test_an_id_without_its_version_has_the_preset_too():
+def test_a_preset_matches_ids_without_version():
     assert find_preset("CartPole", "ppo") == find_preset("CartPole-v1", "ppo") == "cartpole/ppo"
     assert find_preset("Cart", "ppo") == "none"
     assert find_preset("", "ppo") == "none"

@@ -1,4 +1,4 @@
-"""Signatures: only the content that this user wrote, with a key that only this user reads."""
+"""Signatures of settings files and the private key."""
 
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ def own(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def test_what_was_signed_is_known_and_what_was_changed_is_not(monkeypatch, tmp_path):
+def test_changed_files_and_other_keys_are_detected(monkeypatch, tmp_path):
     assert signature_problem(TEXT) == "it has no signature"
     signed = sign(TEXT)
     assert signed.startswith(TEXT)
@@ -35,7 +35,7 @@ def test_what_was_signed_is_known_and_what_was_changed_is_not(monkeypatch, tmp_p
     assert "another user or machine" in signature_problem(signed)  # with another
 
 
-def test_the_key_is_for_its_owner_alone():
+def test_the_key_must_be_private():
     signed = sign(TEXT)
     assert stat.S_IMODE(key_path().stat().st_mode) == 0o600
     assert stat.S_IMODE(key_path().parent.stat().st_mode) == 0o700
@@ -53,12 +53,12 @@ def test_the_key_is_for_its_owner_alone():
         sign(TEXT)
 
 
-def test_many_at_once_make_one_key():
+def test_concurrent_processes_share_one_key():
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(sign, [TEXT] * 32))) == 1
 
 
-def test_a_relative_folder_is_not_taken(monkeypatch, tmp_path):
+def test_a_relative_state_folder_is_ignored(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", "state")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert key_path() == tmp_path / ".local" / "state" / "ludus" / "key"
