@@ -60,12 +60,12 @@ def load(path: Path = BUILT, source: Path = SOURCE) -> ctypes.CDLL | None:
         ("tree_total", [pointer]),
         ("slots", [pointer, number, number, pointer, pointer]),
         ("draw", [pointer, pointer, number, *[pointer] * 4]),
-        ("renew", [pointer, pointer, number, *[pointer] * 4]),
+        ("update", [pointer, pointer, number, *[pointer] * 4]),
         ("gather", [pointer, number, pointer]),
     ):
         function = getattr(library, f"ludus_{name}")
         function.argtypes, function.restype = arguments, number
-    library.ludus_tree_total.restype = library.ludus_renew.restype = ctypes.c_double
+    library.ludus_tree_total.restype = library.ludus_update.restype = ctypes.c_double
     return library
 
 

@@ -58,7 +58,7 @@ class Priorities:
         if self._library is not None:
             numbers, scratch = numbers.long().contiguous(), self._scratch_for(len(numbers))
             pointers = numbers.data_ptr(), values.data_ptr(), scratch[0].data_ptr(), scratch[1].data_ptr()
-            largest = self._library.ludus_renew(self._tree.pointer, self._slot_index.pointer, len(numbers), *pointers)
+            largest = self._library.ludus_update(self._tree.pointer, self._slot_index.pointer, len(numbers), *pointers)
             if largest >= 0.0:
                 self._tree.stale = True
                 self.largest = max(self.largest, largest)
