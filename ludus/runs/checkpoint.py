@@ -38,7 +38,7 @@ from ludus.runs.encoding import HEADER, TensorFile, decode, encode, names_of, se
 from ludus.runs.folder import ASIDE, RunDirectory, current_path, step_folders
 
 T = TypeVar("T")
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST, TENSORS, STATE = "manifest.json", "tensors.safetensors", "state.json"
 _MANIFEST_LIMIT = 1 << 24
 _STATE_LIMIT = 1 << 26
