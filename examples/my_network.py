@@ -1,8 +1,8 @@
-"""A network of your own: any torch module whose forward takes the observations by name.
+"""A custom network: any torch module with observation names as arguments of forward.
 
 In this folder:
 
-    ludus train CartPole-v1 --network my_network:Residual
+ludus train CartPole-v1 --network my_network:Residual
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """Two blocks, each added to what went in; Ludus puts a linear layer per output (policy, value) behind it."""
+    """Two residual blocks; Ludus adds a linear layer per output (policy, value)."""
 
     def __init__(self, inputs: dict[str, tuple[int, ...]], width: int = 64) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Training and using a policy from Python: ``python train_in_python.py`` in this folder."""
+"""Train and use a policy from Python: ``python train_in_python.py`` in this folder."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import ludus
 
 
 def main(nb_step: int = 50_000) -> None:
-    """Train, load the best policy, and let it act."""
+    """Train, load the best policy and play one episode."""
     best = float("-inf")
 
-    def on_update(metrics: Mapping[str, float]) -> None:  # your own code, after every round of collecting and learning
+    def on_update(metrics: Mapping[str, float]) -> None:  # called after every update
         nonlocal best
         best = max(best, metrics.get("return", best))
 
@@ -24,11 +24,11 @@ def main(nb_step: int = 50_000) -> None:
     player = ludus.load(result.run)
     env = Docking()
     observation, _ = env.reset(seed=1)
-    total, over, first = 0.0, False, True
-    while not over:
+    total, done, first = 0.0, False, True
+    while not done:
         action = player.act(observation, first=first)  # one observation, or a batch of them
         observation, reward, terminated, truncated, _ = env.step(action)
-        total, over, first = total + reward, terminated or truncated, False
+        total, done, first = total + reward, terminated or truncated, False
     print(f"One episode: return {total:.2f}")
 
 

@@ -1,4 +1,4 @@
-"""Ludus: reinforcement learning in PyTorch. Importing it is cheap: names load what they need when first used."""
+"""Ludus: reinforcement learning in PyTorch. Public names are imported when they are first used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for editors and type checkers; _HOMES has the same names
+if TYPE_CHECKING:  # for editors and type checkers; the same names as in _MODULES
     from ludus.containers.evaluate import Evaluation
     from ludus.core.agent import Agent
     from ludus.core.errors import Stop, UserError
@@ -28,7 +28,7 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {
+_MODULES = {
     "Agent": "ludus.core.agent",
     "Evaluation": "ludus.containers.evaluate",
     "Network": "ludus.core.network",
@@ -43,12 +43,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'ludus' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """What there is: the public names, loaded or not, and the packages that were imported."""
-    here = (name for name, x in globals().items() if name.startswith("__") or isinstance(x, ModuleType))
-    return sorted({*__all__, *here})
+    """Return the public names and the imported packages."""
+    loaded = (name for name, x in globals().items() if name.startswith("__") or isinstance(x, ModuleType))
+    return sorted({*__all__, *loaded})

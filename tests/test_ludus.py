@@ -35,7 +35,7 @@ def test_editors_see_every_name() -> None:
         alias.name: node.module for block in blocks for node in ast.walk(block) if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }  # fmt: skip
-    assert typed == ludus._HOMES
+    assert typed == ludus._MODULES
     assert sorted(typed) == sorted(ludus.__all__)
 
 

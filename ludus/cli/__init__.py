@@ -1,3 +1,3 @@
-"""The command line. Each command is a module with ``run(argv) -> int``, imported only when it is typed."""
+"""The command line: one module with ``run(argv) -> int`` per command, imported only when it is used."""
 
 BAD_INPUT, INTERRUPTED = 2, 130  # exit codes

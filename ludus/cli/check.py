@@ -1,4 +1,4 @@
-"""``ludus check ENV``: every problem of an environment at once, each with its fix."""
+"""``ludus check ENV``: report all problems of an environment, each with a fix."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ludus.settings.settings import Resolved
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Try an environment at random and show every problem, each with its fix.
+    """Run an environment with random actions and report all problems, each with a fix.
 
-    Takes all flags of `ludus train`, whose agent, network and memory are checked too.
+    Takes all flags of `ludus train`; the agent, the network and the memory they need are checked too.
     """
 
-    # A Gymnasium id, or your own as package.module:Class.
+    # a Gymnasium id such as CartPole-v1, or your own environment as package.module:Class
     environment: Annotated[str, "ENV"]
-    # As for training.
+    # as for training
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id=""))
 
 
@@ -41,7 +41,7 @@ def run(argv: list[str]) -> int:
         show_help(Arguments, "check")
     resolved = parse(argv, "check")
     config = resolved.settings.env
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # environments that draw with pygame look for a screen else
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame needs no screen then
     problems, tried = find_problems(config)
     if all(problem.severity == "warning" for problem in problems):
         problems += find_refusals(resolved, "--trust" in argv)
@@ -54,34 +54,35 @@ def run(argv: list[str]) -> int:
     again = f"ludus {{}} {shlex.join(argv)}"
     if errors:
         console.print(
-            Text(f"{config.id}: {len(errors)} to fix; then type `{again.format('check')}` again."), soft_wrap=True
+            Text(f"{config.id}: {len(errors)} error{'s' * (len(errors) > 1)}; fix, then `{again.format('check')}`."),
+            soft_wrap=True,
         )
         return BAD_INPUT
-    console.print(Text(f"{config.id} is ready{tried}; type `{again.format('train')}`."), soft_wrap=True)
+    console.print(Text(f"{config.id} is ready for training{tried}: `{again.format('train')}`."), soft_wrap=True)
     return 0
 
 
 def find_problems(config: EnvConfig) -> tuple[list[Problem], str]:
-    """Inspect an environment; return its problems, and in words how much was tried.
+    """Return the problems of an environment, and a note on how much was tested.
 
-    Those of EnvPool are sound, so there only the name, options and spaces can be wrong.
+    EnvPool's environments are not stepped: only their name, options and spaces are checked.
     """
     if config.backend == "envpool":
-        return _of_pool(config), " (no step was tried)"
+        return _find_envpool_problems(config), " (not stepped)"
     from ludus.environments.check import check_environment
 
-    if config.backend == "auto" and _is_in_pool_alone(config.id):
+    if config.backend == "auto" and _only_in_envpool(config.id):
         import gymnasium
 
         fix = f"Add --env.backend envpool.{did_you_mean(config.id, gymnasium.registry)}"
-        return [Problem(f'Gymnasium has no environment "{config.id}", but EnvPool has.', fix)], ""
+        return [Problem(f'Gymnasium has no environment "{config.id}", but EnvPool does.', fix)], ""
     found = check_environment(config)
     episodes = f"{found.episodes} episode{'s' * (found.episodes != 1)}"
-    return found.problems, f" ({found.tried} random steps in {episodes} tried)"
+    return found.problems, f" (tested with {found.tried} random steps in {episodes})"
 
 
 def find_refusals(resolved: Resolved, trust: bool = False) -> list[Problem]:
-    """What training would refuse of a sound environment: no network for it, or too little memory."""
+    """Return why training would refuse these settings: no network fits, or too little memory."""
     from ludus.runs.train import check_settings
 
     try:
@@ -91,7 +92,7 @@ def find_refusals(resolved: Resolved, trust: bool = False) -> list[Problem]:
     return []
 
 
-def _of_pool(config: EnvConfig) -> list[Problem]:
+def _find_envpool_problems(config: EnvConfig) -> list[Problem]:
     from ludus.managers.make import make_manager
 
     try:
@@ -101,7 +102,7 @@ def _of_pool(config: EnvConfig) -> list[Problem]:
     return []
 
 
-def _is_in_pool_alone(id: str) -> bool:
+def _only_in_envpool(id: str) -> bool:
     from ludus.environments.gym import find_spec, is_path
 
     if is_path(id) or importlib.util.find_spec("envpool") is None:

@@ -19,11 +19,11 @@ class Arguments:
     The exit code is 0 if the failure is reproduced and 1 if it is not.
     """
 
-    # Folder of a run, folder with several runs (the latest is taken), or latest.
+    # folder of a run, folder with several runs (the latest is used), or latest
     run: Annotated[str, "RUN"]
-    # Import the classes that the run's config.toml names, even if you did not create the run on this machine.
+    # import the classes that the run's config.toml names, even if you did not create it on this machine
     trust: bool = False
-    # Folder in which to look for latest.
+    # folder in which to look for latest
     runs: Annotated[str, "FOLDER"] = "runs"
 
 

@@ -1,4 +1,4 @@
-"""``ludus evaluate RUN …``: how good trained policies are, on fresh episodes."""
+"""``ludus evaluate RUN ...``: evaluate trained policies on new episodes."""
 
 from __future__ import annotations
 
@@ -19,39 +19,40 @@ if TYPE_CHECKING:  # it imports torch, and `--help` should not
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Play many fresh episodes with trained policies and say how good they are."""
+    """Evaluate trained policies on new episodes."""
 
-    # Folders of runs, folders of several runs (the latest of each is taken), or latest.
+    # folders of runs, folders with several runs (the latest of each is used), or latest
     run: Annotated[tuple[str, ...], "RUN [RUN ...]"]
-    episodes: int = 100  # more give a narrower interval
-    checkpoint: str = "best"  # which policy: best, latest, or one of a run's checkpoints such as step_50000
-    stochastic: bool = False  # sample actions as in training, instead of taking the likeliest
-    seed: int = 0  # of the environments; another seed gives other episodes
-    json: bool = False  # print one JSON object per run and line, each return and length included
-    trust: bool = False  # import what the run's config.toml names, though you did not make it on this machine
-    runs: Annotated[str, "FOLDER"] = "runs"  # where latest is looked for
+    episodes: int = 100  # number of episodes; more give a narrower confidence interval
+    checkpoint: str = "best"  # best, latest, or a step such as step_50000
+    stochastic: bool = False  # sample actions as in training, instead of the most likely one
+    seed: int = 0  # seed of the environments
+    json: bool = False  # print one line of JSON per run, with all returns and lengths
+    # import the classes that the run's config.toml names, even if you did not create it on this machine
+    trust: bool = False
+    runs: Annotated[str, "FOLDER"] = "runs"  # folder in which to look for latest
 
 
 def run(argv: list[str]) -> int:
     """Evaluate and print."""
-    given = parse(Arguments, argv, "evaluate")
-    check_minimum("--episodes", given.episodes, 1)
-    check_minimum("--seed", given.seed, 0)
-    check_checkpoint_name(given.checkpoint)
-    folders = [RunDirectory.open(name, given.runs).path for name in given.run]  # before torch is imported
+    arguments = parse(Arguments, argv, "evaluate")
+    check_minimum("--episodes", arguments.episodes, 1)
+    check_minimum("--seed", arguments.seed, 0)
+    check_checkpoint_name(arguments.checkpoint)
+    folders = [RunDirectory.open(name, arguments.runs).path for name in arguments.run]  # before torch is imported
     from ludus.runs.policy import load
 
     for index, folder in enumerate(folders):
-        checkpoint = RunDirectory(folder).resolve_checkpoint(given.checkpoint)
-        player = load(folder, checkpoint, given.runs, trust=given.trust)
+        checkpoint = RunDirectory(folder).resolve_checkpoint(arguments.checkpoint)
+        player = load(folder, checkpoint, arguments.runs, trust=arguments.trust)
         player.use_threads()
-        if not given.json:
-            why = "" if checkpoint == given.checkpoint else " (no evaluation has chosen a best one yet)"
+        if not arguments.json:
+            why = "" if checkpoint == arguments.checkpoint else " (there is no best policy before the first evaluation)"
             say("\n" * (index > 0) + title(player, checkpoint, folder) + why)
-        evaluation = player.evaluate(given.episodes, given.seed, not given.stochastic)
-        if given.json:
-            about = {"run": str(folder), "checkpoint": checkpoint, "seed": given.seed}
-            print(json.dumps(about | describe(player, evaluation, not given.stochastic)), flush=True)
+        evaluation = player.evaluate(arguments.episodes, arguments.seed, not arguments.stochastic)
+        if arguments.json:
+            about = {"run": str(folder), "checkpoint": checkpoint, "seed": arguments.seed}
+            print(json.dumps(about | describe(player, evaluation, not arguments.stochastic)), flush=True)
         else:
             say(report(evaluation))
         player.close()
@@ -59,25 +60,25 @@ def run(argv: list[str]) -> int:
 
 
 def title(player: Player, checkpoint: str, folder: object) -> str:
-    """Which policy it is."""
+    """Describe the policy."""
     step = f", step {player.meta['step']:,}" if "step" in player.meta else ""
     return f"{player.settings.env.id}, {player.settings.agent_name}: the {checkpoint} policy of {folder}{step}"
 
 
 def interval(evaluation: Evaluation) -> tuple[float, float]:
-    """The 95% interval of the mean; n − 1: the spread is measured around the sample's own mean."""
+    """Return the 95% confidence interval of the mean return."""
     half = 1.96 * evaluation.std / math.sqrt(max(len(evaluation.returns) - 1, 1))
     return evaluation.mean - half, evaluation.mean + half
 
 
 def report(evaluation: Evaluation) -> str:
-    """Mean, 95% interval of the mean, spread and range of returns, and the lengths."""
+    """Format mean, confidence interval, spread and range of returns and lengths."""
     returns, lengths = evaluation.returns, evaluation.lengths
     low, high = interval(evaluation)
     return "\n".join(
         [
             f"episodes  {len(returns)}",
-            f"return    {evaluation.mean:.2f}  (95% interval {low:.2f} to {high:.2f})",
+            f"return    {evaluation.mean:.2f}  (95% confidence interval {low:.2f} to {high:.2f})",
             f"          std {evaluation.std:.2f}, min {min(returns):.2f}, max {max(returns):.2f}",
             f"length    {sum(lengths) / len(lengths):.1f}  (min {min(lengths)}, max {max(lengths)})",
         ]
@@ -85,7 +86,7 @@ def report(evaluation: Evaluation) -> str:
 
 
 def describe(player: Player, evaluation: Evaluation, greedy: bool) -> dict[str, Any]:
-    """The same for a program to read."""
+    """Return the result as JSON data."""
     low, high = interval(evaluation)
     return {
         "environment": player.settings.env.id,

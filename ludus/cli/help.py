@@ -1,4 +1,4 @@
-"""What ``--help`` prints: the fields of a dataclass with their types, defaults and comments."""
+"""Print the help of a command: the fields of a dataclass with their types, defaults and comments."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ludus.logging.terminal import Console
 from ludus.settings.parse import union_members
 
 WORDS = {str: "TEXT", int: "INT", float: "FLOAT"}
-NOTHING = "none"  # how an empty text, an empty list and None are shown
-INDENT = 26  # the most columns that flags take beside their text
-RENAMED = {"agent_name": "agent"}  # fields whose flag has another name
+NOTHING = "none"  # shown for an empty string, an empty list and None
+INDENT = 26  # maximum columns of flags to the left of their text
+RENAMED = {"agent_name": "agent"}  # flags with another name than their field
 
 
 class Entry(NamedTuple):
-    """A line of the help."""
+    """A flag and its help text."""
 
     flag: str  # with its value: --seed INT
     text: str
@@ -39,10 +39,10 @@ class Group(NamedTuple):
 
 
 def show_help(arguments: Any, command: str) -> NoReturn:
-    """Print the help of a dataclass, or of an instance that holds the defaults, and leave.
+    """Print the help of a dataclass, or of an instance with the defaults, and exit.
 
-    Its first field is the word without a flag; a field that is a dataclass is a group of dotted flags, and one called
-    ``settings`` adds its flags and groups to these.
+    The first field is the positional argument. A field that is a dataclass is a group of dotted flags; the flags of one
+    called ``settings`` have no prefix.
     """
     kind = _class(arguments)
     first, *_ = fields(kind)
@@ -66,12 +66,12 @@ def show_help(arguments: Any, command: str) -> NoReturn:
 
 
 def _collect(given: Any, prefix: str, groups: list[Group], skip: str = "") -> None:
-    """Add the flags of a dataclass to the last group, and its dataclasses as groups."""
+    """Add the flags of a dataclass to the last group, and a group for each nested dataclass."""
     kind, here = _class(given), groups[-1].entries
     hints, texts = get_type_hints(kind, include_extras=True), comments(kind)
     values = {field.name: _value(given, field) for field in fields(kind) if field.name != skip}
     for name, value in values.items():
-        if not is_dataclass(value) and not isinstance(value, Mapping):  # flags of single networks are not listed
+        if not is_dataclass(value) and not isinstance(value, Mapping):  # per-network flags are not listed
             flag = f"--{prefix}{RENAMED.get(name, name)}".replace("_", "-")
             here.append(Entry(_with_value(flag, hints[name]), f"{texts.get(name, '')} {_default(value)}".strip()))
     for name, value in values.items():
@@ -117,12 +117,12 @@ def _default(value: Any) -> str:
 
 
 def comments(kind: type[Any]) -> dict[str, str]:
-    """The comment of each field of a dataclass: the one on its last line, else those on the lines before it."""
+    """Return the comment of each field of a dataclass: on its last line, else on the lines above it."""
     found: dict[str, str] = {}
     for owner in reversed(kind.__mro__):
         try:
             source = textwrap.dedent(inspect.getsource(owner))
-        except (OSError, TypeError):  # built in, or typed at a prompt
+        except (OSError, TypeError):  # without a source file
             continue
         lines, body = source.splitlines(), ast.parse(source).body[0]
         for node in body.body if isinstance(body, ast.ClassDef) else ():
@@ -138,13 +138,13 @@ def comments(kind: type[Any]) -> dict[str, str]:
 
 
 def _panel(group: Group, indent: int, width: int) -> Panel:
-    room = width - 4  # the border and a space on both sides
+    room = width - 4  # without the border
     text = Text()
     if group.about:
         text.append(textwrap.fill(" ".join(group.about.split()), room) + "\n" + "─" * room + "\n")
     for flag, words in group.entries:
         text.append(flag, style="bold")
         text.append("\n" + " " * indent if len(flag) + 2 > indent else " " * (indent - len(flag)))
-        text.append(f"\n{' ' * indent}".join(textwrap.wrap(words, room - indent, break_long_words=False)) + "\n")
+        text.append(f"\n{' ' * indent}".join(textwrap.wrap(words, room - indent)) + "\n")
     text.rstrip()
     return Panel(text, title=group.title, title_align="left", width=width)

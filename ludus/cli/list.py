@@ -1,4 +1,4 @@
-"""``ludus list``: agents, networks, environments, presets and runs."""
+"""``ludus list``: list agents, networks, environments, presets and runs."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ from ludus.networks import NETWORKS, SUBMODULES
 from ludus.runs.summary import ListedRun, Summary, list_runs
 from ludus.settings.settings import presets
 
-# Packages that parts of Gymnasium need beside it.
+# packages that parts of Gymnasium need
 NEEDS = {"box2d": "Box2D", "mujoco": "mujoco", "phys2d": "jax", "tabular": "jax"}
 RUN_COLUMNS = ("environment", "agent", "seed", "best", "steps", "state", "age", "run", "tags")
-NUMBERS = (2, 3, 4, 6)  # of these, the columns that hold numbers
+RIGHT_ALIGNED = (2, 3, 4, 6)  # columns with numbers
 NEXT = {
-    "all": "`ludus list environments` shows the environments.",
-    "agents": "Your own: --agent package.module:Class, as in examples/my_agent.py.",
-    "networks": "Your own: --network package.module:Class, as in examples/my_network.py.",
-    "presets": "`ludus train ENV --agent NAME --help` shows all that a preset sets.",
-    "runs": "Measure one with `ludus evaluate RUN`, go on with it with `ludus resume RUN`.",
-    "environments": "Your own: package.module:Class, as in examples/my_environment.py; try it with `ludus check`.",
+    "all": "See also `ludus list environments` and `ludus list runs`.",
+    "agents": "Use your own with --agent package.module:Class, as in examples/my_agent.py.",
+    "networks": "Use your own with --network package.module:Class, as in examples/my_network.py.",
+    "presets": "`ludus train ENV --agent NAME --help` shows the settings of a preset.",
+    "runs": "Evaluate one with `ludus evaluate RUN`, or train it further with `ludus resume RUN --nb-step N`.",
+    "environments": "Use your own as package.module:Class, as in examples/my_environment.py; `ludus check` tests it.",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Show what can be named on the command line."""
+    """List agents, networks, environments, presets or runs."""
 
-    # What to show: agents, networks, environments, presets, runs, or all but environments and runs, for they are many.
+    # agents, networks, environments, presets or runs; all: agents, networks and presets
     what: Annotated[
         Literal["all", "agents", "networks", "environments", "presets", "runs"],
         "WHAT",
     ] = "all"
-    tags: tuple[str, ...] = ()  # runs: only those that have all of these tags; --tag WORD adds one
-    name: str = ""  # runs: only those whose name has this in it
-    runs: Annotated[str, "FOLDER"] = "runs"  # runs: where they are looked for
+    tags: tuple[str, ...] = ()  # runs: only those with all of these tags; --tag WORD adds one
+    name: str = ""  # runs: only those with this text in their name
+    runs: Annotated[str, "FOLDER"] = "runs"  # folder of the runs
 
 
 def run(argv: list[str]) -> int:
@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
     if what == "runs":
         return show_runs(given)
     if given.tags or given.name:
-        raise UserError("--tags and --name choose among runs; type `ludus list runs` with them.")
+        raise UserError("--tags and --name are for `ludus list runs`.")
     makers = {"agents": agents, "networks": networks, "presets": preset_table, "environments": environments}
     shown = ["agents", "networks", "presets"] if what == "all" else [what]
     console = Console()
@@ -68,17 +68,17 @@ def run(argv: list[str]) -> int:
     if what == "environments":
         console.print(*_atari(), sep="\n", highlight=False, soft_wrap=True)
         console.print()
-        console.print(_envpool(), highlight=False, soft_wrap=True)  # after the table: importing it takes a second
+        console.print(_envpool(), highlight=False, soft_wrap=True)  # last, because importing it takes a second
     console.print(NEXT[what], highlight=False, soft_wrap=True)
     return 0
 
 
 def show_runs(given: Arguments) -> int:
-    """Print a line for each run, the one used last at the end."""
+    """Print a line for each run, the most recently used last."""
     found = [run for run in list_runs(given.runs) if _is_wanted(run.summary, given)]
     if not found:
         which = " with that name and those tags" if given.tags or given.name else " yet"
-        say(f'There is no run in "{given.runs}"{which}; `ludus train ENV --name NAME --tag WORD` makes one.')
+        say(f'There is no run in "{given.runs}"{which}: start one with `ludus train ENV --name NAME --tag WORD`.')
         return 0
     rows: list[tuple[str, ...]] = [RUN_COLUMNS]
     rows += [_run_row(run, given.runs) for run in found]
@@ -87,7 +87,7 @@ def show_runs(given: Arguments) -> int:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
-            cell.rjust(w) if i in NUMBERS else cell.ljust(w)
+            cell.rjust(w) if i in RIGHT_ALIGNED else cell.ljust(w)
             for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         ]
         print("  ".join(cells).rstrip())
@@ -103,12 +103,12 @@ def _run_row(run: ListedRun, root: str) -> tuple[str, ...]:
     about = run.summary
     best = "" if about.best is None else number(about.best)
     cells = (about.environment, about.agent, str(about.seed), best, f"{about.steps:,}", about.state, age(run.used))
-    path = run.path.relative_to(root) if root == "runs" else run.path  # below runs, commands look by themselves
+    path = run.path.relative_to(root) if root == "runs" else run.path  # commands look below runs by themselves
     return tuple(printable(" ".join(cell.split())) for cell in (*cells, str(path), ", ".join(about.tags)))
 
 
 def age(since: float) -> str:
-    """How long ago a moment was, in the largest whole unit: 40s, 12m, 3h, 5d."""
+    """Format how long ago a time was: 40s, 12m, 3h, 5d."""
     seconds = max(time.time() - since, 0)
     for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= size:
@@ -117,29 +117,31 @@ def age(since: float) -> str:
 
 
 def agents() -> Table:
-    """Agents by name, each with what the first line of its file says."""
-    table = _table("Agents (--agent NAME)", "name", "what it is")
+    """List agents with the first sentence of their docstring."""
+    table = _table("Agents (--agent NAME)", "name", "description")
     for name, path in AGENTS.items():
-        told = describe(CONFIGS[name]) if name in CONFIGS else _first_line(_source(path)).partition(": ")[2]
-        table.add_row(name, told)
+        text = _first_line(_source(path))
+        table.add_row(name, describe(CONFIGS[name]) if name in CONFIGS else text.partition(": ")[2] or text)
     return table
 
 
 def networks() -> Table:
-    """Networks and the pieces that a modular one is made of."""
-    table = _table("Networks (--network NAME) and their pieces (--network.body NAME, …)", "name", "what it is")
+    """List networks and the modules of a modular one."""
+    table = _table(
+        "Networks (--network NAME) and modules of a modular network (--network.body NAME, ...)", "name", "description"
+    )
     for name, path in NETWORKS.items():
         table.add_row(name, describe(path))
     for name, path in SUBMODULES.items():
-        table.add_row(name, f"piece: {describe(path)}")
+        table.add_row(name, f"module: {describe(path)}")
     return table
 
 
 def preset_table() -> Table:
-    """Presets: for which environment, how long they train, and on how many environments at once."""
-    title = "Presets (taken where environment and agent fit)"
+    """List presets with their environment, training steps and number of environments."""
+    title = "Presets (used by default for their environment and agent)"
     table = _table(title, "name", "environment", "nb_step", "env.num")
-    table.columns[1].overflow = "fold"  # a path cannot be cut short
+    table.columns[1].overflow = "fold"  # do not truncate a path
     for column in table.columns[2:]:
         column.justify = "right"
     for name, (environment, settings) in presets().items():
@@ -148,7 +150,7 @@ def preset_table() -> Table:
 
 
 def environments() -> Table:
-    """Gymnasium's environments, each in its newest version, and the package that one would need beside it."""
+    """List the newest version of Gymnasium's environments and the packages that they need."""
     table = _table("Environments (Gymnasium)", "id", "time limit", "native vector", "needs")
     for name, limit, vector, needs in _gymnasium():
         table.add_row(name, limit, vector, needs)
@@ -156,14 +158,14 @@ def environments() -> Table:
 
 
 def describe(path: str) -> str:
-    """The first line of a class's docstring."""
+    """Return the first line of a class's docstring."""
     name = path.partition(":")[2]
     classes = (node for node in _source(path).body if isinstance(node, ast.ClassDef) and node.name == name)
     return next(map(_first_line, classes), "")
 
 
 def _source(path: str) -> ast.Module:
-    """The source of the module that a class is in: importing it would import torch."""
+    """Parse the module of a class without importing it, which would import torch."""
     spec = importlib.util.find_spec(path.partition(":")[0])
     assert spec is not None
     assert spec.origin is not None
@@ -197,9 +199,9 @@ def _gymnasium() -> Iterator[tuple[str, str, str, str]]:
 
 
 def _atari() -> list[str]:
-    """The Atari games, as lines of several ids."""
+    """Return the Atari games as lines of several ids."""
     if importlib.util.find_spec("ale_py") is None:
-        return ["Atari games: pip install ale-py opencv-python-headless brings ALE/Pong-v5 and about a hundred more."]
+        return ["Atari games are not installed: `pip install ale-py opencv-python-headless` adds about 100."]
     import ale_py  # registers them with Gymnasium
     import gymnasium
 
@@ -214,7 +216,7 @@ def _atari() -> list[str]:
 
 def _envpool() -> str:
     if importlib.util.find_spec("envpool") is None:
-        return "EnvPool is not installed: pip install envpool brings Atari and many more, stepped by C++ threads."
+        return "EnvPool is not installed: `pip install envpool` adds Atari and many more, stepped by C++ threads."
     import envpool
 
     count = len(envpool.list_all_envs())

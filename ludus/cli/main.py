@@ -1,4 +1,4 @@
-"""The ``ludus`` command: dispatches to subcommands and turns errors into exit codes."""
+"""The ``ludus`` command: run a subcommand and turn errors into exit codes."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from ludus.core.text import printable
 
 COMMANDS = {
     "train": ("ENV", "train an agent on an environment"),
-    "resume": ("RUN", "go on with a run that was stopped or killed"),
-    "evaluate": ("RUN …", "measure trained policies over many episodes"),
-    "play": ("RUN", "watch a trained policy, in a window or as a video"),
-    "list": ("[WHAT]", "agents, networks, environments, presets or runs"),
-    "check": ("ENV", "find every problem of an environment before training"),
-    "diagnose": ("RUN", "show where the first NaN or Inf of a failed run came from"),
+    "resume": ("RUN", "resume a run that was stopped or killed"),
+    "evaluate": ("RUN", "evaluate trained policies over many episodes"),
+    "play": ("RUN", "watch a trained policy in a window or as a video"),
+    "list": ("[WHAT]", "list agents, networks, environments, presets or runs"),
+    "check": ("ENV", "check an environment for problems before training"),
+    "diagnose": ("RUN", "show where the NaN or Inf of a failed run came from"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code; a user's mistake is one sentence on stderr and code 2."""
+    """Run a command and return its exit code; an invalid input is one sentence on stderr and code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
     signals.exits = argv is None
-    if argv is None:  # this process is the command's own
+    if argv is None:  # run as a program
         sys.excepthook = _show_error
     try:
         return _dispatch(words)
     except UserError as error:
         print(printable(error.details), end="", file=sys.stderr)
-        print(f"ludus: {' '.join(str(error).split())}", file=sys.stderr)  # one line, whatever was quoted in it
+        print(f"ludus: {' '.join(str(error).split())}", file=sys.stderr)  # always one line
         return BAD_INPUT
     except SystemExit as leave:  # after a help text
         if leave.code:
@@ -47,10 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\nludus: stopped.", file=sys.stderr)
         return INTERRUPTED
     except (MemoryError, RuntimeError) as error:
-        told = str(error)  # "DefaultCPUAllocator: can't allocate memory", "CUDA out of memory"
-        if not isinstance(error, MemoryError) and "allocate memory" not in told and "out of memory" not in told:
+        message = str(error)  # "DefaultCPUAllocator: can't allocate memory", "CUDA out of memory"
+        if not isinstance(error, MemoryError) and "allocate memory" not in message and "out of memory" not in message:
             raise
-        print(f"ludus: There is not enough memory; lower {_takes_memory(words)}.", file=sys.stderr)
+        print(f"ludus: There is not enough memory: lower {_memory_settings(words)}.", file=sys.stderr)
         return BAD_INPUT
     except BrokenPipeError:  # `ludus list environments | head`
         sys.stderr.close()
@@ -83,27 +83,27 @@ def _dispatch(words: list[str]) -> int:
     return code
 
 
-def _takes_memory(words: list[str]) -> str:
-    """The settings of this run to lower where memory does not suffice."""
+def _memory_settings(words: list[str]) -> str:
+    """Name the settings to lower if there is not enough memory."""
     names = ["env.num"]
     if words[:1] == ["train"]:
-        with suppress(Exception):  # a sentence that names less is better than none
+        with suppress(Exception):  # a shorter message is better than none
             settings = importlib.import_module("ludus.cli.train").parse(words[1:]).origins
             names += [name for name in ("agent.rollout", "agent.replay", "agent.batch_size") if name in settings]
     return f"{', '.join(names)} or network.hidden"
 
 
 def overview() -> str:
-    """What ``ludus --help`` prints."""
+    """Return the text of ``ludus --help``."""
     lines = [f"  ludus {name + ' ' + takes:<14} {what}" for name, (takes, what) in COMMANDS.items()]
     return "\n".join(
         [
-            f"ludus {__version__}: train agents by reinforcement learning.",
+            f"ludus {__version__}: reinforcement learning in PyTorch.",
             "",
             *lines,
             "",
             "Start with `ludus train CartPole-v1`, then `ludus play latest`.",
-            "`ludus COMMAND --help` shows a command's settings.",
+            "`ludus COMMAND --help` shows the options of a command.",
         ]
     )
 

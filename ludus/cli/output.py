@@ -1,4 +1,4 @@
-"""Printing for commands."""
+"""Printing of commands."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from ludus.core.text import printable
 
 
 def say(text: object) -> None:
-    """Print a line for a person, with control characters of names and paths escaped."""
+    """Print a line with control characters escaped."""
     print(printable(str(text)), flush=True)

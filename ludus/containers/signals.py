@@ -118,7 +118,7 @@ class StopOnSignals:
     def hint(self) -> str:
         """Return how to resume the run."""
         reporter = self._worker.reporter
-        return "" if reporter is None else f"Continue it:  ludus resume {shlex.quote(str(reporter.run.path))}"
+        return "" if reporter is None else f"Resume:    ludus resume {shlex.quote(str(reporter.run.path))}"
 
     def _write_stderr(self, text: str) -> None:
         if not self._worker.settings.quiet:

@@ -1,1 +1,1 @@
-"""What a run shows: metrics, console, TensorBoard, videos and hints."""
+"""Metrics, console output, TensorBoard files, videos and hints."""

@@ -9,7 +9,7 @@ PHASES = ("environment", "acting", "learning", "evaluation", "other")
 
 
 class Clock:
-    """Attributes the time between two laps to the phase that the later lap names; a lap takes under a microsecond."""
+    """Measures the time per phase; each lap adds the time since the previous one to its phase."""
 
     def __init__(self, phases: tuple[str, ...] = PHASES) -> None:
         self.nanoseconds = dict.fromkeys(phases, 0)
@@ -22,7 +22,7 @@ class Clock:
         self._last = now
 
     def shares(self) -> dict[str, float]:
-        """The share of each phase, 0 to 1; all zero before the first lap."""
+        """Return the share of each phase, 0 to 1; all zero before the first lap."""
         total = sum(self.nanoseconds.values()) or 1
         return {phase: spent / total for phase, spent in self.nanoseconds.items()}
 
@@ -44,7 +44,7 @@ class Rate:
         self._marks.append((now, step))
 
     def per_second(self) -> float:
-        """The recent rate; 0 until two moments are known."""
+        """Return the recent rate; 0 before the second update."""
         if len(self._marks) < 2 or self._marks[-1][0] <= self._marks[0][0]:
             return 0.0
         (start, first), (end, last) = self._marks[0], self._marks[-1]

@@ -1,7 +1,4 @@
-"""Progress for the user: a live display on a terminal, plain lines elsewhere.
-
-Both go to standard output: the progress of a training is what its command is for.
-"""
+"""Training progress on standard output: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,24 +16,28 @@ from ludus.logging.status import Evaluation, Status, duration
 if TYPE_CHECKING:
     from ludus.logging.live import LiveDisplay
 
-_REFRESH = 0.25  # seconds between two pictures, at least
-_BUDGET = 0.005  # of the time may go into drawing
+_REFRESH = 0.25  # minimum seconds between two redraws
+_BUDGET = 0.005  # share of the time for drawing
 
 
 class Console:
-    """Shows a run; as a context manager it restores the terminal."""
+    """Shows the progress of a run; as a context manager it restores the terminal."""
 
     def __init__(self, stream: TextIO | None = None, live: bool | None = None, every: float = 10.0) -> None:
         self._stream = sys.stdout if stream is None else stream
         if live is None:
             live = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._live = _live_display(self._stream) if live else None
-        self._every = _REFRESH if live else every  # seconds from one showing to the next
+        self._live: LiveDisplay | None = None
+        if live:
+            from ludus.logging.live import LiveDisplay  # imports rich, which takes a while
+
+            self._live = LiveDisplay(self._stream)
+        self._every = _REFRESH if live else every  # seconds between two updates of the display
         self._status = Status(total=0)
         self._rate = Rate()
         self._begun = self._next = 0.0
         self._running = False
-        self._stale = True  # whether there are numbers that were not shown
+        self._stale = True  # whether there are numbers that are not shown yet
 
     def __enter__(self) -> Self:
         return self
@@ -45,7 +46,7 @@ class Console:
         self._stop()
 
     def start(self, info: Mapping[str, str], total_steps: int, step: int = 0) -> None:
-        """Print what runs and start to show progress towards ``total_steps`` (from ``step``, for a resumed run)."""
+        """Print ``info`` and start to show progress from ``step`` to ``total_steps``."""
         self._status = Status(total=total_steps, step=step)
         self._begun = time.monotonic()
         self._next = self._begun + (0 if self._live else self._every)
@@ -57,7 +58,7 @@ class Console:
             self._lines(info)
 
     def due(self) -> bool:
-        """Whether the next ``update`` will be shown, so that a caller computes nothing for others."""
+        """Whether the next ``update`` will be shown, so that callers can skip computing one that is not."""
         return time.monotonic() >= self._next
 
     def update(
@@ -79,7 +80,7 @@ class Console:
             self._show(now)
 
     def evaluated(self, step: int, mean: float, spread: float, episodes: int) -> None:
-        """Show an evaluation: ``episodes`` fresh ones with this mean return and standard deviation."""
+        """Show an evaluation: mean and standard deviation of the return over ``episodes`` episodes."""
         result = Evaluation(step, mean, spread, episodes)
         self._status.evaluation, self._status.step, self._stale = result, step, True
         if self._status.best is None or mean > self._status.best.mean:
@@ -91,27 +92,27 @@ class Console:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal; far more than any text has where there is none."""
+        """Return the columns of the terminal; 1000 without one."""
         if self._live:
             return self._live.width
         return shutil.get_terminal_size().columns if self._stream.isatty() else 1000
 
     def urgent(self, text: str) -> None:
-        """As ``note``, from a signal handler: the stream may be in the middle of a write."""
+        """Print like ``note``, but from a signal handler, where the stream may be in the middle of a write."""
         if self._live:
             self._live.urgent(text)
         else:
-            os.write(2, f"\n{text}\n".encode())  # not buffered, so never busy
+            os.write(2, f"\n{text}\n".encode())  # unbuffered
 
     def note(self, text: str) -> None:
-        """Print something that stays on the screen."""
+        """Print a permanent line."""
         if self._live:
             self._live.print(text)
         else:
             self._print(text)
 
     def finish(self, summary: Mapping[str, str] | None = None) -> None:
-        """Show the last metrics, the result and the next commands."""
+        """Show the last metrics and a summary."""
         if self._running and (self._live or self._stale):
             self._show(time.monotonic())
         self._stop()
@@ -125,7 +126,7 @@ class Console:
         if self._live:
             self._live.draw(self._status)
             cost = time.monotonic() - now
-            self._next = now + max(self._every, cost / _BUDGET)  # a slow terminal is drawn less often
+            self._next = now + max(self._every, cost / _BUDGET)  # redraw less often on a slow terminal
         else:
             self._print(f"{duration(self._status.elapsed):>7}  {self._status.line()}")
             self._next = now + self._every
@@ -143,9 +144,3 @@ class Console:
     def _print(self, text: str) -> None:
         encoding = self._stream.encoding or "utf-8"
         print(printable(text).encode(encoding, "replace").decode(encoding), file=self._stream, flush=True)
-
-
-def _live_display(stream: TextIO) -> LiveDisplay:
-    from ludus.logging.live import LiveDisplay  # rich takes a while to import, and a log file has no use for it
-
-    return LiveDisplay(stream)

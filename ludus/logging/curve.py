@@ -1,11 +1,11 @@
-"""A learning curve in plain text, for the end of a run in a terminal."""
+"""Plot a learning curve as text."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # braille: [row][column] of a cell of 4 × 2 dots
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # braille bits: [row][column] in a cell of 4 × 2 dots
 
 
 def curve(
@@ -36,7 +36,7 @@ def curve(
 
 
 def short(x: float) -> str:
-    """A number in few characters: 1,234 as 1234, 50,000 as 50k, 1,500,000 as 1.5M."""
+    """Format a number in few characters: 1234, 50k, 1.5M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(x) >= size:
             return f"{x / (1e3 if unit == 'k' else size):.3g}{unit}"
@@ -48,7 +48,7 @@ def _row(value: float, low: float, high: float, dots: int) -> float:
 
 
 def _labels(low: float, high: float, target: float | None, height: int) -> dict[int, str]:
-    """What stands left of which row; the target's label wins where two fall on one row."""
+    """Return the label of each row that has one; the target's label has priority."""
     labels = {0: short(high), height - 1: short(low)}
     if target is not None:
         labels[round(_row(target, low, high, height * 4)) // 4] = f"target {short(target)}"
@@ -56,7 +56,7 @@ def _labels(low: float, high: float, target: float | None, height: int) -> dict[
 
 
 class _Canvas:
-    """Cells of 2 × 4 braille dots."""
+    """A grid of braille characters, each with 2 × 4 dots."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self._cells = [[0] * columns for _ in range(rows)]

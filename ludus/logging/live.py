@@ -15,7 +15,7 @@ from rich.text import Text
 from ludus.logging.status import Status, percent
 from ludus.logging.terminal import Console
 
-_PHASES = (  # told apart without colours too
+_PHASES = (  # distinguishable without colours too
     *(("█", "green"), ("▓", "cyan"), ("▒", "magenta"), ("▚", "yellow")),
     ("░", "bright_black"),
 )
@@ -23,21 +23,21 @@ _LABEL = 13  # columns before the numbers
 
 
 class LiveDisplay:
-    """Prints lines and redraws the live display when told to, without a thread."""
+    """Prints lines and redraws the live display on request, without a thread."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream, highlight=False)
         self._live: Live | None = None
         self._busy = False  # in the middle of a write
-        self._waiting: list[str] = []  # what a signal handler wanted printed meanwhile
+        self._waiting: list[str] = []  # printed by a signal handler meanwhile
 
     @property
     def width(self) -> int:
-        """Columns of the terminal."""
+        """Return the columns of the terminal."""
         return self._console.width
 
     def header(self, info: Mapping[str, str]) -> None:
-        """Print what runs."""
+        """Print a panel with ``info``."""
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim")
         table.add_column(overflow="fold")
@@ -56,15 +56,15 @@ class LiveDisplay:
             self._live.update(render(status, min(self.width, 100)), refresh=True)
 
     def print(self, text: str) -> None:
-        """Print a line that stays, above the live region."""
+        """Print a permanent line above the live region."""
         with self._writing():
             self._console.print(Text(text))
 
     def urgent(self, text: str) -> None:
-        """Print from a signal handler: now, or as soon as what is being written is written."""
+        """Print from a signal handler, after the current write if there is one."""
         self._waiting.append(text)
         if not self._busy:
-            with suppress(RuntimeError), self._writing():  # it is raised where others are writing to the stream
+            with suppress(RuntimeError), self._writing():  # raised while others write to the stream
                 pass
 
     def stop(self) -> None:
@@ -76,7 +76,7 @@ class LiveDisplay:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Defer what signal handlers print until the block ends."""
+        """Defer the output of signal handlers until the block ends."""
         before, self._busy = self._busy, True
         try:
             yield
@@ -88,7 +88,7 @@ class LiveDisplay:
 
 
 def render(status: Status, width: int) -> Text:
-    """The live display as one text, which is cheaper to draw than tables."""
+    """Render the live display as one text, which is faster to draw than tables."""
     text = Text(no_wrap=True, overflow="ellipsis")
     _progress(text, status, width - 2)
     for topic, cells in status.rows().items():
@@ -112,14 +112,14 @@ def _progress(text: Text, status: Status, width: int) -> None:
 
 
 def _shares(text: Text, shares: Mapping[str, float], width: int) -> None:
-    """One bar with a pattern and a colour for each phase, and their names below it."""
+    """Append a bar with a pattern and a colour per phase, and the names of the phases below it."""
     size, spent, column = min(width - 2, 60), 0.0, 0
     text.append(f"\n  {'time':<{_LABEL}}", "dim")
     for (block, colour), share in zip(_PHASES, shares.values(), strict=False):
         spent += share
         text.append(block * (round(size * spent) - column), colour)
         column = round(size * spent)
-    column = width  # so that the names begin on a line of their own
+    column = width  # start the names on a new line
     for (block, colour), (phase, share) in zip(_PHASES, shares.items(), strict=False):
         name = f"{block} {phase} {percent(share)}"
         if column and column + 2 + len(name) <= width:
@@ -132,7 +132,7 @@ def _shares(text: Text, shares: Mapping[str, float], width: int) -> None:
 
 
 def _fold(cells: list[str], width: int) -> list[str]:
-    """Lines of cells, three spaces between; a cell that is too wide for a line is cut between words."""
+    """Join cells to lines of at most ``width``, separated by three spaces."""
     first, *rest = [part for cell in cells for part in textwrap.wrap(cell, max(width, 1))]
     lines = [first]
     for cell in rest:

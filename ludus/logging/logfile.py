@@ -1,4 +1,4 @@
-"""The log of a run: plain text, a time on every entry."""
+"""The text log of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ludus.core.text import printable
 
 
 class LogFile:
-    """Appends entries to ``log.txt``; every entry is in the file when the call returns."""
+    """Appends entries with a time stamp to ``log.txt``, unbuffered."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,5 +29,5 @@ class LogFile:
         lines = printable(text).removesuffix("\n").split("\n")
         entry = head + ("\n" + " " * len(head)).join(lines) + "\n"
         with open_append(self.path) as file:
-            torn = file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
-            append(file, ("\n" * torn + entry).encode(errors="backslashreplace"))
+            unfinished = file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
+            append(file, ("\n" * unfinished + entry).encode(errors="backslashreplace"))

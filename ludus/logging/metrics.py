@@ -1,7 +1,7 @@
-"""Metrics of a run: ``metrics.jsonl`` is the truth, TensorBoard renders it.
+"""Metrics of a run in ``metrics.jsonl``, and as TensorBoard files beside it.
 
-A line is one flat, strict JSON object: ``step``, ``time`` (seconds since 1970) and the values by name. JSON has no nan
-and no infinities: the file has the strings ``"nan"``, ``"inf"`` and ``"-inf"``, ``read_metrics`` gives numbers again.
+Each line is one flat JSON object: ``step``, ``time`` (seconds since 1970) and the values by name. JSON has no NaN or
+Inf, so they are written as strings; ``read_metrics`` returns numbers.
 """
 
 from __future__ import annotations
@@ -18,54 +18,50 @@ from ludus.core.files import append, open_append, open_regular_file, os_error_re
 from ludus.core.types import State
 from ludus.logging.tensorboard import EventFile
 
-_LONGEST = 1 << 20  # bytes of a line
-_LIMIT = 1 << 32  # bytes of a file
+_MAX_LINE = 1 << 20  # bytes
+_MAX_FILE = 1 << 32  # bytes
 
 
 class Metrics:
-    """Appends one line per write to ``metrics.jsonl``, without a buffer, and renders to TensorBoard beside it."""
+    """Appends one line per write to ``metrics.jsonl``, unbuffered, and writes TensorBoard files."""
 
     def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
         self._file = open_append(path)
         self._board = None if tensorboard is None else EventFile(tensorboard)
         self._step = 0
-        self._cut(self._end())
+        self._truncate(self._end())
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one line; numbers of any kind are taken, 0-dimensional tensors too."""
+        """Append one line; values may be numbers or 0-dimensional tensors."""
         if reserved := {"step", "time"} & values.keys():
-            raise ValueError(f"{sorted(reserved)[0]!r} is a column of its own, so no metric can have that name")
+            raise ValueError(f"{sorted(reserved)[0]!r} is reserved, so no metric can have that name")
         now = time.time()
         numbers = {name: float(value) for name, value in values.items()}
-        line = {"step": step, "time": round(now, 3)} | {n: _strict(x) for n, x in numbers.items()}
+        line = {"step": step, "time": round(now, 3)} | {n: _to_json(x) for n, x in numbers.items()}
         append(self._file, json.dumps(line, allow_nan=False).encode() + b"\n")
         self._step = step
         if self._board is not None:
             self._board.write(step, now, numbers)
 
-    def sync(self) -> None:
-        """Wait until all lines are on disk."""
+    def state_dict(self) -> State:
+        """Return the length of the file, which is flushed to disk first."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise write_error(self._file.name, error) from error
-
-    def state_dict(self) -> State:
-        """Where the file ends, so that a resume can cut it there; all up to there is on disk before a save names it."""
-        self.sync()
         return {"offset": self._end(), "step": self._step}
 
     def load_state_dict(self, state: State) -> None:
-        """Cut off what was written after the checkpoint, and let TensorBoard forget it too."""
+        """Remove the lines after the checkpoint, and hide them in TensorBoard."""
         offset, step = (state.get(name) for name in ("offset", "step"))
         if type(offset) is not int or type(step) is not int or min(offset, step) < 0:
             raise UserError(
-                f'The checkpoint does not say where "{self._file.name}" ended: take another checkpoint of this run.'
+                f'The checkpoint does not hold the length of "{self._file.name}": use another checkpoint of this run.'
             )
-        self._cut(offset)
+        self._truncate(offset)
         self._step = step
         if self._board is not None:
-            self._board.forget_after(self._step)
+            self._board.purge_after(self._step)
 
     def close(self) -> None:
         """Close the files; may be called twice."""
@@ -76,24 +72,24 @@ class Metrics:
     def _end(self) -> int:
         return self._file.seek(0, os.SEEK_END)
 
-    def _cut(self, offset: int) -> None:
-        """Cut the file at ``offset``, or before it where a killed writer or an editor left no whole line there."""
+    def _truncate(self, offset: int) -> None:
+        """Truncate the file to the complete lines before ``offset``."""
         stop = min(offset, self._end())
-        start = max(stop - _LONGEST, 0)
+        start = max(stop - _MAX_LINE, 0)
         self._file.seek(start)
         whole = start + self._file.read(stop - start).rfind(b"\n") + 1
         if whole == start > 0:
-            raise UserError(f'"{self._file.name}" holds no lines of metrics where it should: move it away.')
+            raise UserError(f'"{self._file.name}" is not a file of metrics: move it away.')
         if whole < self._end():
             self._file.truncate(whole)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """All whole lines of a ``metrics.jsonl``; a last line that was cut short is left out."""
+    """Return all complete lines of a ``metrics.jsonl``."""
     try:
         with open_regular_file(path) as file:
-            if os.fstat(file.fileno()).st_size > _LIMIT:
-                raise UserError(f'The metrics "{path}" are larger than any run writes: move them away.')
+            if os.fstat(file.fileno()).st_size > _MAX_FILE:
+                raise UserError(f'The metrics "{path}" are too large: move them away.')
             *lines, _ = file.readall().split(b"\n")
     except OSError as error:
         raise UserError(
@@ -116,5 +112,5 @@ def _is_number(x: object) -> bool:
     return type(x) is float or (type(x) is int and abs(x) < 2**63)
 
 
-def _strict(x: float) -> float | str:
+def _to_json(x: float) -> float | str:
     return x if math.isfinite(x) else str(x)

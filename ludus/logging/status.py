@@ -1,4 +1,4 @@
-"""Progress of a run as text: steps, speed, time left and metrics."""
+"""Training progress as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Evaluation(NamedTuple):
-    """Fresh episodes played without exploration."""
+    """The result of an evaluation."""
 
     step: int
     mean: float
@@ -22,14 +22,14 @@ class Evaluation(NamedTuple):
 
 @dataclass
 class Status:
-    """The numbers on the screen."""
+    """The numbers on the console."""
 
     total: int
     step: int = 0
     rate: float = 0.0  # steps per second, recent
     elapsed: float = 0.0  # seconds
-    mean_return: float | None = None  # of the last 100 episodes
-    episode_length: float | None = None  # likewise
+    mean_return: float | None = None  # over the last 100 episodes
+    episode_length: float | None = None  # over the last 100 episodes
     losses: Mapping[str, float] = field(default_factory=dict)
     shares: Mapping[str, float] = field(default_factory=dict)
     evaluation: Evaluation | None = None
@@ -37,34 +37,34 @@ class Status:
 
     @property
     def done(self) -> float:
-        """The share of the run that is done, 0 to 1."""
+        """Return the completed share of the run, 0 to 1."""
         return min(max(self.step / self.total, 0.0), 1.0) if self.total > 0 else 1.0
 
     @property
     def left(self) -> str:
-        """The time that the rest will take at the recent rate."""
+        """Return the remaining time at the recent rate."""
         return duration(max(self.total - self.step, 0) / self.rate) if self.rate > 0 else "-:--"
 
     def rows(self) -> dict[str, list[str]]:
-        """What there is to say, by topic."""
+        """Return the numbers by topic, for the live display."""
         rows = {
             "speed": [f"{self.rate:,.0f} steps/s", f"elapsed {duration(self.elapsed)}", f"left {self.left}"],
-            "last 100": _known({"return": self.mean_return, "length": self.episode_length}),
+            "last 100": _format({"return": self.mean_return, "length": self.episode_length}),
             "evaluation": [] if self.evaluation is None else [str(self.evaluation)],
-            "losses": _known(self.losses),
+            "losses": _format(self.losses),
         }
         if self.evaluation is not None and self.best is not None and self.best.step != self.evaluation.step:
             rows["evaluation"].append(f"best {number(self.best.mean)} at {self.best.step:,}")
         return {topic: cells for topic, cells in rows.items() if cells}
 
     def line(self) -> str:
-        """All of it on one line, for a log."""
+        """Return the numbers on one line, for plain output."""
         cells = [
             f"{self.step:,}/{self.total:,} steps ({percent(self.done)})",
             f"{self.rate:,.0f}/s",
             f"left {self.left}",
         ]
-        cells += _known({"return": self.mean_return, "length": self.episode_length}) + _known(self.losses)
+        cells += _format({"return": self.mean_return, "length": self.episode_length}) + _format(self.losses)
         shares = " ".join(f"{phase} {percent(share)}" for phase, share in self.shares.items())
         return "  ".join(cells + ([f"[{shares}]"] if shares else []))
 
@@ -77,12 +77,12 @@ def number(x: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as a whole percentage; never 100% before the end."""
+    """Format a share as a whole percentage, rounded down so that 100% is the end."""
     return f"{math.floor(share * 100) if share > 0.5 else round(share * 100)}%"
 
 
 def duration(seconds: float) -> str:
-    """Minutes and seconds, with hours and days where there are any."""
+    """Format seconds as minutes and seconds, with hours and days if there are any."""
     minutes, second = divmod(round(min(seconds, 1e10)), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -91,5 +91,5 @@ def duration(seconds: float) -> str:
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
 
 
-def _known(values: Mapping[str, float | None]) -> list[str]:
+def _format(values: Mapping[str, float | None]) -> list[str]:
     return [f"{name} {number(x)}" for name, x in values.items() if x is not None]

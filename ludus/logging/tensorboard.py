@@ -1,7 +1,6 @@
-"""Event files that TensorBoard reads, written without it: importing it takes longer than a thousand lines of metrics.
+"""Write TensorBoard event files without importing TensorBoard, which is slow.
 
-A file is a row of records ``length, check, data, check``, each datum an ``Event`` of TensorBoard's event.proto, encoded
-here by hand: a field is its number and kind in one byte, then its value.
+A file is a sequence of TFRecords (length, checksum, data, checksum), each with an ``Event`` message of event.proto.
 """
 
 from __future__ import annotations
@@ -16,31 +15,31 @@ from pathlib import Path
 
 from ludus.core.files import append, make_folder, open_folder, open_regular_file, write_error
 
-WALL_TIME, STEP, VERSION, SUMMARY, SESSION = b"\x09", b"\x10", b"\x1a", b"\x2a", b"\x3a"  # the fields of an Event
-VALUE, TAG, SIMPLE_VALUE = b"\x0a", b"\x0a", b"\x15"  # of a Summary: its values; of a Value: name and number
-START = b"\x08\x01"  # a SessionLog that tells TensorBoard to forget what an earlier file has from this step on
+WALL_TIME, STEP, VERSION, SUMMARY, SESSION = b"\x09", b"\x10", b"\x1a", b"\x2a", b"\x3a"  # fields of an Event
+VALUE, TAG, SIMPLE_VALUE = b"\x0a", b"\x0a", b"\x15"  # fields of a Summary and its Values
+START = b"\x08\x01"  # a SessionLog that hides later steps of earlier files
 
 
 class EventFile:
-    """Writes the scalars of a run to a new file in ``folder``, which is made at the first write."""
+    """Writes scalars to a new file in ``folder``, which is created at the first write."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file: FileIO | None = None
-        self._forget: int | None = None
+        self._purge_step: int | None = None
 
     def write(self, step: int, now: float, numbers: Mapping[str, float]) -> None:
-        """Append the numbers of one step, taken at ``now`` (seconds since 1970)."""
+        """Append the numbers of one step at the time ``now`` (seconds since 1970)."""
         if self._file is None:
             self._file = self._open(now)
-        if self._forget is not None:
-            self._append(self._file, _event(now, self._forget, SESSION, START))
-            self._forget = None
+        if self._purge_step is not None:
+            self._append(self._file, _event(now, self._purge_step, SESSION, START))
+            self._purge_step = None
         self._append(self._file, _event(now, step, SUMMARY, b"".join(map(_value, numbers, numbers.values()))))
 
-    def forget_after(self, step: int) -> None:
-        """Let TensorBoard forget what earlier files have of later steps."""
-        self._forget = step + 1
+    def purge_after(self, step: int) -> None:
+        """Hide later steps of earlier files in TensorBoard."""
+        self._purge_step = step + 1
 
     def close(self) -> None:
         """Close the file; may be called twice."""
@@ -62,7 +61,7 @@ class EventFile:
     @staticmethod
     def _append(file: FileIO, data: bytes) -> None:
         length = struct.pack("<Q", len(data))
-        append(file, length + _check(length) + data + _check(data))
+        append(file, length + _checksum(length) + data + _checksum(data))
 
 
 def _event(now: float, step: int, field: bytes, content: bytes) -> bytes:
@@ -72,7 +71,7 @@ def _event(now: float, step: int, field: bytes, content: bytes) -> bytes:
 def _value(name: str, number: float) -> bytes:
     try:
         single = struct.pack("<f", number)
-    except OverflowError:  # beyond what 32 bits hold
+    except OverflowError:  # too large for 32 bits
         single = struct.pack("<f", math.copysign(math.inf, number))
     return _field(VALUE, _field(TAG, name.encode()) + SIMPLE_VALUE + single)
 
@@ -82,7 +81,7 @@ def _field(tag: bytes, content: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the highest bit says that more follow."""
+    """Encode an integer as a protobuf varint."""
     more = bytearray()
     while number > 127:
         more.append(number & 127 | 128)
@@ -90,8 +89,8 @@ def _varint(number: int) -> bytes:
     return bytes([*more, number])
 
 
-def _check(data: bytes) -> bytes:
-    """CRC-32C (Castagnoli), rotated and shifted as TensorFlow's records have it."""
+def _checksum(data: bytes) -> bytes:
+    """Return the masked CRC-32C of a TFRecord."""
     crc, table = 0xFFFFFFFF, _TABLE
     for byte in data:
         crc = table[(crc ^ byte) & 255] ^ crc >> 8

@@ -1,4 +1,4 @@
-"""Rich's console with control characters escaped."""
+"""A rich console that escapes control characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Videos of episodes: mp4 where ffmpeg is there, else an animated gif."""
+"""Write videos of episodes as mp4, or as animated gif without ffmpeg."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Frame = NDArray[np.uint8]  # [H, W, 3]
 
 
 def write_video(frames: Iterable[Frame], path: Path, fps: float, follows: bool = True) -> Path:
-    """Write ``frames`` and return the path of the file, whose ending may be ``.gif`` where ``.mp4`` cannot be made.
+    """Write ``frames`` and return the path of the file, which ends in ``.gif`` if ``.mp4`` is not possible.
 
-    The folder is made where there is none; only where it ``follows`` may it be a link.
+    The folder is created if needed; it may be a link only if ``follows``.
     """
     if not fps > 0:
-        raise UserError(f'The video "{path}" cannot have {fps} frames per second: give a number above 0.')
+        raise UserError(f'The video "{path}" cannot have {fps} frames per second: use a number above 0.')
     encoder = _encoder("imageio_ffmpeg") if path.suffix != ".gif" else None
     pillow = _encoder("PIL.Image")
     if encoder is None and pillow is None:
-        raise UserError("Videos need one more package: install it with `pip install imageio-ffmpeg`.")
+        raise UserError("Videos need ffmpeg: `pip install imageio-ffmpeg`.")
     path = path.with_suffix(".gif" if encoder is None else ".mp4")
-    name = temporary_name(path.suffix)  # both encoders want the right ending, and a path
+    name = temporary_name(path.suffix)  # encoders need the right suffix
     try:
         make_folder(path.parent)
         with (
             open_folder(path.parent, follow_links=follows) as folder,
-            open_regular_file(name, "xb", folder) as file,  # made first: a folder that takes no files is told at once
+            open_regular_file(name, "xb", folder) as file,  # created first, to fail early if the folder is not writable
             TemporaryDirectory(prefix="ludus-") as private,
         ):
             try:
@@ -57,13 +57,13 @@ def write_video(frames: Iterable[Frame], path: Path, fps: float, follows: bool =
         if error.errno == errno.ELOOP:
             raise link_error(path.parent) from error
         raise UserError(
-            f'The video "{path}" cannot be written ({error.strerror}): give another place with --out FILE.'
+            f'The video "{path}" cannot be written ({error.strerror}): choose another path with --out FILE.'
         ) from error
     return path
 
 
 def _encoder(module: str) -> Any:
-    """The module, or None where it (or the ffmpeg program that it needs) is not installed."""
+    """Import a module; None if it, or the ffmpeg program that it needs, is not installed."""
     try:
         found = importlib.import_module(module)
         if module == "imageio_ffmpeg":
@@ -74,10 +74,10 @@ def _encoder(module: str) -> Any:
 
 
 def _checked(frames: Iterator[Frame], path: Path) -> Iterator[Frame]:
-    """The same frames, the first one looked at already: all uint8 ``[H, W, 3]`` and of one size."""
+    """Check that all frames are uint8 ``[H, W, 3]`` of the same size; the first one immediately."""
     first = next(frames, None)
     if first is None:
-        raise UserError(f'The video "{path}" has no frames: play at least one step in an environment that renders.')
+        raise UserError(f'The video "{path}" has no frames: the environment rendered none.')
     shape = np.shape(first)
 
     def check(frame: Frame) -> Frame:
@@ -85,7 +85,7 @@ def _checked(frames: Iterator[Frame], path: Path) -> Iterator[Frame]:
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or frame.shape != shape or 0 in shape:
             raise UserError(
                 f'A frame of the video "{path}" is {frame.dtype} {list(frame.shape)}: the environment must render '
-                f"uint8 [height, width, 3], of one size all along."
+                "uint8 [height, width, 3] of a constant size."
             )
         return frame
 
@@ -94,7 +94,7 @@ def _checked(frames: Iterator[Frame], path: Path) -> Iterator[Frame]:
 
 def _write_mp4(ffmpeg: Any, frames: Iterator[Frame], path: Path, fps: float) -> None:
     first = next(frames)
-    height, width = (n + n % 2 for n in first.shape[:2])  # the usual pixel format halves both
+    height, width = (n + n % 2 for n in first.shape[:2])  # yuv420p needs even sizes
     writer = ffmpeg.write_frames(str(path), (width, height), fps=fps, macro_block_size=2)
     writer.send(None)
     try:
@@ -107,5 +107,5 @@ def _write_mp4(ffmpeg: Any, frames: Iterator[Frame], path: Path, fps: float) -> 
 
 def _write_gif(pillow: Any, frames: Iterator[Frame], path: Path, fps: float) -> None:
     images = (pillow.fromarray(frame) for frame in frames)
-    milliseconds = max(round(1000 / fps), 20)  # many viewers slow anything faster down to 100
+    milliseconds = max(round(1000 / fps), 20)  # many viewers slow down faster ones
     next(images).save(path, save_all=True, append_images=images, duration=milliseconds, loop=0)

@@ -1,7 +1,7 @@
-"""Checkpoints: folders written atomically and verified by SHA-256 before they are used.
+"""Checkpoints: folders that are written atomically and verified by SHA-256 before they are used.
 
-``manifest.json`` (schema, versions, meta, size and SHA-256 of each file, and a digest of itself),
-``tensors.safetensors`` and ``state.json``. Nothing pickled is written or read.
+A checkpoint holds ``tensors.safetensors``, ``state.json`` and ``manifest.json`` (schema, version, meta data, size and
+SHA-256 of the other two files, and a digest of itself). Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import errno
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import ludus
 from ludus.core.errors import UserError
@@ -34,50 +33,37 @@ from ludus.core.files import (
 )
 from ludus.core.types import State, Tensors
 from ludus.parallel.resources import free_memory
-from ludus.runs.encoding import HEADER, TensorFile, decode, encode, names_of, serialize
-from ludus.runs.folder import ASIDE, RunDirectory, current_path, step_folders
+from ludus.runs.encoding import TensorFile, decode, encode, serialize, tensor_names
+from ludus.runs.folder import REPLACED, RunDirectory, current_path, step_folders
 
-T = TypeVar("T")
 SCHEMA = 3
 MANIFEST, TENSORS, STATE = "manifest.json", "tensors.safetensors", "state.json"
-_MANIFEST_LIMIT = 1 << 24
-_STATE_LIMIT = 1 << 26
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_MALFORMED = (*(ValueError, TypeError, KeyError, AttributeError, AssertionError, RuntimeError, OverflowError),)
-_TRIES = 100  # how often a reader begins again because a running training replaced what it reads
-
-Entry = dict[str, Any]  # "bytes" and "sha256" of a file
-
-
-class Manifest(NamedTuple):
-    """What ``manifest.json`` says."""
-
-    files: dict[str, Entry]
-    meta: dict[str, Any]
-    version: str  # of Ludus, when it was written
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, AssertionError, RuntimeError, OverflowError)
+_ATTEMPTS = 100  # to read a checkpoint while a running training replaces or removes it
 
 
 def save(folder: Path, state: State, meta: Mapping[str, Any]) -> None:
-    """Write a checkpoint in one piece: killed at any instant, the old one or the new one can be loaded.
+    """Write a checkpoint atomically: if the process is killed, either the old or the new one can be loaded.
 
-    The folder around it must exist: that of a run that was removed is not made again.
+    The parent folder must exist, so that a deleted run is not created again.
     """
     tensors: Tensors = {}
     tree, meta_tree = encode(state, tensors), encode(dict(meta), {})
     temporary = temporary_name()
     try:
         with open_folder(folder.parent) as parent:
-            _clean(parent)
+            _delete_leftovers(parent)
             os.mkdir(temporary, dir_fd=parent)
             try:
-                with open_folder(temporary, parent) as here:
-                    entries = {
-                        TENSORS: _write(TENSORS, here, serialize(tensors)),
-                        STATE: _write(STATE, here, [json.dumps(tree, allow_nan=False).encode()]),
+                with open_folder(temporary, parent) as inside:
+                    files = {
+                        TENSORS: _write(TENSORS, inside, serialize(tensors)),
+                        STATE: _write(STATE, inside, [json.dumps(tree, allow_nan=False).encode()]),
                     }
-                    _write(MANIFEST, here, [_manifest(entries, meta_tree)])
-                    sync(*entries, MANIFEST, ".", folder=here)
-                _place(parent, temporary, folder.name)
+                    body = {"schema": SCHEMA, "library": ludus.__version__, "meta": meta_tree, "files": files}
+                    _write(MANIFEST, inside, [_dump({**body, "sha256": hashlib.sha256(_dump(body)).hexdigest()})])
+                    sync(*files, MANIFEST, ".", folder=inside)
+                _rename_into_place(parent, temporary, folder.name)
             finally:
                 delete(temporary, parent)
     except OSError as error:
@@ -87,117 +73,89 @@ def save(folder: Path, state: State, meta: Mapping[str, Any]) -> None:
 class Checkpoint:
     """A verified checkpoint with open files; tensors are read on demand."""
 
-    def __init__(self, folder: Path, manifest: Manifest, state: bytes, tensors: FileIO) -> None:
-        self.folder, self.meta, self.version = folder, manifest.meta, manifest.version
+    def __init__(self, folder: Path, manifest: Mapping[str, Any], state: bytes, tensors: FileIO) -> None:
+        self.folder = folder
+        self.meta: dict[str, Any] = manifest["meta"]
+        self.version = str(manifest["library"])[:40]  # of Ludus, when it was written
         try:
             self._tree, self._tensors = _parse(state), TensorFile(tensors)
             outline = decode(self._tree, self._tensors.outline)
             if not isinstance(outline, dict):
                 raise TypeError("not a dict")
         except _MALFORMED as error:
-            raise _damaged(folder / STATE, "does not hold a state") from error
-        self.outline: State = outline  # the state, whose tensors have shapes but no content
-
-    def bytes(self, *parts: str) -> int:
-        """The memory that the tensors of these parts of the state take, or those of all."""
-        return sum(self._tensors.outline[name].nbytes for name in self._names(parts))
-
-    def refuse_larger(self, most: int) -> None:
-        """Refuse a checkpoint that would take more memory than its run can have saved."""
-        if (size := self.bytes()) > most:
-            raise UserError(
-                f'The checkpoint "{self.folder}" holds {size / 1e6:,.0f} MB, where the settings of its run can need '
-                f"{most / 1e6:,.0f} MB at most: take another checkpoint, or copy it again from its source."
-            )
+            raise _damaged(folder / STATE, "is not the state of a checkpoint") from error
+        self.outline: State = outline  # the state with meta tensors, which have a shape but no data
 
     def read(self, *parts: str) -> State:
-        """The state, on the CPU; of these parts alone, where some are named."""
-        needed, free = self.bytes(*parts), free_memory()
+        """Read the state to the CPU, or only these parts of it."""
+        tree = {name: node for name, node in self._tree.items() if not parts or name in parts}
+        names = {name for node in tree.values() for name in tensor_names(node)}
+        needed, free = sum(self._tensors.outline[name].nbytes for name in names), free_memory()
         if needed > free:
             raise UserError(
-                f'The checkpoint "{self.folder}" needs {needed / 1e9:,.2f} GB of memory, of which {free / 1e9:,.2f} GB '
-                "are free: end other programs, or take a machine with more."
+                f'The checkpoint "{self.folder}" needs {needed / 1e9:,.2f} GB of memory, but only {free / 1e9:,.2f} GB '
+                "are free: close other programs, or use a machine with more memory."
             )
-        tree = {name: node for name, node in self._tree.items() if not parts or name in parts}
         try:
-            state: State = decode(tree, self._tensors.read(self._names(parts)))
+            state: State = decode(tree, self._tensors.read(names))
         except (*_MALFORMED, OSError) as error:
             raise _damaged(self.folder / TENSORS, "cannot be read") from error
         return state
 
-    def _names(self, parts: tuple[str, ...]) -> set[str]:
-        return {name for part, node in self._tree.items() if not parts or part in parts for name in names_of(node)}
+
+@contextmanager
+def open_checkpoint(folder: Path) -> Iterator[Checkpoint]:
+    """Open a checkpoint and verify all of its files."""
+    with ExitStack() as stack:
+        yield _open(folder, stack)
 
 
 @contextmanager
-def opened(folder: Path, limit: int | None = None) -> Iterator[Checkpoint]:
-    """Open a checkpoint and check every byte of it; one of more than ``limit`` bytes of tensors is refused unread."""
+def open_newest(run: RunDirectory, warn: Callable[[str], object]) -> Iterator[Checkpoint]:
+    """Open the newest intact checkpoint of a run; ``warn`` is called for each damaged one."""
     with ExitStack() as stack:
-        yield _retry(folder, lambda place: _enter(place, stack, limit))
-
-
-@contextmanager
-def opened_newest(run: RunDirectory, warn: Callable[[str], object]) -> Iterator[Checkpoint]:
-    """Open the newest whole checkpoint of a run; ``warn`` gets a sentence on each damaged one."""
-    with ExitStack() as stack:
-        yield _newest(run, warn, stack)
+        yield _open_newest(run, warn, stack)
 
 
 def load(folder: Path) -> tuple[State, dict[str, Any]]:
-    """Return state and meta of a checkpoint, on the CPU; whatever is wrong with it is a UserError."""
-    with opened(folder) as checkpoint:
+    """Return the state, on the CPU, and the meta data of a checkpoint."""
+    with open_checkpoint(folder) as checkpoint:
         return checkpoint.read(), checkpoint.meta
 
 
 def load_newest(run: RunDirectory, warn: Callable[[str], object]) -> tuple[State, dict[str, Any], Path]:
-    """Load the newest whole checkpoint of a run and say where it is; ``warn`` gets a sentence on each damaged one."""
-    with opened_newest(run, warn) as checkpoint:
+    """Return state, meta data and folder of the newest intact checkpoint; ``warn`` is called for each damaged one."""
+    with open_newest(run, warn) as checkpoint:
         return checkpoint.read(), checkpoint.meta, checkpoint.folder
 
 
-def _newest(run: RunDirectory, warn: Callable[[str], object], stack: ExitStack) -> Checkpoint:
-    for _ in range(_TRIES):
-        damaged: dict[str, UserError] = {}
-        folders = step_folders(run.checkpoints)
-        for folder in reversed(folders):
-            try:
-                checkpoint = _retry(folder, lambda place: _enter(place, stack))
-            except UserError as error:
-                if current_path(folder) is not None or folder.is_symlink():  # else training removed it
-                    damaged[folder.name] = error
-                continue
-            for name, found in damaged.items():
-                warn(f"Checkpoint {name} is damaged, and {folder.name} is taken in its place: {found}")
-            return checkpoint
-        if step_folders(run.checkpoints) == folders:
-            break
-    if not damaged:
-        raise UserError(f'The run "{run.path}" has no checkpoint yet: let it train until its first save.')
-    raise UserError(f'The run "{run.path}" has no whole checkpoint. {next(iter(damaged.values()))}')
-
-
-class CheckpointKeeper:
-    """Keeps the last ``keep`` checkpoints of a run and its best one."""
+class CheckpointManager:
+    """Writes the checkpoints of a run and deletes all but the newest ``keep`` and the best."""
 
     def __init__(self, run: RunDirectory, keep: int = 3) -> None:
         self._run, self._keep = run, keep
 
     def save(self, step: int, state: State, meta: Mapping[str, Any] | None = None) -> Path:
-        """Write ``checkpoints/step_<step>/`` and remove what is too old, or later than a run that was resumed."""
+        """Write ``checkpoints/step_<step>/``; delete old ones, and those of later steps after a resume."""
         folder = self._run.checkpoints / f"step_{step}"
-        _make_folder(folder.parent)
+        if not os.path.lexists(folder.parent):
+            try:
+                folder.parent.mkdir()
+                sync(self._run.path)
+            except OSError as error:
+                raise write_error(folder.parent, error) from error
         save(folder, state, {"step": step, **(meta or {})})
         if not os.path.lexists(self._run.saved_once):
             write_atomic(self._run.saved_once, b"")
         folders = step_folders(self._run.checkpoints)
-        here = folders.index(folder)
-        for other in folders[: max(here + 1 - self._keep, 0)] + folders[here + 1 :]:
+        index = folders.index(folder)
+        for other in folders[: max(index + 1 - self._keep, 0)] + folders[index + 1 :]:
             with suppress(OSError):  # the next save tries again
                 _remove(other)
         return folder
 
     def save_best(self, step: int, state: State, score: float, meta: Mapping[str, Any] | None = None) -> Path:
-        """Write ``best/``, in place of the one before."""
+        """Write ``best/``, replacing the previous one."""
         save(self._run.best, state, {"step": step, "score": score, **(meta or {})})
         return self._run.best
 
@@ -206,155 +164,141 @@ class CheckpointKeeper:
         return current_path(self._run.checkpoints / f"step_{step}") is not None
 
 
-def _make_folder(folder: Path) -> None:
-    """Make a folder within a run, whose own folder must exist."""
-    if os.path.lexists(folder):
-        return
-    try:
-        folder.mkdir()
-        sync(folder.parent)
-    except OSError as error:
-        raise write_error(folder, error) from error
+def _open_newest(run: RunDirectory, warn: Callable[[str], object], stack: ExitStack) -> Checkpoint:
+    damaged: dict[str, UserError] = {}
+    for _ in range(_ATTEMPTS):
+        damaged.clear()
+        folders = step_folders(run.checkpoints)
+        for folder in reversed(folders):
+            try:
+                checkpoint = _open(folder, stack)
+            except UserError as error:
+                if current_path(folder) is not None or folder.is_symlink():  # else a running training deleted it
+                    damaged[folder.name] = error
+                continue
+            for name, problem in damaged.items():
+                warn(f"Checkpoint {name} is damaged, so {folder.name} is used instead: {problem}")
+            return checkpoint
+        if step_folders(run.checkpoints) == folders:
+            break
+    if not damaged:
+        raise UserError(f'The run "{run.path}" has no checkpoint yet: let it train until its first save.')
+    raise UserError(f'The run "{run.path}" has no intact checkpoint. {next(iter(damaged.values()))}')
 
 
-def _retry(folder: Path, read: Callable[[Path], T]) -> T:
-    """Retry where a running training replaced the checkpoint while it was read."""
-    for _ in range(_TRIES):
+def _open(folder: Path, stack: ExitStack) -> Checkpoint:
+    """Open a checkpoint; try again if a running training replaced it meanwhile."""
+    for _ in range(_ATTEMPTS):
         before = _identity(folder)
         try:
-            return read(folder)
+            return _open_and_verify(folder, stack)
         except UserError:
             if _identity(folder) == before:
                 raise
-    raise UserError(f'The checkpoint "{folder}" is being replaced faster than it can be read: save less often.')
+    raise UserError(f'The checkpoint "{folder}" is replaced faster than it can be read: save less often.')
 
 
-def _enter(folder: Path, stack: ExitStack, limit: int | None = None) -> Checkpoint:
-    """Open and check the files of a checkpoint; ``stack`` holds them open, so that no one can remove them."""
-    with _opened(folder) as here, ExitStack() as own:
-        manifest = _read_manifest(folder, here)
-        entries = manifest.files
-        files = {name: own.enter_context(_open(folder / name, here)) for name in entries}
-        most = HEADER + (_memory() if limit is None else limit)
-        small = max(_STATE_LIMIT, free_memory() // 32)  # JSON takes many times its size
-        for name, entry in entries.items():
-            _check(files[name], folder / name, entry, small if name == STATE else most)
-        checkpoint = Checkpoint(folder, manifest, _read(files[STATE], folder / STATE, small), files[TENSORS])
-        if limit is not None and checkpoint.bytes() > limit:
-            raise _too_large(folder / TENSORS, checkpoint.bytes(), limit)
-        stack.push(own.pop_all())
-    return checkpoint
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        status = folder.lstat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns
 
 
-@contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    """A descriptor of the checkpoint's folder: it stays that folder when another takes the name."""
+def _open_and_verify(folder: Path, stack: ExitStack) -> Checkpoint:
+    """Verify the files of a checkpoint; ``stack`` keeps them open, so that they stay readable if they are deleted."""
     found = current_path(folder)
     if found is None:
         raise UserError(f'There is no checkpoint "{folder}": give a folder that holds a {MANIFEST}.')
-    with ExitStack() as stack:
+    with ExitStack() as files:
         try:
-            parent = stack.enter_context(open_folder(found.parent))
-            here = stack.enter_context(open_folder(found.name, parent))
+            parent = files.enter_context(open_folder(found.parent))
+            inside = files.enter_context(open_folder(found.name, parent))
         except OSError as error:
-            what = "is a link: give the folder that it points to"
-            if error.errno != errno.ELOOP:
-                what = f"cannot be read ({os_error_reason(error)})"
+            linked = error.errno == errno.ELOOP
+            what = (
+                "is a link: give the folder that it points to"
+                if linked
+                else f"cannot be read ({os_error_reason(error)})"
+            )
             raise UserError(f'The checkpoint "{folder}" {what}.') from error
-        yield here
+        manifest = _parse_manifest(folder, files.enter_context(_open_file(folder / MANIFEST, inside)))
+        opened = {name: files.enter_context(_open_file(folder / name, inside)) for name in (TENSORS, STATE)}
+        for name, file in opened.items():
+            _verify(file, folder / name, manifest["files"][name])
+        checkpoint = Checkpoint(folder, manifest, _read(opened[STATE], folder / STATE), opened[TENSORS])
+        stack.push(files.pop_all())
+    return checkpoint
 
 
-def _read_manifest(folder: Path, here: int) -> Manifest:
+def _parse_manifest(folder: Path, file: FileIO) -> dict[str, Any]:
     path = folder / MANIFEST
-    with _open(path, here) as file:
-        data = _read(file, path, _MANIFEST_LIMIT)
     try:
-        body = _parse(data)
-        schema = body["schema"]
+        manifest: dict[str, Any] = _parse(_read(file, path))
+        schema, library = manifest["schema"], manifest["library"]
         if schema != SCHEMA:
             raise UserError(
-                f'The checkpoint "{folder}" has schema {schema!r:.20}, and Ludus {ludus.__version__} reads schema '
-                f"{SCHEMA}: use the Ludus that wrote it, {body.get('library')!r:.20}."
+                f'The checkpoint "{folder}" has schema {schema!r:.20}, but Ludus {ludus.__version__} reads schema '
+                f"{SCHEMA}: use Ludus {library!r:.20}, which wrote it."
             )
-        digest = body.pop("sha256")
-        entries, meta = body["files"], decode(body["meta"], {})
-        _check_entries(folder, entries)
-        intact = digest == hashlib.sha256(_dump(body)).hexdigest() and isinstance(meta, dict)
+        digest = manifest.pop("sha256")
+        intact = digest == hashlib.sha256(_dump(manifest)).hexdigest()
+        manifest["meta"] = decode(manifest["meta"], {})
+        entries = [(entry["bytes"], entry["sha256"]) for entry in manifest["files"].values()]
+        if manifest["files"].keys() != {TENSORS, STATE} or not isinstance(manifest["meta"], dict):
+            raise ValueError("other files, or no meta data")
+        if not all(type(size) is int and isinstance(digest, str) for size, digest in entries):
+            raise TypeError("not a size and a hash")
     except _MALFORMED as error:
         raise _damaged(path, "is not the manifest of a checkpoint") from error
     if not intact:
-        raise _damaged(path, "was edited after it was written")
-    return Manifest(entries, meta, str(body["library"])[:40])
+        raise _damaged(path, "was modified after it was written")
+    return manifest
 
 
-def _check_entries(folder: Path, entries: dict[str, Any]) -> None:
-    for name, entry in entries.items():
-        if not _FILE_NAME.fullmatch(name):
-            raise _damaged(folder / MANIFEST, f"names {name[:100]!r}, which is not a plain file name")
-        if type(entry["bytes"]) is not int or not isinstance(entry["sha256"], str):
-            raise TypeError("not the size and hash of a file")
-    if not {TENSORS, STATE} <= entries.keys():
-        raise _damaged(folder / MANIFEST, f"does not name {TENSORS} and {STATE}")
-
-
-def _open(path: Path, here: int) -> FileIO:
+def _open_file(path: Path, folder: int) -> FileIO:
     try:
-        return open_regular_file(path.name, folder=here)
+        return open_regular_file(path.name, folder=folder)
     except OSError as error:
         raise _damaged(path, f"cannot be read ({os_error_reason(error)})") from error
 
 
-def _memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _check(file: FileIO, path: Path, entry: Entry, limit: int) -> None:
-    """Refuse a file of another size or hash than the manifest says, or too large, holding none of it in memory."""
-    size, memory = os.fstat(file.fileno()).st_size, _memory()
-    if size < entry["bytes"]:
-        raise _damaged(path, f"is cut short: it has {size} bytes of {entry['bytes']!r:.20}")
-    if size > entry["bytes"]:
-        raise _damaged(path, f"has {size} bytes where {entry['bytes']!r:.20} are expected")
-    if size > memory:  # a hole of a terabyte takes no place on a disk, and hours to hash
-        raise _damaged(path, f"has {size} bytes, more than this machine has memory")
-    if size > limit:
-        raise _too_large(path, size, limit)
+def _verify(file: FileIO, path: Path, entry: Mapping[str, Any]) -> None:
+    """Compare size and hash of a file with the manifest."""
+    size, expected = os.fstat(file.fileno()).st_size, entry["bytes"]
+    if size != expected:
+        what = "is truncated" if size < expected else "is too long"
+        raise _damaged(path, f"{what}: it has {size} bytes, not {expected!r:.20}")
     try:
+        _refuse_huge(size, path)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise _damaged(path, f"cannot be read ({os_error_reason(error)})") from error
     if digest != entry["sha256"]:
-        raise _damaged(path, "was edited after it was written")
+        raise _damaged(path, "was modified after it was written")
 
 
-def _read(file: FileIO, path: Path, limit: int) -> bytes:
-    size = os.fstat(file.fileno()).st_size
-    if size > limit:
-        raise _damaged(path, f"has {size} bytes where at most {limit} are expected")
+def _read(file: FileIO, path: Path) -> bytes:
     try:
+        _refuse_huge(os.fstat(file.fileno()).st_size, path)
         file.seek(0)
         return file.readall()
     except OSError as error:
         raise _damaged(path, f"cannot be read ({os_error_reason(error)})") from error
 
 
+def _refuse_huge(size: int, path: Path) -> None:
+    """Refuse a file that does not fit into memory, such as a sparse one, which would take hours to hash."""
+    if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise _damaged(path, f"has {size} bytes, more than the memory of this machine")
+
+
 def _damaged(path: Path, what: str) -> UserError:
     return UserError(
-        f'The file "{path}" {what}, so this checkpoint cannot be used: '
-        f'delete "{path.parent.name}" and take another checkpoint, or copy it again from its source.'
+        f'The file "{path}" {what}, so this checkpoint cannot be used: delete "{path.parent.name}" and use another '
+        "checkpoint, or copy it again from its source."
     )
-
-
-def _too_large(path: Path, size: int, limit: int) -> UserError:
-    return UserError(
-        f'The file "{path}" has {size:,} bytes, where the settings of its run can need {limit:,} at most, so it is not '
-        "read: undo what was changed in its config.toml, or copy the run again from its source."
-    )
-
-
-def _manifest(entries: Mapping[str, Entry], meta: Any) -> bytes:
-    body = {"schema": SCHEMA, "library": ludus.__version__, "meta": meta, "files": entries}
-    return _dump({**body, "sha256": hashlib.sha256(_dump(body)).hexdigest()})
 
 
 def _dump(tree: Any) -> bytes:
@@ -362,52 +306,14 @@ def _dump(tree: Any) -> bytes:
 
 
 def _parse(data: bytes) -> Any:
-    return json.loads(data.decode(), parse_constant=_no_constant)
+    def refuse(token: str) -> NoReturn:
+        raise ValueError(f"{token} is not JSON")
+
+    return json.loads(data.decode(), parse_constant=refuse)
 
 
-def _no_constant(token: str) -> NoReturn:
-    raise ValueError(f"{token} is not JSON")
-
-
-def _place(parent: int, temporary: str, name: str) -> None:
-    """Rename the new checkpoint into place; the previous one is kept under another name until then."""
-    aside, replaces = ASIDE + name, exists(name, parent)
-    if replaces:
-        delete(aside, parent)
-        _rename(parent, name, aside)
-    try:
-        _rename(parent, temporary, name)
-    except OSError:
-        if replaces:
-            _rename(parent, aside, name)
-        raise
-    os.fsync(parent)
-    delete(aside, parent)
-
-
-def _rename(parent: int, name: str, to: str) -> None:
-    os.rename(name, to, src_dir_fd=parent, dst_dir_fd=parent)
-
-
-def _remove(folder: Path) -> None:
-    """Rename a checkpoint to a temporary name, then delete it, so that no reader sees half of it."""
-    doomed = temporary_name()
-    with open_folder(folder.parent) as parent:
-        for name in (ASIDE + folder.name, folder.name):
-            if exists(name, parent):
-                _rename(parent, name, doomed)
-                delete(doomed, parent)
-
-
-def _clean(parent: int) -> None:
-    """Remove what a killed writer left, except a previous checkpoint whose replacement is missing."""
-    for name in os.listdir(parent):
-        if name.startswith(TEMPORARY) or (name.startswith(ASIDE) and exists(name.removeprefix(ASIDE), parent)):
-            delete(name, parent)
-
-
-def _write(name: str, folder: int, chunks: Iterable[bytes | memoryview]) -> Entry:
-    """Write a new file and return its size and hash as they were in memory."""
+def _write(name: str, folder: int, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """Write a new file; return size and hash of the data as it was in memory."""
     digest, size = hashlib.sha256(), 0
     with open_regular_file(name, "xb", folder) as file:
         for chunk in chunks:
@@ -417,9 +323,38 @@ def _write(name: str, folder: int, chunks: Iterable[bytes | memoryview]) -> Entr
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _identity(folder: Path) -> tuple[int, int] | None:
+def _rename_into_place(parent: int, temporary: str, name: str) -> None:
+    """Rename the new checkpoint to its name; a previous one stays readable under another name until then."""
+    previous, replaces = REPLACED + name, exists(name, parent)
+    if replaces:
+        delete(previous, parent)
+        _rename(parent, name, previous)
     try:
-        status = folder.lstat()
+        _rename(parent, temporary, name)
     except OSError:
-        return None
-    return status.st_ino, status.st_ctime_ns
+        if replaces:
+            _rename(parent, previous, name)
+        raise
+    os.fsync(parent)
+    delete(previous, parent)
+
+
+def _rename(parent: int, name: str, to: str) -> None:
+    os.rename(name, to, src_dir_fd=parent, dst_dir_fd=parent)
+
+
+def _remove(folder: Path) -> None:
+    """Delete a checkpoint under a temporary name, so that no reader finds half of it."""
+    temporary = temporary_name()
+    with open_folder(folder.parent) as parent:
+        for name in (REPLACED + folder.name, folder.name):
+            if exists(name, parent):
+                _rename(parent, name, temporary)
+                delete(temporary, parent)
+
+
+def _delete_leftovers(parent: int) -> None:
+    """Delete what a killed process left behind, except a previous checkpoint without a replacement."""
+    for name in os.listdir(parent):
+        if name.startswith(TEMPORARY) or (name.startswith(REPLACED) and exists(name.removeprefix(REPLACED), parent)):
+            delete(name, parent)

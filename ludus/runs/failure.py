@@ -29,7 +29,7 @@ from ludus.core.updater import LossFunction
 from ludus.experience.validate import Fault, find_fault
 from ludus.runs import checkpoint as checkpoints
 from ludus.runs.folder import RunDirectory
-from ludus.runs.policy import agent_of_checkpoint, refuse_other
+from ludus.runs.policy import agent_of_checkpoint, refuse_mismatch
 from ludus.settings.settings import Settings, from_flat
 from ludus.settings.trust import read_run_settings
 
@@ -80,10 +80,10 @@ def diagnose(run: RunDirectory, trust: bool = False) -> Diagnosis:
     settings = from_flat(read_run_settings(run.path, run.config, trust, unused=("env.",)).flat)
     try:
         device = choose_device(settings.device)
-        with checkpoints.opened(folder) as checkpoint:
+        with checkpoints.open_checkpoint(folder) as checkpoint:
             saved = checkpoint.read("specs")["specs"]
             observation, action = _load_specs(saved["observation"]), _load_specs(saved["action"])
-            refuse_other(outline_agent(settings, observation, action), agent_of_checkpoint(checkpoint))
+            refuse_mismatch(outline_agent(settings, observation, action), agent_of_checkpoint(checkpoint))
             state, step, message = checkpoint.read(), int(checkpoint.meta["step"]), str(checkpoint.meta["message"])
         batch = _load_batch(state["batch"], device)
         if fault := find_fault(batch):

@@ -17,14 +17,14 @@ from ludus.core.errors import UserError, did_you_mean
 from ludus.core.files import link_error, open_append, open_folder, open_regular_file, sync
 
 LATEST = "latest"
-ASIDE = ".old-"  # a checkpoint that is being replaced waits under this prefix until the new one is in its place
-LOCK_ATTEMPTS = 5
-_LOCK = ".lock"  # held by the writer; its time says when the run was last started, resumed or ended
-_STEP = re.compile(rf"(?:{re.escape(ASIDE)})?step_(\d+)")
+REPLACED = ".old-"  # prefix of a checkpoint that is being replaced, until the new one is in place
+_LOCK = ".lock"  # locked by the writer; its time is when the run was last started, resumed or ended
+_LOCK_ATTEMPTS = 5
+_STEP = re.compile(rf"(?:{re.escape(REPLACED)})?step_(\d+)")
 
 
 class RunDirectory:
-    """The paths of one run; a folder is a run when it holds ``config.toml``."""
+    """The paths in the folder of a run; a folder is a run if it holds ``config.toml``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,11 +35,13 @@ class RunDirectory:
         self.best = path / "best"
         self.videos = path / "videos"
         self.tensorboard = path / "tensorboard"
-        self.saved_once = path / ".saved"  # exists once a checkpoint was saved: without one, they were removed
+        self.saved_once = (
+            path / ".saved"
+        )  # exists once a checkpoint was saved, to tell a new run from one with deleted checkpoints
 
     @classmethod
     def create(cls, root: str | Path, env_id: str, agent_name: str, run_name: str = "") -> Self:
-        """Make the folder of a new run; it becomes ``latest`` once its ``config.toml`` is written."""
+        """Create the folder of a new run; it becomes ``latest`` once its ``config.toml`` is written."""
         parent = Path(root) / _safe(env_id)
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_safe(agent_name)}"
         name += f"-{_safe(run_name)}" if run_name else ""
@@ -49,26 +51,26 @@ class RunDirectory:
                 path = parent / (name if count == 1 else f"{name}-{count}")
                 try:
                     path.mkdir()
-                except FileExistsError:  # another run of the same second
+                except FileExistsError:  # another run started in the same second
                     continue
                 sync(parent, parent.parent)
                 return cls(path)
         except OSError as error:
             raise UserError(
-                f'The run folder "{parent}" cannot be made ({error.strerror}): give another place for runs.'
+                f'The run folder "{parent}" cannot be created ({error.strerror}): choose another folder with --runs.'
             ) from error
         raise AssertionError("count never ends")
 
     @classmethod
     def open(cls, path: str | Path, root: str | Path = "runs") -> Self:
-        """Open an existing run: a path, a path below ``root``, or ``latest``, the run used last.
+        """Open an existing run, given as a path, a path below ``root``, or ``latest``, the most recently used run.
 
-        A folder of runs means the one of them used last.
+        For a folder with several runs, the most recently used one is opened.
         """
         runs = find_runs(Path(root))
         if str(path) == LATEST:
             if not runs:
-                raise UserError(f'There is no run in "{root}" yet: make one with `ludus train CartPole-v1`.')
+                raise UserError(f'There is no run in "{root}" yet: start one with `ludus train CartPole-v1`.')
             return cls(runs[-1])
         for candidate in (Path(path), Path(root) / path):
             if (candidate / "config.toml").is_file():
@@ -76,23 +78,23 @@ class RunDirectory:
             if within := find_runs(candidate, "*/config.toml") or find_runs(candidate):
                 return cls(within[-1])
         hint = _nearest_run(Path(path), list(reversed(runs)))
-        fix = 'give "latest" or a folder made by `ludus train`' if runs else "make one with `ludus train CartPole-v1`"
+        fix = 'give "latest" or the folder of a run' if runs else "start one with `ludus train CartPole-v1`"
         what = "has no config.toml, so it is not a run folder" if Path(path).exists() else "does not exist"
         raise UserError(f'The run "{path}" {what}: {fix}.{hint}')
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the run against other writers; the system releases the lock of a process that dies."""
-        import fcntl  # not on every system, and only who writes needs it
+        """Lock the run against other writers; the operating system releases the lock of a process that dies."""
+        import fcntl  # not available on every system
 
         with open_append(self.path / _LOCK) as file:
             try:
-                for attempt in range(LOCK_ATTEMPTS):
+                for attempt in range(_LOCK_ATTEMPTS):
                     try:
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         break
-                    except BlockingIOError:  # held by a writer, or for an instant by who lists the runs
-                        if attempt == LOCK_ATTEMPTS - 1:
+                    except BlockingIOError:  # held by a writer, or briefly by `ludus list runs`
+                        if attempt == _LOCK_ATTEMPTS - 1:
                             raise
                         time.sleep(0.02)
             except OSError as error:
@@ -101,9 +103,9 @@ class RunDirectory:
                     holder = file.read(20).decode("ascii", "replace").strip()
                     raise UserError(
                         f'The run "{self.path}" is being written by process {holder or "unknown"}: '
-                        "wait until it ends, or stop it first."
+                        "wait until it ends, or stop it."
                     ) from error
-                # else a file system without locks, where nothing can be known
+                # any other error: a file system without locks
             file.truncate(0)
             file.write(f"{os.getpid()}\n".encode())
             _touch(file.fileno())
@@ -113,36 +115,29 @@ class RunDirectory:
                 _touch(file.fileno())
 
     def latest_checkpoint(self) -> Path | None:
-        """The checkpoint of the highest step."""
+        """Return the checkpoint with the highest step."""
         found = step_folders(self.checkpoints)
         return found[-1] if found else None
 
     def best_checkpoint(self) -> Path | None:
-        """The checkpoint with the best evaluation so far."""
+        """Return the checkpoint with the best evaluation so far."""
         return self.best if current_path(self.best) else None
 
     def resolve_checkpoint(self, name: str) -> str:
-        """The name of the checkpoint that ``name`` means: latest for best, where no evaluation has chosen one yet."""
+        """Return ``name``, or latest in place of best if there was no evaluation yet."""
         return "latest" if name == "best" and self.best_checkpoint() is None else name
 
     def step_checkpoint(self, name: str) -> Path:
-        """The checkpoint called ``step_<n>``; a UserError where there is none."""
-        kept = [path.name for path in step_folders(self.checkpoints)]
-        if name not in kept:
-            has = f"it has {', '.join(kept)}" if kept else "it has none yet"
-            raise UserError(f'The run "{self.path}" has no checkpoint "{name}": {has}, and best and latest.')
+        """Return the checkpoint called ``step_<n>``."""
+        saved = [path.name for path in step_folders(self.checkpoints)]
+        if name not in saved:
+            known = ", ".join(["best", "latest", *saved])
+            raise UserError(f'The run "{self.path}" has no checkpoint "{name}": choose one of {known}.')
         return self.checkpoints / name
-
-    def checkpoint(self) -> Path:
-        """The best checkpoint, else the latest one; a UserError where there is none."""
-        found = self.best_checkpoint() or self.latest_checkpoint()
-        if found is None:
-            raise UserError(f'The run "{self.path}" has no checkpoint yet: let it train until its first save.')
-        return found
 
 
 def _nearest_run(path: Path, runs: list[Path]) -> str:
-    """As ``did_you_mean``, among the runs and folders of runs whose own name is like that of ``path``."""
+    """Return ``' Did you mean "x"?'`` for the run, or folder of runs, with the most similar path."""
     known = [*runs, *dict.fromkeys(run.parent for run in runs)]
     near = [str(run.absolute()) for run in known if did_you_mean(path.name, [run.name])]
     found = difflib.get_close_matches(str(path.absolute()), near, n=1, cutoff=0)
@@ -150,16 +145,16 @@ def _nearest_run(path: Path, runs: list[Path]) -> str:
 
 
 def check_checkpoint_name(name: str) -> None:
-    """Refuse what cannot be the name of a checkpoint."""
-    if name not in ("best", "latest") and not (_STEP.fullmatch(name) and not name.startswith(ASIDE)):
+    """Refuse a name that no checkpoint can have."""
+    if name not in ("best", "latest") and not (_STEP.fullmatch(name) and not name.startswith(REPLACED)):
         raise UserError(
-            f'There is no checkpoint called "{name}"; choose best, latest or one such as step_50000.'
+            f'"{name}" is not a checkpoint: choose best, latest or a step such as step_50000.'
             f"{did_you_mean(name, ('best', 'latest'))}"
         )
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """The checkpoints ``step_<n>`` in ``folder``, sorted by n, including one that is being replaced."""
+    """Return the checkpoints ``step_<n>`` in ``folder``, sorted by n, including one that is being replaced."""
     try:
         with open_folder(folder) as here:
             names = os.listdir(here)
@@ -167,14 +162,16 @@ def step_folders(folder: Path) -> list[Path]:
         if error.errno == errno.ELOOP:
             raise link_error(folder) from error
         return []
-    found = {(int(match[1]), folder / name.removeprefix(ASIDE)) for name in names if (match := _STEP.fullmatch(name))}
+    found = {
+        (int(match[1]), folder / name.removeprefix(REPLACED)) for name in names if (match := _STEP.fullmatch(name))
+    }
     return [path for _, path in sorted(found)]
 
 
 def current_path(folder: Path) -> Path | None:
-    """The path of the checkpoint ``folder``, also while it is being replaced."""
-    for _ in range(3):  # it may come back to its place between the two looks
-        for path in (folder, folder.with_name(ASIDE + folder.name)):
+    """Return where the checkpoint ``folder`` is now, also while it is being replaced."""
+    for _ in range(3):  # it may be renamed between the two checks
+        for path in (folder, folder.with_name(REPLACED + folder.name)):
             if os.path.lexists(path):
                 return path
     return None
@@ -183,7 +180,7 @@ def current_path(folder: Path) -> Path | None:
 def is_locked(run: Path) -> bool:
     """Whether a process is writing this run."""
     try:
-        import fcntl  # not on every system
+        import fcntl  # not available on every system
 
         with open_regular_file(run / _LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -195,7 +192,7 @@ def is_locked(run: Path) -> bool:
 
 
 def last_used(run: Path) -> int:
-    """When a run was last started, resumed or ended, in nanoseconds since 1970; without its lock, its settings' age."""
+    """Return when a run was last started, resumed or ended, in nanoseconds since 1970."""
     with suppress(OSError):
         return os.lstat(run / _LOCK).st_mtime_ns
     with suppress(OSError):
@@ -204,20 +201,20 @@ def last_used(run: Path) -> int:
 
 
 def find_runs(root: Path, pattern: str = "*/*/config.toml") -> list[Path]:
-    """The runs below ``root``, the one used last at the end."""
+    """Return the runs below ``root``, the most recently used last."""
     found = (config.parent for config in root.glob(pattern))
-    runs = (run.resolve() if run.is_symlink() else run for run in found)  # a link to a run is one of the user's
+    runs = (run.resolve() if run.is_symlink() else run for run in found)  # a link that the user made
     return sorted(runs, key=lambda run: (last_used(run), run.name))
 
 
 def _touch(descriptor: int) -> None:
-    """Set the time of a file to now, finer than the clock that the system uses for writes."""
+    """Set the time of a file to now, with a finer resolution than a write does."""
     now = time.time_ns()
     with suppress(OSError):
         os.utime(descriptor, ns=(now, now))
 
 
 def _safe(name: str) -> str:
-    """A name that is one plain folder on every system: ``ALE/Pong-v5`` becomes ``ALE-Pong-v5``."""
-    spoken = re.sub(r"[.]<locals>|[<>]", "", name)  # of a lambda or a local class
-    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", spoken).strip("-.")[:100] or "unnamed"
+    """Return a valid folder name: ``ALE/Pong-v5`` becomes ``ALE-Pong-v5``."""
+    name = re.sub(r"[.]<locals>|[<>]", "", name)  # parts of the name of a lambda or a local class
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", name).strip("-.")[:100] or "unnamed"

@@ -1,10 +1,10 @@
-"""A trained policy loaded from a run; it acts on raw observations and keeps normalizer and hidden state."""
+"""A trained policy loaded from a run, with its observation normalizer and hidden state."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import torch
 from ludus.containers.build import (
     build_agent,
     build_evaluator,
-    bytes_of,
     choose_device,
     outline_agent,
     refuse_nameless,
@@ -39,9 +38,8 @@ from ludus.settings.parse import format_value
 from ludus.settings.settings import Settings, class_overrides, from_flat, to_flat
 from ludus.settings.trust import read_run_settings
 
-ROOM = 1 << 20  # bytes that a checkpoint may have beside what the networks need
-OPTIONAL = "reward_scaler."  # acting needs none
-SHAPING = (  # settings that decide the shapes of an agent's tensors, the likeliest cause of a difference first
+OPTIONAL = "reward_scaler."  # not needed for acting
+SHAPE_SETTINGS = (  # settings that change the shapes of parameters, the most likely cause of a mismatch first
     *(f"network.{name}" for name in ("name", "net1d", "net2d", "net3d", "net4d", "body", "head", "hidden")),
     *("network.lstm_size", "network.shared", "agent.normalize_observation", "agent.distribution"),
     *("env.id", "env.options", "env.backend", "env.mask", "agent.name"),
@@ -49,7 +47,7 @@ SHAPING = (  # settings that decide the shapes of an agent's tensors, the likeli
 
 
 class Player:
-    """A trained policy. ``act`` takes one observation of the environment, or a batch of them."""
+    """A trained policy; ``act`` takes one observation of the environment, or a batch of them."""
 
     def __init__(
         self,
@@ -64,7 +62,9 @@ class Player:
         self.settings, self.meta, self._make = settings, meta, environment
         self.device = choose_device(device)
         self._world = world or make_manager(settings.env, 1, environment=environment)
-        quick = replace(settings, network=replace(settings.network, orthogonal=False))  # first weights are not needed
+        quick = replace(
+            settings, network=replace(settings.network, orthogonal=False)
+        )  # initial weights are overwritten
         self.agent = build_agent(quick, self._world.observation, self._world.action, self.device)
         load_agent(self.agent, state["agent"])
         self.agent.eval()
@@ -92,11 +92,11 @@ class Player:
     ) -> Any:
         """Return the environment's action(s) for an observation or a batch.
 
-        A recurrent policy remembers from call to call: say ``first=True`` (or a bool per row) where an episode begins,
-        or call ``reset``. ``info`` is needed only by environments that give their action mask there.
+        A recurrent policy keeps its hidden state between calls: pass ``first=True`` (or a bool per row) at the start of
+        an episode, or call ``reset``. ``info`` is only needed for environments with an action mask in it.
 
-        With ``state`` (what ``initial_state`` gave, or the call before) return the pair of action and next state
-        instead, and remember nothing: for a server with many clients.
+        With ``state`` (from ``initial_state`` or the previous call), return the pair of action and next state and keep
+        nothing, for a server with many clients.
         """
         step, batched, rows = self._read(observation, info, first)
         if state is None:
@@ -105,7 +105,7 @@ class Player:
             before = self._state
         else:
             before = self._check_state(state, rows)
-        agent_step = self.agent.act(step, before, None if greedy else self._draw(rows))
+        agent_step = self.agent.act(step, before, None if greedy else self._next_noise(rows))
         action = self._world.format_actions({name: x.cpu() for name, x in agent_step.action.items()}, batched)
         if state is not None:
             return action, agent_step.state
@@ -113,7 +113,7 @@ class Player:
         return action
 
     def initial_state(self, rows: int = 1) -> HiddenState:
-        """The hidden state before the first observations of ``rows`` episodes: tensors ``[rows, …]`` by name.
+        """Return the hidden state at the start of ``rows`` episodes: tensors ``[rows, …]`` by name.
 
         Empty for feed-forward networks. ``state.rows(slice)`` selects rows, ``HiddenState.concatenate`` joins states.
         """
@@ -129,8 +129,9 @@ class Player:
     ) -> Any:
         """Return the expected discounted return from an observation (a float) or a batch (an array ``[B]``).
 
-        It is in the environment's rewards, as the critic estimates it: V for PPO, A2C and ACER; the largest Q for DQN;
-        for DDPG, TD3 and SAC the smallest Q of the greedy action. Arguments are as in ``act``; nothing is remembered.
+        It is the critic's estimate in the environment's units: V for PPO, A2C and ACER; the largest Q for DQN; the
+        smallest Q of the greedy action for DDPG, TD3 and SAC. Arguments are as in ``act``; the hidden state is not
+        changed.
         """
         step, batched, rows = self._read(observation, info, first)
         value = self.agent.value(step, self._before(state, rows)).cpu().numpy()
@@ -144,13 +145,13 @@ class Player:
         first: Any = None,
         state: HiddenState | None = None,
     ) -> Any:
-        """Return the distribution that actions are drawn from, as a dict of arrays; arguments are those of ``value``.
+        """Return the distribution that actions are sampled from, as a dict of arrays; arguments are as in ``value``.
 
-        Discrete: ``probabilities`` of each choice; MultiDiscrete: ``probabilities`` ``[choices, options]``, 0 where a
-        choice has fewer options; MultiBinary: ``probabilities`` of 1. Box: ``mean`` and ``std`` in the environment's
-        units, before clipping to its bounds; ``mean_before_tanh`` and ``std_before_tanh`` for SAC and
-        agent.distribution tanh; ``alpha`` and ``beta`` for beta, which lies in [0, 1] from low to high. A batch has one
-        more dimension in front. Where actions are a Dict or Tuple, it has such a dict for each part.
+        Discrete: ``probabilities`` of each choice; MultiDiscrete: ``probabilities`` ``[choices, options]``, padded with
+        0; MultiBinary: ``probabilities`` of 1. Box: ``mean`` and ``std`` in the environment's units, before clipping to
+        its bounds; ``mean_before_tanh`` and ``std_before_tanh`` for SAC and agent.distribution tanh; ``alpha`` and
+        ``beta`` for beta, with support [0, 1] scaled to low and high. A batch has one more leading dimension. For Dict
+        and Tuple actions, there is one such dict per part.
         """
         step, batched, rows = self._read(observation, info, first)
         found = self.agent.distribution(step, self._before(state, rows))
@@ -161,14 +162,14 @@ class Player:
         return self._world.nest_actions(plain)
 
     def _read(self, observation: Any, info: Mapping[str, Any] | None, first: Any) -> tuple[EnvStep, bool, int]:
-        """The observation as an agent gets it, whether it was a batch, and the number of rows."""
+        """Return the observation as the agent sees it, whether it is a batch, and the number of rows."""
         arrays, batched = self._world.parse_observation(observation, info or {})
         for name, x in arrays.items():
             if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
                 element = np.argwhere(~np.isfinite(x if batched else x[0]))[0].tolist()
                 raise UserError(
-                    f'The observation "{name}" has a number that is not finite at {element}; fix what made it, for no '
-                    "policy can act on it."
+                    f'The observation "{name}" has a NaN or Inf at {element}: fix the environment or what computes the '
+                    "observation."
                 )
         rows = len(next(iter(arrays.values())))
         begins = torch.as_tensor(
@@ -186,7 +187,7 @@ class Player:
         return step, batched, rows
 
     def _before(self, state: HiddenState | None, rows: int) -> HiddenState:
-        """The hidden state to start from: the one given, the player's own, or the initial one."""
+        """Return the given hidden state, or the stored one, or the initial one."""
         if state is not None:
             return self._check_state(state, rows)
         return self._state if rows == self._rows else self.agent.initial_state(rows)
@@ -198,42 +199,42 @@ class Player:
                 found = f"shape {tuple(state[name].shape)}" if name in state else "nothing"
                 raise UserError(
                     f'The state given with {rows} observation{"s" * (rows > 1)} has {found} for "{name}", not shape '
-                    f"{tuple(x.shape)}: begin with policy.initial_state({rows}), and give what the last call returned."
+                    f"{tuple(x.shape)}: start with policy.initial_state({rows}) and pass what the last call returned."
                 )
         return HiddenState(state)
 
     def reset(self, rows: int = 1) -> None:
-        """Reset the hidden state: the next observations begin episodes."""
+        """Reset the hidden state at the start of ``rows`` episodes."""
         self._rows, self._state = rows, self.agent.initial_state(rows)
 
     def evaluate(self, episodes: int = 100, seed: int = 0, greedy: bool = True) -> Evaluation:
-        """Evaluate on fresh episodes, other than those that selected the best checkpoint."""
+        """Evaluate on new episodes, different from those that selected the best checkpoint."""
         changed = replace(self.settings.evaluation, episodes=episodes, greedy=greedy)
         evaluator = build_evaluator(
             replace(self.settings, evaluation=changed, seed=seed), self.agent, self._make, branch=2
         )
         try:
             evaluation = evaluator.run(self.agent, self.device)
-            assert evaluation is not None  # nothing stops it
+            assert evaluation is not None
             return evaluation
         finally:
             evaluator.close()
 
     def environment(self, render_mode: str | None = None) -> EnvironmentManager:
-        """One environment that this policy can play, in this process."""
+        """Create one environment for this policy, in this process."""
         manager = make_manager(self.settings.env, 1, render_mode, self._make)
         manager.set_action_transform(self.agent.action_transform)
         return manager
 
     def use_threads(self) -> None:
-        """Set torch and BLAS to the number of threads that training chose; for a process that does nothing else."""
+        """Set torch and BLAS to the number of threads chosen in training, for the whole process."""
         set_threads(self.settings.threads or 1)
 
     def close(self) -> None:
         """Close the environment that translates observations and actions; may be called twice."""
         self._world.close()
 
-    def _draw(self, rows: int) -> dict[str, torch.Tensor]:
+    def _next_noise(self, rows: int) -> dict[str, torch.Tensor]:
         if self._noise is None or rows != self._noise_rows:
             self._noise, self._noise_rows = self.agent.make_noise(Rows.all(rows), self._generator), rows
         return self._noise.next()
@@ -253,9 +254,9 @@ def load(
 ) -> Player:
     """Load the policy of a run (a folder, or ``latest``): its ``best`` checkpoint, the ``latest``, or ``step_<n>``.
 
-    ``environment`` makes one environment, where the run's own name for it cannot be imported; ``agent``, ``network``
-    and ``wrappers`` are classes that stand for those of the run likewise. ``trust``: import what the run names, though
-    this user did not make it on this machine.
+    ``environment`` creates one environment, if the one named in the run cannot be imported; ``agent``, ``network`` and
+    ``wrappers`` replace the classes named in the run in the same way. ``trust``: import the classes that the run names
+    even if this user did not create it on this machine.
     """
     given = class_overrides(agent, network, wrappers)
     unused = (*given, *(("env.id",) if environment else ()))
@@ -263,41 +264,37 @@ def load(
     check_checkpoint_name(checkpoint)
     settings = from_flat(read_run_settings(directory.path, directory.config, trust, unused).flat | given)
     refuse_nameless(settings.env.id, environment)
-    choose_device(device)  # a wrong name is told first
+    choose_device(device)  # refuse a wrong name first
     world = make_manager(settings.env, 1, environment=environment)
     try:
         outline = outline_agent(settings, world.observation, world.action)
-        with open_checkpoint(directory, checkpoint, outline) as found:
-            refuse_other(outline, agent_of_checkpoint(found))
+        with open_by_name(directory, checkpoint) as found:
+            refuse_mismatch(outline, agent_of_checkpoint(found))
             return Player(settings, found.read("agent"), found.meta, device, environment, world)
     except BaseException:
         world.close()
         raise
 
 
-@contextmanager
-def open_checkpoint(directory: RunDirectory, name: str, agent: Agent | None = None) -> Iterator[checkpoints.Checkpoint]:
-    """Open a checkpoint of a run by its name; one of a best ``agent`` is refused unread if it is larger than that."""
+def open_by_name(directory: RunDirectory, name: str) -> AbstractContextManager[checkpoints.Checkpoint]:
+    """Open the checkpoint ``best``, ``latest`` or ``step_<n>`` of a run; without a best one, the latest."""
     if name == "best" and (best := directory.best_checkpoint()):
-        opened = checkpoints.opened(best, None if agent is None else bytes_of(agent) + ROOM)
-    elif name.startswith("step_"):
-        opened = checkpoints.opened(directory.step_checkpoint(name))
-    else:
-        opened = checkpoints.opened_newest(directory, warnings.warn)
-    with opened as found:
-        yield found
+        return checkpoints.open_checkpoint(best)
+    if name.startswith("step_"):
+        return checkpoints.open_checkpoint(directory.step_checkpoint(name))
+    return checkpoints.open_newest(directory, warnings.warn)
 
 
 def agent_of_checkpoint(checkpoint: checkpoints.Checkpoint) -> Mapping[str, Any]:
-    """The names and shapes of an agent's tensors in a checkpoint; refuse one that holds no agent."""
+    """Return the agent's state in a checkpoint, with meta tensors; refuse a checkpoint without one."""
     agent = checkpoint.outline.get("agent")
     if not isinstance(agent, dict) or not all(isinstance(name, str) for name in agent):
-        raise UserError(f'The checkpoint "{checkpoint.folder}" holds no agent: take another checkpoint of this run.')
+        raise UserError(f'The checkpoint "{checkpoint.folder}" holds no agent: use another checkpoint of this run.')
     return agent
 
 
-def refuse_other(outline: Agent | None, saved: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of another network, or one that is too large, before anything of it is read or built."""
+def refuse_mismatch(outline: Agent | None, saved: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of another or a too large network before the network is built."""
     if outline is not None:
         if tensor := mismatch(outline, saved):
             raise _another_network(tensor)
@@ -305,19 +302,19 @@ def refuse_other(outline: Agent | None, saved: Mapping[str, Any]) -> None:
 
 
 def initialise_from(agent: Agent, settings: Settings[Any], trust: bool = False) -> None:
-    """Start from the weights and normalizers of the run ``settings.init_from``, to fine-tune."""
+    """Load weights and normalizers of the run ``settings.init_from``, for fine-tuning."""
     directory = RunDirectory.open(settings.init_from, settings.runs)
     theirs = from_flat(read_run_settings(directory.path, directory.config, trust, unused=("env.",)).flat)
-    with open_checkpoint(directory, "best") as found:
+    with open_by_name(directory, "best") as found:
         if tensor := mismatch(agent, agent_of_checkpoint(found)):
             raise UserError(f'init_from is "{settings.init_from}", but {_difference(theirs, settings)} ({tensor}).')
         state = found.read("agent")
-    counts = [name for name in state["agent"] if name.endswith("_extra_state")]  # those of a run that ended
+    counts = [name for name in state["agent"] if name.endswith("_extra_state")]  # counters of that run
     _load(agent, {name: x for name, x in state["agent"].items() if name not in counts})
 
 
 def load_agent(agent: Agent, saved: Mapping[str, Any]) -> None:
-    """Load parameters and buffers, refusing those of another network by name."""
+    """Load parameters and buffers; refuse those of another network."""
     if tensor := mismatch(agent, saved):
         raise _another_network(tensor)
     _load(agent, saved)
@@ -325,13 +322,13 @@ def load_agent(agent: Agent, saved: Mapping[str, Any]) -> None:
 
 def _another_network(tensor: str) -> UserError:
     return UserError(
-        f"The checkpoint is of another network than the run's settings ask for: {tensor}; undo what was changed in its "
-        "environment or its config.toml."
+        f"The checkpoint is of another network than the settings of the run: {tensor}. Undo changes to its config.toml "
+        "or its environment."
     )
 
 
 def mismatch(agent: Agent, saved: Mapping[str, Any]) -> str:
-    """The first tensor that a checkpoint has in another shape than the agent, and both shapes; nothing if all fit."""
+    """Describe the first tensor with another shape in the checkpoint than in the agent; empty if all match."""
     own = agent.state_dict()
     for name in sorted(name for name in own.keys() | saved.keys() if not name.startswith(OPTIONAL)):
         here, there = (tuple(getattr(x[name], "shape", ())) if name in x else "nothing" for x in (own, saved))
@@ -346,11 +343,11 @@ def _load(agent: Agent, saved: Mapping[str, Any]) -> None:
 
 
 def _difference(theirs: Settings[Any], ours: Settings[Any]) -> str:
-    """Which setting makes the networks of two runs differ, and how to fix it."""
+    """Describe which setting makes the networks of two runs differ, and how to fix it."""
     there, here = to_flat(theirs), to_flat(ours)
-    if theirs.network.shared == "auto":  # a run from before Ludus 0.2.0 does not say what was chosen
+    if theirs.network.shared == "auto":  # runs before Ludus 0.2.0 did not store the choice
         here["network.shared"] = "auto"
-    for key in SHAPING:
+    for key in SHAPE_SETTINGS:
         if there.get(key) != here.get(key):
             others, own = format_value(there.get(key)), format_value(here.get(key))
             return f"{key} is {others} in that run and {own} here: give both the same"

@@ -1,4 +1,4 @@
-"""``summary.json``: identity and progress of a run, one small file for ``ludus list runs`` to read."""
+"""``summary.json``: a small file with the identity and progress of a run, for ``ludus list runs``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ludus.settings.config_file import read_config
 
 FILE = "summary.json"
 State = Literal["running", "complete", "stopped", "failed", "killed", "unknown"]
-_LIMIT = 1 << 16  # bytes of a summary that is read
-_TAIL = 1 << 14  # bytes at the end of the metrics that are read
+_LIMIT = 1 << 16  # bytes to read of a summary
+_TAIL = 1 << 14  # bytes to read at the end of the metrics
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """One run in a list."""
+    """Identity and progress of a run."""
 
     environment: str
     agent: str
@@ -40,27 +40,27 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
-    """A run that was found on disk."""
+    """A run on disk."""
 
     path: Path
-    used: float  # when it was last started, resumed or ended, in seconds since 1970
+    used: float  # time when it was last started, resumed or ended, in seconds since 1970
     summary: Summary
 
 
 def write_summary(run: RunDirectory, summary: Summary) -> None:
-    """Write the summary in one piece."""
+    """Write the summary atomically."""
     files.write_atomic(run.path / FILE, json.dumps(asdict(summary), indent=1).encode())
 
 
 def list_runs(root: str | Path) -> Iterator[ListedRun]:
-    """Yield the runs below ``root``, the one used last at the end; what cannot be read is left out."""
+    """Yield the runs below ``root``, the most recently used last; unreadable ones are skipped."""
     for path in find_runs(Path(root)):
         if (summary := read_summary(path)) is not None:
             yield ListedRun(path=path, used=last_used(path) / 1e9, summary=summary)
 
 
 def read_summary(run: Path) -> Summary | None:
-    """Read a run's summary; one that says running but is not locked was killed."""
+    """Read a run's summary; a running run without a lock was killed."""
     summary = _parse(run) or _from_settings(run)
     if summary is None:
         return None
@@ -74,7 +74,7 @@ def read_summary(run: Path) -> Summary | None:
 
 
 def _parse(run: Path) -> Summary | None:
-    """Read ``summary.json``; None where there is none, or it is not what ``write_summary`` writes."""
+    """Read ``summary.json``; None if it is missing or malformed."""
     try:
         with files.open_regular_file(run / FILE) as file:
             found: Any = json.loads(file.read(_LIMIT))
@@ -96,7 +96,7 @@ def _parse(run: Path) -> Summary | None:
 
 
 def _from_settings(run: Path) -> Summary | None:
-    """The summary of a run without ``summary.json``, from its settings and checkpoint names."""
+    """Summarize a run without ``summary.json`` from its settings and checkpoint names."""
     try:
         found = read_config(run / "config.toml")
         steps = [int(path.name.removeprefix("step_")) for path in step_folders(run / "checkpoints")]
@@ -114,7 +114,7 @@ def _from_settings(run: Path) -> Summary | None:
 
 
 def _last_step(metrics: Path) -> int:
-    """The step of the last whole line of metrics, or 0."""
+    """Return the step of the last complete line of metrics, or 0."""
     with suppress(OSError, ValueError, TypeError, KeyError, IndexError, RecursionError):
         with files.open_regular_file(metrics) as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _TAIL, 0))

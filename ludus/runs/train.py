@@ -40,7 +40,7 @@ from ludus.managers.make import make_manager
 from ludus.parallel.orphans import StartedProcesses
 from ludus.runs.failure import save_failure
 from ludus.runs.open_run import SavedRun, new_run, open_run
-from ludus.runs.policy import Player, agent_of_checkpoint, initialise_from, load, refuse_other
+from ludus.runs.policy import Player, agent_of_checkpoint, initialise_from, load, refuse_mismatch
 from ludus.runs.report import Reporter
 from ludus.settings.settings import Resolved, class_overrides, resolve_settings, to_flat
 
@@ -51,13 +51,13 @@ class TrainResult(NamedTuple):
     run: Path  # its folder
     steps: int
     evaluation: Evaluation | None  # the last one
-    best: float | None  # the best mean return of an evaluation
+    best: float | None  # highest mean return of an evaluation
     reason: str  # why it ended
-    environment: Callable[..., Any] | None = None  # what made the environments, where it was not a name
+    environment: Callable[..., Any] | None = None  # creates an environment, if training was given a callable
 
     def load(self, checkpoint: str = "best") -> Player:
-        """The trained policy, ready to act."""
-        return load(self.run, checkpoint, environment=self.environment, trust=True)  # this process made it
+        """Load the trained policy."""
+        return load(self.run, checkpoint, environment=self.environment, trust=True)  # made by this process
 
 
 def train(
@@ -73,17 +73,17 @@ def train(
     on_update: OnUpdate | None = None,
     trust: bool = False,
 ) -> TrainResult:
-    """Train ``agent`` on ``environment`` and return where the result is.
+    """Train ``agent`` on ``environment`` in a new run folder.
 
-    ``environment`` is a Gymnasium id, ``package.module:Class``, or a class or function that makes one environment;
-    ``agent`` and ``network`` are names of ``ludus list``, ``package.module:Class``, or classes.
-    ``settings`` are what the command line has as flags: ``{"agent.learning_rate": 1e-3, "env.num": 16}``. Wrappers and
-    pieces of networks may be classes there too: ``{"env.wrappers": [MyWrapper]}``.
-    ``on_update(numbers, worker)`` is called after every update; ``on_update(numbers)`` works too. It ends the run by
-    returning False or raising ``ludus.Stop``: all is saved as after Ctrl-C, without a last evaluation.
-    Each of the numbers is computed when it is read.
-    ``trust``: import what the file ``config`` and the run ``init_from`` name, though this user did not write them on
-    this machine.
+    ``environment`` is a Gymnasium id, ``package.module:Class``, or a class or function that creates one environment;
+    ``agent`` and ``network`` are names from ``ludus list``, ``package.module:Class``, or classes.
+    ``settings`` are the flags of the command line: ``{"agent.learning_rate": 1e-3, "env.num": 16}``. Wrappers and
+    parts of networks may be classes there too: ``{"env.wrappers": [MyWrapper]}``.
+    ``on_update(metrics, worker)`` or ``on_update(metrics)`` is called after every update; each metric is computed when
+    it is read. Return False or raise ``ludus.Stop`` to end the run; it is saved as after Ctrl-C, without a last
+    evaluation.
+    ``trust``: import the classes that the file ``config`` and the run ``init_from`` name even if this user did not
+    write them on this machine.
     """
     check_not_importing("ludus.train")
     make = None if isinstance(environment, str) else environment
@@ -100,7 +100,7 @@ def train_resolved(
     environment: Callable[..., Any] | None = None,
     trust: bool = False,
 ) -> TrainResult:
-    """Train by settings that are complete, in a new run folder; ``trust`` the run that they start from."""
+    """Train with resolved settings in a new run folder; ``trust`` the run in ``init_from``."""
     return _launch(resolved, on_update, environment, trust)
 
 
@@ -118,13 +118,13 @@ def resume(
     wrappers: Sequence[str | Callable[..., Any]] | None = None,
     trust: bool = False,
 ) -> TrainResult:
-    """Go on with a run that was stopped or killed, from its newest whole checkpoint, as if nothing had happened.
+    """Resume a run that was stopped or killed from its newest intact checkpoint; the results are those of one run.
 
-    A run that is complete is returned as it is; ``nb_step`` and ``stop_at`` give it a new end. ``device`` moves a run,
-    and numbers may then differ in their last digits. ``environment`` makes one environment, where the run's own name
-    for it cannot be imported; ``agent``, ``network`` and ``wrappers`` are classes that stand for those of the run
-    likewise. ``on_update`` is that of ``train``; a run does not remember it. ``trust``: import
-    what the run names, though this user did not make it on this machine.
+    A complete run is returned unchanged, unless ``nb_step`` or ``stop_at`` extend it. ``device`` moves the run to
+    another device; results may then differ in the last digits. ``environment`` creates one environment, if the one
+    named in the run cannot be imported; ``agent``, ``network`` and ``wrappers`` replace the classes named in the run in
+    the same way. ``on_update`` is as in ``train`` and is not saved with the run. ``trust``: import the classes that the
+    run names even if this user did not create it on this machine.
     """
     check_not_importing("ludus.resume")
     given = class_overrides(agent, network, wrappers)
@@ -137,7 +137,7 @@ def resume(
 
 
 def _complete(saved: SavedRun, environment: Callable[..., Any] | None) -> TrainResult:
-    """Say that nothing is left to do, and return what came of the run."""
+    """Report that the run is complete and return its result."""
     assert saved.state is not None
     counters, path = saved.state["counters"], saved.run.path
     text = f'The run "{path}" is complete: {saved.complete}.'
@@ -155,14 +155,14 @@ def _launch(
     trust: bool,
     saved: SavedRun | None = None,
 ) -> TrainResult:
-    """Build everything and run it; restores the caller's process state afterwards."""
+    """Build all parts and run them; restore torch's random state afterwards."""
     settings = resolved.settings
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([] if settings.device == "cpu" else range(torch.cuda.device_count())))
-        torch.manual_seed(settings.seed)  # for networks that draw numbers of their own, as dropout does
+        torch.manual_seed(settings.seed)  # for networks with random layers, such as dropout
         worker = _build(resolved, on_update, environment, trust, saved, stack)
         _run(worker, new=saved is None)
-    reason = worker.stopping or "all steps are done"
+    reason = worker.stopping or "all steps done"
     path, steps = worker.reporter.run.path, worker.local_step_count  # type: ignore[union-attr]
     return TrainResult(path, steps, worker.last_evaluation, worker.best, reason, environment)
 
@@ -175,16 +175,16 @@ def _build(
     saved: SavedRun | None,
     stack: ExitStack,
 ) -> LocalWorker:
-    """Build all parts, the run folder last, so that a refused setting leaves no folder behind."""
+    """Build all parts, the run folder last, so that an invalid setting leaves no folder behind."""
     settings = resolved.settings
     started = StartedProcesses()
-    stack.callback(started.end)  # the last of all, when the environments are closed
+    stack.callback(started.end)  # runs last, after the environments are closed
     with started:
         manager = build_manager(settings, environment)
     stack.callback(manager.close)
     if saved is not None and saved.checkpoint is not None:
         outline = outline_agent(settings, manager.observation, manager.action)
-        refuse_other(outline, agent_of_checkpoint(saved.checkpoint))
+        refuse_mismatch(outline, agent_of_checkpoint(saved.checkpoint))
     agent = build_learner(resolved, manager.observation, manager.action, new=saved is None)
     manager.set_action_transform(agent.action_transform)
     sharing = decide_sharing(settings, manager.observation, manager.action)
@@ -202,14 +202,12 @@ def _build(
     if "threads" in chosen and requested_threads():
         origins["threads"] = VARIABLE
     worker = LocalWorker(settings, agent, manager, updater, evaluator, on_update)
-    early: list[str] = []  # what is to be told before there is somebody to tell it
+    early: list[str] = []  # reports before there is a reporter
     manager.on_warning = early.append
     worker.started = started
     with started:
         restored = ""
         if saved is not None and saved.checkpoint is not None:
-            if not saved.own and environment is None:
-                saved.checkpoint.refuse_larger(worker.most_state_bytes())
             restored = worker.load_state_dict(saved.checkpoint.read())
     run = stack.enter_context(new_run(settings)) if saved is None else saved.run
     signs = saved is None or saved.signs
@@ -220,7 +218,7 @@ def _build(
         reporter.resumed(worker, saved, restored)
     reporter.summarize(worker)
     if settings.env.id.startswith("ALE/") and saved is None:
-        from ludus.logging.hints import raw_frames  # most runs do without
+        from ludus.logging.hints import raw_frames
 
         if raw := raw_frames(settings.env, manager.observation):
             reporter.note(raw)
@@ -228,7 +226,7 @@ def _build(
         reporter.warn(warning)
     if room := worker.cache.bytes:
         where = to_flat(settings).get("agent.replay_folder") or "memory"
-        reporter.note(f"The replay will take {room / 1e6:,.1f} MB of {where} when it is full.")
+        reporter.note(f"The replay buffer takes up to {room / 1e6:,.1f} MB of {where}.")
     manager.on_warning = evaluator.on_warning = worker.cache.on_warning = reporter.warn
     for report in early:
         reporter.warn(report)
@@ -239,8 +237,8 @@ def _build(
 
 
 def _compile(worker: LocalWorker, reporter: Reporter, build: Callable[[], Any]) -> Any:
-    """Report that the update is being compiled, and wait for it."""
-    reporter.note("Compiling the update (about ten seconds the first time) …")
+    """Compile the update and report it."""
+    reporter.note("Compiling the update (about ten seconds the first time) ...")
     worker.compiling, began = True, time.monotonic()
     try:
         return without_signals(build)
@@ -250,7 +248,7 @@ def _compile(worker: LocalWorker, reporter: Reporter, build: Callable[[], Any]) 
 
 
 def check_settings(resolved: Resolved, trust: bool = False) -> None:
-    """Raise what training with these settings would refuse before its first step."""
+    """Refuse settings that training would refuse before its first step, for `ludus check`."""
     settings = resolved.settings
     with ExitStack() as stack:
         manager = make_manager(settings.env, 1)
@@ -266,7 +264,7 @@ def check_settings(resolved: Resolved, trust: bool = False) -> None:
 def _run(worker: LocalWorker, new: bool) -> None:
     reporter = worker.reporter
     assert reporter is not None
-    signals = StopOnSignals(worker, partial(reporter.rescue, worker, "The environment does not return", tells=True))
+    signals = StopOnSignals(worker, partial(reporter.rescue, worker, "The environment does not respond", tells=True))
     with signals.handle(), warn_of_hangs(worker):
         try:
             worker.run(worker.settings.nb_step, worker.local_step_count)
@@ -276,20 +274,20 @@ def _run(worker: LocalWorker, new: bool) -> None:
         except KeyboardInterrupt as error:
             reporter.failed(error)
             if not signals.hung:
-                reporter.rescue(worker, "Stopped at once", tells=True)
+                reporter.rescue(worker, "Stopped immediately", tells=True)
                 reporter.note(signals.hint())
                 raise
             reporter.note(user_traceback(error).rstrip())
             signals.save()
-            worker.stopping += ", and the environment did not return"
+            worker.stopping += "; the environment did not respond"
             worker.close()
         except BaseException as error:
-            told = save_failure(reporter.run.path, worker, error) if isinstance(error, TrainingFailed) else error
-            reporter.failed(told)
-            reporter.rescue(worker, "An error ends the run")
-            if isinstance(error, UserError) and new and not worker.updates and told is error:  # leave no half run
+            raised = save_failure(reporter.run.path, worker, error) if isinstance(error, TrainingFailed) else error
+            reporter.failed(raised)
+            reporter.rescue(worker, "The run ended with an error")
+            if isinstance(error, UserError) and new and not worker.updates and raised is error:  # leave no empty run
                 reporter.close()
                 shutil.rmtree(reporter.run.path, ignore_errors=True)
-            if told is error:
+            if raised is error:
                 raise
-            raise told from error
+            raise raised from error

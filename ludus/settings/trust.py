@@ -30,7 +30,6 @@ class TrustedSettings(NamedTuple):
 
     flat: dict[str, Any]
     may_sign: bool  # whether a changed file may get this user's signature
-    has_user_code: bool  # whether they name code that is neither of Ludus nor of Gymnasium
 
 
 def read_run_settings(
@@ -60,7 +59,7 @@ def _read(
         set_search_folders(
             dict.fromkeys(tops, "") if trust else {top: _folder(top, folders, what) for top in sorted(tops)}
         )
-        return TrustedSettings(flat, True, bool(named))
+        return TrustedSettings(flat, True)
     folder = flat.get("agent.replay_folder") if writes else None
     wanted = {key: names for key, names in named.items() if not key.startswith(unused)}
     actions = [f"import {', '.join(names)} ({key})" for key, names in wanted.items()]
@@ -70,7 +69,7 @@ def _read(
             f"{what} is not trusted, because {reason}, and it would {' and '.join(actions)}, which can do anything on "
             "this machine; if you trust its source, add --trust (in Python: trust=True)."
         )
-    return TrustedSettings(flat, not named, bool(named))
+    return TrustedSettings(flat, not named)
 
 
 def add_import_folders(flat: Mapping[str, Any]) -> dict[str, Any]:

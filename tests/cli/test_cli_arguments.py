@@ -8,7 +8,7 @@ from ludus.agents import AGENTS
 from ludus.cli.arguments import known_flags
 from ludus.cli.check import run as check
 from ludus.cli.main import main
-from ludus.cli.train import LAYERS, parse
+from ludus.cli.train import SOURCES, parse
 from ludus.core.errors import UserError
 from ludus.settings.settings import ALIASES, resolve_settings, setting_types, to_flat
 
@@ -40,7 +40,7 @@ def test_the_help_shows_all_flags_and_no_others(agent: str, capsys: pytest.Captu
     types = setting_types(agent)
     types.pop("agent.name")
     types = {key: kind for key, kind in types.items() if key.count(".") < 2}  # those of single networks are not listed
-    taken = set(known_flags(types | LAYERS | dict.fromkeys(ALIASES, str))) - {"--tag"}
+    taken = set(known_flags(types | SOURCES | dict.fromkeys(ALIASES, str))) - {"--tag"}
     assert shown == taken
 
 
@@ -77,12 +77,12 @@ def test_a_list_of_numbers_ends_where_the_environment_begins(line: str) -> None:
 @pytest.mark.parametrize(
     ("command", "line", "said"),
     [
-        (parse, "--env.options gravity=1.0 CartPole-v1", '"CartPole-v1" was taken as one of --env.options'),
-        (check, "--env.options gravity=1.0 CartPole-v1", '"CartPole-v1" was taken as one of --env.options'),
-        (parse, "--network.hidden CartPole-v1", '"CartPole-v1" was taken as one of --network.hidden'),
+        (parse, "--env.options gravity=1.0 CartPole-v1", '"CartPole-v1" was read as a value of --env.options'),
+        (check, "--env.options gravity=1.0 CartPole-v1", '"CartPole-v1" was read as a value of --env.options'),
+        (parse, "--network.hidden CartPole-v1", '"CartPole-v1" was read as a value of --network.hidden'),
         (parse, "--network.hidden 64 64", "No environment was given"),
         (parse, "--env.options gravity=1.0", "No environment was given"),
-        (parse, "CartPole-v1 --network.hidden 32 wide", '"wide" came after "CartPole-v1"'),
+        (parse, "CartPole-v1 --network.hidden 32 wide", 'got "CartPole-v1" and "wide"'),
         (parse, "--seed 3", "No environment was given"),
     ],
 )
@@ -98,9 +98,7 @@ def test_a_flag_given_twice_counts_as_the_last_one_says() -> None:
 
 
 def test_two_words_after_tag_are_told_how_to_give_both() -> None:
-    with pytest.raises(
-        UserError, match=r'"b" came after "CartPole-v1"\. Several tags are given as --tags a b, or as --tag'
-    ):
+    with pytest.raises(UserError, match=r'got "CartPole-v1" and "b"\. Give several tags as --tags a b, or as --tag'):
         parse(["CartPole-v1", "--tag", "a", "b"])
-    with pytest.raises(UserError, match=r'came after "CartPole-v1"\.$'):
+    with pytest.raises(UserError, match=r'got "CartPole-v1" and "b"\.$'):
         parse(["CartPole-v1", "b"])

@@ -47,7 +47,7 @@ def test_check_takes_the_flags_of_train_and_names_them_again(
     monkeypatch.chdir(tmp_path)
     assert main(["check", "Pendulum-v1", "--agent", "sac", "--agent.replay", "5000"]) == 0
     out = capsys.readouterr().out
-    assert "Pendulum-v1 is ready (298 random steps in 2 episodes tried); type " in out
+    assert "Pendulum-v1 is ready for training (tested with 298 random steps in 2 episodes): " in out
     assert "`ludus train Pendulum-v1 --agent sac --agent.replay 5000`" in out
     assert not list(tmp_path.iterdir())
 

@@ -45,7 +45,7 @@ def test_several_runs_are_told_one_after_another(runs: list[Path], capsys: pytes
     first, second = capsys.readouterr().out.split("\n\n")
     for text, run in zip((first, second), runs, strict=True):
         assert str(run) in text
-        assert "95% interval" in text
+        assert "95% confidence interval" in text
 
 
 def test_a_checkpoint_is_chosen_by_its_step(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +56,7 @@ def test_a_checkpoint_is_chosen_by_its_step(runs: list[Path], capsys: pytest.Cap
         assert json.loads(capsys.readouterr().out)["step"] == int(name.removeprefix("step_"))
         assert ludus.load(runs[0], name).meta["step"] == int(name.removeprefix("step_"))
     assert main(["evaluate", str(runs[0]), "--checkpoint", "step_7"]) == 2
-    assert f'no checkpoint "step_7": it has {", ".join(kept)}, and best and latest' in capsys.readouterr().err
+    assert f'no checkpoint "step_7": choose one of best, latest, {", ".join(kept)}.' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["step_", "step_x", ".old-step_32", "../best", "step_32/../../best", "newest"])
@@ -64,7 +64,7 @@ def test_what_is_no_name_of_a_checkpoint_is_refused(
     name: str, runs: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", str(runs[0]), "--checkpoint", name]) == 2
-    assert f'no checkpoint called "{name}"; choose best, latest or one such as step_50000' in capsys.readouterr().err
+    assert f'"{name}" is not a checkpoint: choose best, latest or a step such as step_50000' in capsys.readouterr().err
 
 
 def test_a_missing_run_among_several_is_told_before_any_is_played(
@@ -88,6 +88,6 @@ def test_without_an_evaluation_the_latest_policy_is_called_so(
     assert main(["evaluate", str(run), "--episodes", "1", "--checkpoint", "best"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "the latest policy of" in said
-    assert "(no evaluation has chosen a best one yet)" in said
+    assert "(there is no best policy before the first evaluation)" in said
     assert main(["evaluate", str(run), "--episodes", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["checkpoint"] == "latest"

@@ -23,7 +23,7 @@ def test_my_environment() -> None:
     assert main(["train", "my_environment:Docking", *SHORT_RUN]) == 0
     assert main(["play", "latest", "--out", "film.gif"]) == 0
     assert main(["resume", "latest", "--nb-step", "128"]) == 0
-    assert "came back exactly" in next(Path("runs").glob("*/*/log.txt")).read_text()
+    assert "were restored exactly" in next(Path("runs").glob("*/*/log.txt")).read_text()
 
 
 def test_my_network(capsys: pytest.CaptureFixture[str]) -> None:

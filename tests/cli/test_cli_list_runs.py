@@ -62,7 +62,7 @@ def test_where_there_is_none_a_sentence_says_so(capsys: pytest.CaptureFixture[st
     assert main(["list", "runs"]) == 0
     assert 'There is no run in "runs" yet' in capsys.readouterr().out
     assert main(["list", "--tag", "x"]) == 2
-    assert "type `ludus list runs` with them" in capsys.readouterr().err
+    assert "are for `ludus list runs`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--name", "a\x1b[31mb"], ["--tag", ""], ["--name", "x" * 81]])

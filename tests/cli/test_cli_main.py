@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ludus.cli.main import main
-from ludus.cli.play import show
+from ludus.cli.play import show_window
 from ludus.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -104,8 +104,11 @@ def test_help_shows_the_defaults_of_preset_and_flags(capsys: pytest.CaptureFixtu
         (["train", "CartPole-v1", "--agent.minibatches", "1000"], "agent.minibatches is 1000"),
         (["train", "CartPole-v1", "--device", "warp"], 'device is "warp"'),
         (["train", "CartPole-v1", "--init-from", "nowhere"], "nowhere"),
-        (["resume", "latest", "--agent.learning-rate", "1"], "ludus train ENV --init-from RUN --agent.learning-rate …"),
-        (["resume", "latest", "--seed=1"], "Unknown flag --seed: a resume keeps the run's settings"),
+        (
+            ["resume", "latest", "--agent.learning-rate", "1"],
+            "--init-from RUN --agent.learning-rate ...",
+        ),
+        (["resume", "latest", "--seed=1"], "Unknown flag --seed: a resume can only change"),
         (["resume", "latest", "--evaluation.stop-at", "1"], 'Did you mean "--stop-at"?'),
         (["resume", "latest", "--nbstep", "1"], 'Did you mean "--nb-step"?'),
         (["evaluate"], "needs a run"),
@@ -190,7 +193,7 @@ def test_train_evaluate_and_play(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["evaluate", "latest", "--episodes", "3", "--stochastic"]) == 0
     out = capsys.readouterr().out
     assert "episodes  3" in out
-    assert "95% interval" in out
+    assert "95% confidence interval" in out
     assert main(["play", str(config.parent), "--episodes", "2"]) == 0
     out = capsys.readouterr().out
     assert "Episode 2: return" in out
@@ -217,10 +220,10 @@ def test_closing_hints_name_the_run_as_it_can_be_typed(tmp_path: Path, capsys: p
     run.rename(away)
     assert main(["resume", str(away)]) == 0
     complete, *hints = capsys.readouterr().out.splitlines()
-    assert re.match(rf'The run "{away}" is complete: it has done \d+ steps, and nb_step, the total, is 64; ', complete)
+    assert re.match(rf'The run "{away}" is complete: it has done \d+ steps and nb_step is 64; ', complete)
     assert [hint.partition(" '")[2] for hint in hints] == ["my runs/mine'"] * 3
     for hint in hints[:2]:
-        assert main([*shlex.split(hint)[3:], "--episodes", "1"]) == 0
+        assert main([*shlex.split(hint)[2:], "--episodes", "1"]) == 0
 
 
 @pytest.mark.parametrize("backend", ["simple", "subproc"])
@@ -230,10 +233,10 @@ def test_play_is_not_suggested_for_an_environment_that_cannot_draw(
     loud = [word for word in SHORT_RUN if word != "--quiet"] + ["--env.backend", backend, "--nb-step", "64"]
     assert main(["train", "ludus.environments.toy:CountingEnv", *loud]) == 0
     out = capsys.readouterr().out
-    assert "Measure it:" in out
-    assert "Watch it:" not in out
+    assert "Evaluate:" in out
+    assert "Watch:" not in out
     assert main(["resume", "latest", "--nb-step", "96"]) == 0
-    assert "Watch it:" not in capsys.readouterr().out
+    assert "Watch:" not in capsys.readouterr().out
 
 
 def test_a_video_has_the_speed_that_the_environment_names(tmp_path: Path) -> None:
@@ -293,7 +296,7 @@ def test_a_window_shows_every_picture_and_closes(monkeypatch: pytest.MonkeyPatch
     shown = []
     flip = pygame.display.flip
     monkeypatch.setattr(pygame.display, "flip", lambda: (shown.append(pygame.display.get_surface().get_size()), flip()))
-    show((np.full((20, 30, 3), value, np.uint8) for value in range(4)), fps=1000, title="test")
+    show_window((np.full((20, 30, 3), value, np.uint8) for value in range(4)), fps=1000, title="test")
     assert shown == [(30, 20)] * 4
     assert not pygame.display.get_init()
 
@@ -302,7 +305,7 @@ def test_a_screen_that_does_not_answer_is_one_sentence(monkeypatch: pytest.Monke
     pytest.importorskip("pygame")
     monkeypatch.setenv("SDL_VIDEODRIVER", "offscreen")
     with pytest.raises(UserError, match="--out"):
-        show(iter([np.zeros((2, 2, 3), np.uint8)]), fps=30, title="test")
+        show_window(iter([np.zeros((2, 2, 3), np.uint8)]), fps=30, title="test")
 
 
 def test_atari_games_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,18 +34,18 @@ def test_a_run_by_the_preset_says_nothing_of_raw_frames_and_goes_on_exactly(tmp_
     result = ludus.train("ALE/Pong-v5", nb_step=32, settings=settings)
     log = (result.run / "log.txt").read_text()
     assert "preset atari/ppo" in log
-    assert "are raw" not in log
+    assert "gives raw frames" not in log
     resumed = ludus.resume(result.run, nb_step=48)
     assert resumed.steps >= 48
-    assert "Environments came back exactly" in (result.run / "log.txt").read_text()
+    assert "Environments were restored exactly" in (result.run / "log.txt").read_text()
     assert ludus.load(result.run).act(np.zeros((4, 84, 84), np.uint8)) in range(6)
 
 
 def test_raw_frames_are_told_with_the_flags_that_change_them(tmp_path: Path) -> None:
     settings = QUICK | {"runs": str(tmp_path), "agent.rollout": 4, "env.max_episode_steps": 10}
     result = ludus.train("ALE/Pong-v5", preset="none", nb_step=8, settings=settings)
-    (line,) = [line for line in (result.run / "log.txt").read_text().splitlines() if "are raw" in line]
-    assert "The frames of ALE/Pong-v5 are raw (210 x 160 x 3, none stacked)" in line
+    (line,) = [line for line in (result.run / "log.txt").read_text().splitlines() if "gives raw frames" in line]
+    assert "Hint: ALE/Pong-v5 gives raw frames (210 x 160 x 3, not stacked)" in line
     advised = {
         "env.options": ("frameskip=1",),
         "env.wrappers": (
@@ -55,11 +55,11 @@ def test_raw_frames_are_told_with_the_flags_that_change_them(tmp_path: Path) -> 
     }
     assert all(value in line for values in advised.values() for value in values)
     result = ludus.train("ALE/Pong-v5", preset="none", nb_step=8, settings=settings | advised)
-    assert "are raw" not in (result.run / "log.txt").read_text()
+    assert "gives raw frames" not in (result.run / "log.txt").read_text()
 
 
 def test_the_memory_of_the_console_is_no_picture(tmp_path: Path) -> None:
     settings = QUICK | {"runs": str(tmp_path), "agent.rollout": 4, "env.max_episode_steps": 10}
     settings |= {"env.options": ('obs_type="ram"',)}
     result = ludus.train("ALE/Pong-v5", preset="none", nb_step=8, settings=settings)
-    assert "are raw" not in (result.run / "log.txt").read_text()
+    assert "gives raw frames" not in (result.run / "log.txt").read_text()

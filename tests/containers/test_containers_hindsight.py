@@ -181,7 +181,7 @@ def test_a_stopped_and_resumed_run_is_the_run_that_was_never_stopped(more: dict[
     assert 0 < stopped.steps < 400
     resumed = ludus.resume(stopped.run).run
     assert_same_run(straight, resumed)
-    assert "came back exactly" in (resumed / "log.txt").read_text()
+    assert "were restored exactly" in (resumed / "log.txt").read_text()
 
 
 def test_goals_reach_the_environment_as_numpy() -> None:

@@ -226,7 +226,7 @@ def test_evaluations_come_every_so_many_steps_and_once_at_the_end(tmp_path: Path
     assert result.best == 15
     assert result.evaluation is not None
     assert result.evaluation.returns == [15.0] * 4
-    assert result.reason == "all steps are done"
+    assert result.reason == "all steps done"
 
 
 def test_a_reached_target_ends_the_run(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_the_log_and_the_settings_tell_what_was_run(tmp_path: Path, monkeypatch:
     log = (result.run / "log.txt").read_text()
     assert f"environment: {COUNTING} x 4" in log
     assert "1 thread, numpy acting, eager update" in log
-    assert f"ended at step {result.steps}: all steps are done" in log
+    assert f"ended at step {result.steps}: all steps done" in log
     assert log.count("evaluation at step") == len(
         [line for line in read_metrics(result.run / "metrics.jsonl") if "evaluation/mean" in line]
     )

@@ -37,12 +37,12 @@ def test_a_hang_in_a_rollout_ends_on_the_first_signal(tmp_path: Path, once: Path
     settings = SETTINGS | {"checkpoint_every": every}
     straight = train(tmp_path / "straight", Hangs, **settings).run
     hung = train(tmp_path / "hung", partial(Hangs, once=str(once)), **settings)
-    assert hung.reason == "SIGINT was received, and the environment did not return"
+    assert hung.reason == "SIGINT was received; the environment did not respond"
     assert 0 < hung.steps < 100
     log = (hung.run / "log.txt").read_text()
     assert "time.sleep(1000)" in log
-    exact = f"The environment does not return; the checkpoint of step {hung.steps} is whole, and a resume is exact."
-    new = f"The environment does not return; all up to step {hung.steps} is saved; a resume from there begins new"
+    exact = f"The environment does not respond; already saved at step {hung.steps}, and a resume is exact."
+    new = f"The environment does not respond; saved at step {hung.steps}; a resume starts new"
     assert (exact in log, new in log) == (bool(every), not every)
     resumed = ludus.resume(hung.run, environment=Hangs)
     assert resumed.steps >= 200
@@ -61,7 +61,7 @@ def test_a_hang_in_an_evaluation_loses_nothing(tmp_path: Path, once: Path) -> No
 
     hung = train(tmp_path / "hung", make, **settings)
     assert hung.reason.startswith("SIGINT")
-    assert "The environment does not return; all up to step" in (hung.run / "log.txt").read_text()
+    assert "The environment does not respond; saved at step" in (hung.run / "log.txt").read_text()
     assert saved(hung.run)["manager"] is not None
     assert_same_run(straight, ludus.resume(hung.run, environment=Hangs).run)
 
@@ -69,7 +69,7 @@ def test_a_hang_in_an_evaluation_loses_nothing(tmp_path: Path, once: Path) -> No
 def test_before_the_first_update_there_is_nothing_to_save(tmp_path: Path, once: Path) -> None:
     hung = train(tmp_path, partial(Hangs, once=str(once), at=3), **SETTINGS)
     assert hung.reason.startswith("SIGINT")
-    assert "nothing was learned yet, so nothing is saved." in (hung.run / "log.txt").read_text()
+    assert "nothing was saved, because there was no update yet." in (hung.run / "log.txt").read_text()
 
 
 def test_an_environment_that_goes_on_slowly_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,16 +164,16 @@ def hang_on_the_command_line(tmp_path: Path, how: str) -> subprocess.CompletedPr
 
 def test_a_call_that_nothing_interrupts_ends_with_the_command(tmp_path: Path) -> None:
     done = hang_on_the_command_line(tmp_path, "c")
-    assert "The environment cannot be interrupted, so this process ends now.\nContinue it:  ludus " in done.stderr
-    assert "is saved; a resume from there begins new episodes." in done.stdout
+    assert "The environment cannot be interrupted, so this process ends now.\nResume:    ludus " in done.stderr
+    assert "; a resume starts new episodes." in done.stdout
 
 
 @pytest.mark.parametrize("how", ["asleep", "again"])
 def test_the_command_says_how_to_go_on_after_a_hang(tmp_path: Path, how: str) -> None:
     done = hang_on_the_command_line(tmp_path, how)
-    why = {"asleep": "The environment does not return", "again": "Stopped at once"}[how]
-    assert f"{why}; all up to step " in done.stdout
-    assert done.stdout.count("Continue it:") == 1
+    why = {"asleep": "The environment does not respond", "again": "Stopped immediately"}[how]
+    assert f"{why}; saved at step " in done.stdout
+    assert done.stdout.count("Resume:") == 1
     assert ("KeyboardInterrupt: the environment did not return" in done.stdout) == (how == "asleep")
     assert "ludus.containers" not in done.stdout + done.stderr
     assert "An error" not in done.stdout
@@ -222,4 +222,4 @@ def test_ctrl_c_while_the_update_is_compiled(tmp_path: Path) -> None:
     assert step > 0
     words = [*command, "resume", str(run), "--nb-step", str(step + 64)]
     done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
-    assert f"Resumed at step {step}. Environments came back exactly." in done.stdout
+    assert f"Resumed at step {step}. Environments were restored exactly." in done.stdout

@@ -533,15 +533,13 @@ def test_a_checkpoint_takes_no_more_memory_than_its_networks_need(run, here):
     (step,) = (run / "checkpoints").iterdir()
     hollow(step, 300 << 20)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for words, code, said in (
-        (["evaluate", str(run)], 2, "at most, so it is not read"),
-        (["evaluate", str(run), "--checkpoint", "latest", "--episodes", "1"], 0, ""),  # reads the agent alone
-        (["resume", str(run), "--nb-step", "128"], 2, "where the settings of its run can need"),
+    for words in (  # read the agent alone
+        ["evaluate", str(run), "--episodes", "1"],
+        ["evaluate", str(run), "--checkpoint", "latest", "--episodes", "1"],
     ):
         done = subprocess.run([sys.executable, "-c", PEAK, *words], env=environment, capture_output=True, text=True)
         found, megabytes = done.stdout.splitlines()[-1].split()
-        assert int(found) == code, done.stderr
-        assert said in done.stderr
+        assert int(found) == 0, done.stderr
         assert int(megabytes) < 150
 
 
@@ -597,7 +595,7 @@ def test_a_best_checkpoint_without_an_agent_is_a_sentence(run, refused):
 
 def test_a_run_that_takes_no_video_is_a_sentence(run, refused):
     (run / "videos").write_text("in the way")
-    refused(["play", str(run)], "cannot be written (File exists): give another place with --out FILE")
+    refused(["play", str(run)], "cannot be written (File exists): choose another path with --out FILE")
 
 
 def test_too_few_file_descriptors_are_a_sentence(here):
@@ -620,7 +618,7 @@ def test_without_a_key_training_goes_on_unsigned(here, monkeypatch, tmp_path):
     result = ludus.train("ludus.environments.toy:CountingEnv", preset="none", settings=settings)
     assert "# signature" not in (result.run / "config.toml").read_text()
     log = (result.run / "log.txt").read_text()
-    assert "The run is not signed, because the key" in log
+    assert "The run is not signed (the key" in log
     assert "cannot be read (Not a directory)" in log
     assert result.load().act([0.0] * 2) is not None
 

@@ -11,7 +11,7 @@ import torch
 from ludus.core.errors import UserError
 from ludus.logging.logfile import LogFile
 from ludus.logging.metrics import Metrics, read_metrics
-from ludus.runs.checkpoint import CheckpointKeeper, load, load_newest
+from ludus.runs.checkpoint import CheckpointManager, load, load_newest
 from ludus.runs.folder import RunDirectory
 
 CALLS = ("mkdir", "open", "fsync", "rename", "unlink", "rmdir", "scandir", "posix_fadvise")
@@ -55,20 +55,20 @@ class Killer:
             write(file.fileno(), part)
 
 
-def best_twice(keeper):
-    keeper.save_best(2, state_of(2), 2.0)
+def best_twice(manager):
+    manager.save_best(2, state_of(2), 2.0)
 
 
-def next_step(keeper):
-    keeper.save(2, state_of(2))
+def next_step(manager):
+    manager.save(2, state_of(2))
 
 
-def same_step(keeper):
-    keeper.save(1, state_of(2))
+def same_step(manager):
+    manager.save(1, state_of(2))
 
 
-def older_step(keeper):
-    keeper.save(0, state_of(2))
+def older_step(manager):
+    manager.save(0, state_of(2))
 
 
 def whole(state):
@@ -82,21 +82,21 @@ def test_a_kill_at_every_call_leaves_the_old_or_the_new(ground, monkeypatch, act
     for after in range(1000):
         run = RunDirectory(ground / str(after))
         run.path.mkdir()
-        keeper = CheckpointKeeper(run, keep=1)
-        keeper.save(1, state_of(1))
-        keeper.save_best(1, state_of(1), 1.0)
+        manager = CheckpointManager(run, keep=1)
+        manager.save(1, state_of(1))
+        manager.save_best(1, state_of(1), 1.0)
         with monkeypatch.context() as patch:
             killer = Killer(patch, after)
             try:
-                action(keeper)
+                action(manager)
             except Killed:
                 assert killer.dead
         step = whole(load_newest(run, pytest.fail)[0])
         best = whole(load(run.best)[0])
         seen.append(best if action is best_twice else step)
         assert run.best_checkpoint() == run.best
-        CheckpointKeeper(run, keep=1).save(3, state_of(3))
-        keeper.save_best(3, state_of(3), 3.0)
+        CheckpointManager(run, keep=1).save(3, state_of(3))
+        manager.save_best(3, state_of(3), 3.0)
         assert whole(load_newest(run, pytest.fail)[0]) == whole(load(run.best)[0]) == 3
         left = sorted(str(path.relative_to(run.path)) for path in run.path.rglob("*") if path.is_dir())
         assert left == ["best", "checkpoints", "checkpoints/step_3"]
@@ -116,16 +116,16 @@ def subprocess_of(code, *arguments, before=()):
 KILLS = """
 import os, random, signal, sys, time, torch
 from pathlib import Path
-from ludus.runs.checkpoint import CheckpointKeeper, load, load_newest
+from ludus.runs.checkpoint import CheckpointManager, load, load_newest
 from ludus.runs.folder import RunDirectory
 
 def write_for_ever(run, step, pipe):
-    keeper = CheckpointKeeper(run, keep=2)
+    manager = CheckpointManager(run, keep=2)
     while True:
         step += 1
         state = {"step": step, "w": torch.full((20_000,), float(step))}
-        keeper.save(step, state)
-        keeper.save_best(step, state, float(step))
+        manager.save(step, state)
+        manager.save_best(step, state, float(step))
         os.write(pipe, b"%d " % step)
 
 torch.set_num_threads(1)
@@ -152,26 +152,26 @@ for _ in range(12):
 def test_sigkill_in_the_middle_of_saves_loses_at_most_the_one_being_written(tmp_path):
     done = subprocess_of(KILLS, tmp_path)
     assert done.returncode == 0, done.stderr
-    keeper = CheckpointKeeper(RunDirectory(tmp_path))
-    keeper.save(10**6, state_of(1))
-    keeper.save_best(10**6, state_of(1), 1.0)
+    manager = CheckpointManager(RunDirectory(tmp_path))
+    manager.save(10**6, state_of(1))
+    manager.save_best(10**6, state_of(1), 1.0)
     assert [path.name for path in tmp_path.rglob(".*")] == [".saved"]
 
 
 READERS = """
 import os, signal, sys, time, torch
 from pathlib import Path
-from ludus.runs.checkpoint import CheckpointKeeper, load, load_newest
+from ludus.runs.checkpoint import CheckpointManager, load, load_newest
 from ludus.runs.folder import RunDirectory
 
 def write_for_ever(run):
-    keeper, step = CheckpointKeeper(run, keep=2), 0
+    manager, step = CheckpointManager(run, keep=2), 0
     while True:
         step += 1
         state = {"step": step, "w": torch.full((20_000,), float(step))}
-        keeper.save(step, state)
-        keeper.save(step, state)
-        keeper.save_best(step, state, float(step))
+        manager.save(step, state)
+        manager.save(step, state)
+        manager.save_best(step, state, float(step))
 
 def read_until(run, end):
     count, newest, best = 0, 0, 0
@@ -187,7 +187,7 @@ def read_until(run, end):
 
 torch.set_num_threads(1)
 run = RunDirectory(Path(sys.argv[1]))
-for save in (CheckpointKeeper(run).save, lambda *a: CheckpointKeeper(run).save_best(*a, 0.0)):
+for save in (CheckpointManager(run).save, lambda *a: CheckpointManager(run).save_best(*a, 0.0)):
     save(0, {"step": 0, "w": torch.zeros(20_000)})
 end = time.monotonic() + float(sys.argv[2])
 writer = os.fork()
@@ -220,7 +220,7 @@ FULL = """
 import resource, shutil, signal, sys, torch
 from pathlib import Path
 from ludus.core.errors import UserError
-from ludus.runs.checkpoint import CheckpointKeeper, load, load_newest
+from ludus.runs.checkpoint import CheckpointManager, load, load_newest
 from ludus.settings.config_file import read_config, write_config
 from ludus.core.files import write_atomic
 from ludus.logging.logfile import LogFile
@@ -238,24 +238,24 @@ def refused(action, *args):
 
 LATER = 1000
 run = RunDirectory(Path(sys.argv[1]))
-keeper, metrics, log = CheckpointKeeper(run, keep=100), Metrics(run.metrics), LogFile(run.log)
+manager, metrics, log = CheckpointManager(run, keep=100), Metrics(run.metrics), LogFile(run.log)
 write_config(run.config, {"a": 1}, {})
 state = lambda step, size: {"step": step, "w": torch.full((size,), float(step))}
 metrics.write(1, {"x": 1.0})
 log.note("began")
-keeper.save(1, state(1, 10_000))
-keeper.save_best(1, state(1, 10_000), 1.0)
+manager.save(1, state(1, 10_000))
+manager.save_best(1, state(1, 10_000), 1.0)
 limit = sys.argv[2] == "File too large"
 if limit:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_001, resource.RLIM_INFINITY))
 else:
     steps = iter(range(2, 100))
-    assert refused(lambda: keeper.save(*(lambda step: (step, state(step, 10_000)))(next(steps)))) > 10
+    assert refused(lambda: manager.save(*(lambda step: (step, state(step, 10_000)))(next(steps)))) > 10
     refused(lambda: write_atomic(run.path / str(next(steps)), bytes(4096)))
 for _ in range(3):
-    refused(keeper.save, LATER, state(LATER, 100_000))
-    refused(keeper.save_best, LATER, state(LATER, 100_000), 3.0)
+    refused(manager.save, LATER, state(LATER, 100_000))
+    refused(manager.save_best, LATER, state(LATER, 100_000), 3.0)
 refused(metrics.write, 2, {"x": 2.0, "y": 3.0})
 refused(log.note, "x" * 999)
 refused(lambda: write_config(run.config, {"a": "x" * 10**6}, {}))
@@ -273,8 +273,8 @@ else:
         shutil.rmtree(run.checkpoints / f"step_{step}")
 metrics.write(4, {"x": 4.0})
 log.note("again")
-keeper.save(4, state(4, 10_000))
-keeper.save_best(4, state(4, 10_000), 4.0)
+manager.save(4, state(4, 10_000))
+manager.save_best(4, state(4, 10_000), 4.0)
 assert load_newest(run, sys.exit)[1]["step"] == load(run.best)[1]["step"] == read_metrics(run.metrics)[-1]["step"] == 4
 """
 

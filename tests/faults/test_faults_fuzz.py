@@ -18,7 +18,7 @@ from faults_setup import digest
 from ludus.core.errors import UserError
 from ludus.logging.logfile import LogFile
 from ludus.logging.metrics import Metrics, read_metrics
-from ludus.runs.checkpoint import CheckpointKeeper, load, load_newest
+from ludus.runs.checkpoint import CheckpointManager, load, load_newest
 from ludus.runs.folder import RunDirectory
 from ludus.settings.config_file import read_config, read_origins, write_config
 
@@ -76,10 +76,10 @@ def pristine(tmp_path_factory):
         metrics.write(step, {"loss/policy": step / 7, "kl": math.nan})
     metrics.close()
     LogFile(run.log).note("began")
-    keeper = CheckpointKeeper(run, keep=2)
+    manager = CheckpointManager(run, keep=2)
     for step in (10, 20):
-        keeper.save(step, state_of(step))
-    keeper.save_best(10, state_of(10), 1.5)
+        manager.save(step, state_of(step))
+    manager.save_best(10, state_of(10), 1.5)
     return run.path
 
 

@@ -300,7 +300,7 @@ def test_a_damaged_dump_is_refused(fail, refused, here, monkeypatch):
     tensors = run.path / FOLDER / "tensors.safetensors"
     whole = tensors.read_bytes()
     tensors.write_bytes(whole[:-1])
-    refused(["diagnose", str(run.path)], "is cut short")
+    refused(["diagnose", str(run.path)], "is truncated")
     tensors.write_bytes(whole)
     config = run.config.read_text()
     run.config.write_text(config.replace("[8]", "[9]"))

@@ -98,10 +98,10 @@ def no_checkpoints(run):
 
 
 DAMAGES = {
-    cut_short: "is cut short",
-    flip_a_bit: "was edited",
+    cut_short: "is truncated",
+    flip_a_bit: "was modified",
     other_schema: "has schema 99",
-    edited_manifest: "was edited",
+    edited_manifest: "was modified",
     empty_manifest: "is not the manifest",
     no_state: "cannot be read",
     other_hidden: "another network",
@@ -201,7 +201,7 @@ def test_other_commands(refused, words, said):
 SUBPROCESSES = {
     "train CartPole-v1 --preset cartpol/ppo": 'Did you mean "cartpole/ppo"?',
     "train fault_worlds:RaisesInStep --env.num 2 --evaluation.episodes 1 --quiet": "the wheel fell off",
-    "evaluate latest": "is cut short",
+    "evaluate latest": "is truncated",
 }
 
 
@@ -231,6 +231,6 @@ def test_a_run_folder_removed_during_training_ends_it_with_a_sentence(tmp_path, 
             shutil.rmtree(folder)
 
     for every in (1, 10_000):  # found by the next line of metrics, or at the end
-        with pytest.raises(UserError, match="was removed or moved during the training, so nothing more can be saved"):
+        with pytest.raises(UserError, match="was deleted or moved during training, so nothing more can be saved"):
             ludus.train("CartPole-v1", preset="none", settings=TINY | {"log_every": every}, on_update=remove)
         assert not list(tmp_path.glob("runs/*/*"))

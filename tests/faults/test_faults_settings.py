@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ludus
-from ludus.cli.arguments import spell
+from ludus.cli.arguments import flag_of
 from ludus.core.errors import UserError
 from ludus.settings.parse import union_members
 from ludus.settings.settings import resolve_settings, setting_types
@@ -37,7 +37,7 @@ def test_negative_sizes(refused, agent, key):
     if key in MAY_BE_NEGATIVE:
         resolve_settings("CartPole-v1", agent, overrides={key: -1})
     else:
-        assert "-1" in refused(["train", "CartPole-v1", "--agent", agent, spell(key), "-1"], key)
+        assert "-1" in refused(["train", "CartPole-v1", "--agent", agent, flag_of(key), "-1"], key)
 
 
 @pytest.mark.parametrize(("agent", "key"), sorted(NUMBERS))
@@ -90,7 +90,7 @@ MISTAKES = {
     "--agent.optimizer adm": 'Did you mean "adam"?',
     "--init-from nowhere": 'The run "nowhere" does not exist',
     "--quiet=yes": "takes no value",
-    "Acrobot-v1": '"Acrobot-v1" came after "CartPole-v1"',
+    "Acrobot-v1": 'got "CartPole-v1" and "Acrobot-v1"',
 }
 
 
@@ -138,15 +138,15 @@ def test_settings_files_that_cannot_be_read(refused, here):
 
 def test_a_runs_folder_that_cannot_be_written(refused, here, refused_by_train):
     (here / "file").write_text("in the way")
-    refused([*TRAIN, "--runs", "file"], 'The run folder "file/CartPole-v1" cannot be made')
-    refused_by_train("CartPole-v1", "cannot be made", runs="file")
+    refused([*TRAIN, "--runs", "file"], 'The run folder "file/CartPole-v1" cannot be created')
+    refused_by_train("CartPole-v1", "cannot be created", runs="file")
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
 def test_a_runs_folder_without_permission(refused, here):
     locked = here / "locked"
     locked.mkdir(mode=0o500)
-    refused([*TRAIN, "--runs", "locked"], "cannot be made")
+    refused([*TRAIN, "--runs", "locked"], "cannot be created")
 
 
 def test_too_large_for_the_memory_is_one_sentence(refused):

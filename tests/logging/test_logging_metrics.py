@@ -81,7 +81,7 @@ def test_the_lines_are_on_disk_before_a_save_can_name_their_end(tmp_path, monkey
 def test_a_state_that_says_no_place_is_refused_and_nothing_cut(tmp_path, state):
     metrics = Metrics(tmp_path / "metrics.jsonl")
     metrics.write(1, {})
-    with pytest.raises(UserError, match="does not say where"):
+    with pytest.raises(UserError, match="does not hold the length"):
         metrics.load_state_dict(state)
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
 

@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event
 
 from ludus.core.errors import UserError
-from ludus.logging.tensorboard import EventFile, _check
+from ludus.logging.tensorboard import EventFile, _checksum
 
 NUMBERS = {
     "loss/policy": 0.1,
@@ -22,7 +22,7 @@ NUMBERS = {
 
 def test_the_check_is_crc_32c_masked():
     crc = 0xE3069283  # of these nine digits, in every list of CRCs
-    assert _check(b"123456789") == struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+    assert _checksum(b"123456789") == struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def test_tensorboards_own_reader_finds_every_event_as_it_was_written(tmp_path):
@@ -50,7 +50,7 @@ def test_a_later_file_makes_tensorboard_forget_the_steps_after_a_resume(tmp_path
     for now, forget, steps in ((1.0e9, None, [1, 2, 3]), (1.0e9 + 1e-3, 1, [2, 4])):
         file = EventFile(tmp_path)
         if forget is not None:
-            file.forget_after(forget)
+            file.purge_after(forget)
         for step in steps:
             file.write(step, now, {"x": step + now})
         file.close()

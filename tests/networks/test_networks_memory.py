@@ -64,7 +64,7 @@ def test_out_of_memory_names_settings_of_the_agent(
 
     monkeypatch.setattr(train, "run", fill)
     assert main(["train", "CartPole-v1", "--agent", agent]) == 2
-    assert capsys.readouterr().err == f"ludus: There is not enough memory; lower {AGENTS[agent]}.\n"
+    assert capsys.readouterr().err == f"ludus: There is not enough memory: lower {AGENTS[agent]}.\n"
 
 
 def test_out_of_memory_is_reported_without_settings(
@@ -75,4 +75,4 @@ def test_out_of_memory_is_reported_without_settings(
 
     monkeypatch.setattr(train, "parse", fill)
     assert main(["train", "CartPole-v1"]) == 2
-    assert capsys.readouterr().err == "ludus: There is not enough memory; lower env.num or network.hidden.\n"
+    assert capsys.readouterr().err == "ludus: There is not enough memory: lower env.num or network.hidden.\n"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludus.core.errors import UserError
-from ludus.runs.checkpoint import CheckpointKeeper, load, load_newest, save
+from ludus.runs.checkpoint import CheckpointManager, load, load_newest, save
 from ludus.runs.folder import RunDirectory
 
 DTYPES = [
@@ -95,48 +95,48 @@ def test_saving_again_replaces_and_leaves_nothing_behind(tmp_path):
 
 def test_a_writer_killed_between_the_two_renames_loses_nothing(tmp_path):
     run = RunDirectory(tmp_path)
-    keeper = CheckpointKeeper(run)
-    keeper.save_best(1, some_state(1), 5.0)
+    manager = CheckpointManager(run)
+    manager.save_best(1, some_state(1), 5.0)
     os.rename(run.best, tmp_path / ".old-best")
     assert run.best_checkpoint() == run.best
     assert load(run.best)[0]["step"] == 1
-    keeper.save_best(2, some_state(2), 6.0)
+    manager.save_best(2, some_state(2), 6.0)
     assert load(run.best)[0]["step"] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
 def test_a_step_killed_between_the_two_renames_is_still_the_newest(tmp_path):
     run = RunDirectory(tmp_path)
-    keeper = CheckpointKeeper(run, keep=1)
-    keeper.save(5, some_state(5))
+    manager = CheckpointManager(run, keep=1)
+    manager.save(5, some_state(5))
     os.rename(run.checkpoints / "step_5", run.checkpoints / ".old-step_5")
     assert load_newest(run, print)[0]["step"] == 5
-    keeper.save(6, some_state(6))
+    manager.save(6, some_state(6))
     assert [path.name for path in run.checkpoints.iterdir()] == ["step_6"]
 
 
 def test_half_of_what_was_replaced_is_never_taken_for_a_checkpoint(tmp_path):
     run = RunDirectory(tmp_path)
-    keeper = CheckpointKeeper(run, keep=1)
-    keeper.save(5, some_state(5))
+    manager = CheckpointManager(run, keep=1)
+    manager.save(5, some_state(5))
     (run.checkpoints / ".old-step_5").mkdir()  # killed while it was deleted
     assert load_newest(run, print)[0]["step"] == 5
-    keeper.save(6, some_state(6))
+    manager.save(6, some_state(6))
     assert [path.name for path in run.checkpoints.iterdir()] == ["step_6"]
 
 
-def test_the_keeper_keeps_the_last_ones_and_drops_an_abandoned_future(tmp_path):
+def test_the_last_ones_are_kept_and_later_ones_deleted(tmp_path):
     run = RunDirectory(tmp_path)
-    keeper = CheckpointKeeper(run, keep=2)
+    manager = CheckpointManager(run, keep=2)
     assert run.latest_checkpoint() is None
     for step in (900, 1000, 10000):
-        keeper.save(step, some_state(step))
+        manager.save(step, some_state(step))
     assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step_1000", "step_10000"]
     assert load_newest(run, print)[1:] == ({"step": 10000}, run.checkpoints / "step_10000")
-    keeper.save(2000, some_state(2000))  # resumed from step 1000
+    manager.save(2000, some_state(2000))  # resumed from step 1000
     assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step_1000", "step_2000"]
     assert run.latest_checkpoint() == run.checkpoints / "step_2000"
-    keeper.save_best(2000, some_state(2000), float("inf"))
+    manager.save_best(2000, some_state(2000), float("inf"))
     assert load(run.best)[1] == {"step": 2000, "score": float("inf")}
 
 
@@ -185,7 +185,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
     body.pop("sha256")
     body["files"][name] = body["files"]["state.json"]
     sign(folder, body)
-    with pytest.raises(UserError, match="not a plain file name"):
+    with pytest.raises(UserError, match="not the manifest"):
         load(folder)
 
 
@@ -194,12 +194,12 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
     [
         ("schema", 1, "schema 1"),
         ("schema", None, "schema None"),
-        ("files", {}, "does not name"),
+        ("files", {}, "not the manifest"),
         ("files", [], "not the manifest"),
         ("files", {"state.json": {"bytes": "7", "sha256": ""}}, "not the manifest"),
-        ("files", {n: {"bytes": 10**40, "sha256": ""} for n in ("state.json", "tensors.safetensors")}, "cut short"),
-        ("files", {n: {"bytes": -1, "sha256": ""} for n in ("state.json", "tensors.safetensors")}, "expected"),
-        ("meta", [], "edited"),
+        ("files", {n: {"bytes": 10**40, "sha256": ""} for n in ("state.json", "tensors.safetensors")}, "truncated"),
+        ("files", {n: {"bytes": -1, "sha256": ""} for n in ("state.json", "tensors.safetensors")}, "too long"),
+        ("meta", [], "not the manifest"),
         ("meta", {"x": {"$tensor": "a"}}, "not the manifest"),
     ],
 )
@@ -223,7 +223,7 @@ def test_a_signed_state_that_is_none(tmp_path, text):
     save(tmp_path / "c", some_state(), {})
     (tmp_path / "c" / "state.json").write_text(text, encoding="latin-1")
     resign(tmp_path / "c")
-    with pytest.raises(UserError, match="does not hold a state"):
+    with pytest.raises(UserError, match="is not the state of a checkpoint"):
         load(tmp_path / "c")
 
 
@@ -236,17 +236,17 @@ def flip(path: Path) -> None:
 def test_a_damaged_newest_one_falls_back_to_the_one_before(tmp_path):
     run, warnings = RunDirectory(tmp_path), []
     for step in (10, 20, 30, 40):
-        CheckpointKeeper(run, keep=4).save(step, some_state(step))
+        CheckpointManager(run, keep=4).save(step, some_state(step))
     flip(run.checkpoints / "step_40" / "tensors.safetensors")
     (run.checkpoints / "step_30" / "manifest.json").unlink()
     state, meta, folder = load_newest(run, warnings.append)
     assert (state["step"], meta["step"], folder.name) == (20, 20, "step_20")
     assert [w.split(" is damaged")[0] for w in warnings] == ["Checkpoint step_40", "Checkpoint step_30"]
-    assert all("step_20 is taken" in w and "\n" not in w for w in warnings)
+    assert all("step_20 is used" in w and "\n" not in w for w in warnings)
     for step in (10, 20):
         flip(run.checkpoints / f"step_{step}" / "state.json")
     warnings.clear()
-    with pytest.raises(UserError, match=r"no whole checkpoint\. .*step_40/tensors.* was edited"):
+    with pytest.raises(UserError, match=r"no intact checkpoint\. .*step_40/tensors.* was modified"):
         load_newest(run, warnings.append)
     assert warnings == []  # the error says it all
 
@@ -287,7 +287,7 @@ def test_a_file_larger_than_memory_is_refused_unread(tmp_path):
     body.pop("sha256")
     body["files"]["tensors.safetensors"]["bytes"] = 1 << 40
     sign(tmp_path / "c", body)
-    with pytest.raises(UserError, match="more than this machine has memory"):
+    with pytest.raises(UserError, match="more than the memory of this machine"):
         load(tmp_path / "c")
 
 

@@ -109,7 +109,7 @@ def test_a_hook_ends_the_run_and_all_is_saved(how: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("answer", [None, True, 0, 0.0, "", []])
 def test_anything_but_false_goes_on(answer: Any, tmp_path: Path) -> None:
     result = train(tmp_path, COUNTING, on_update=lambda _: answer)
-    assert result.reason == "all steps are done"
+    assert result.reason == "all steps done"
 
 
 def test_a_run_that_a_hook_ended_is_resumed_as_if_it_had_not(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_run_that_a_hook_ended_is_resumed_as_if_it_had_not(tmp_path: Path) -> 
     stopped = train(tmp_path / "stopped", "CartPole-v1", on_update=raise_stop, **settings)
     assert stopped.steps < 400
     resumed = ludus.resume(stopped.run)
-    assert resumed.reason == "all steps are done"
+    assert resumed.reason == "all steps done"
 
     def numbers(run: Path) -> list[dict[str, float]]:
         lines = read_metrics(run / "metrics.jsonl")

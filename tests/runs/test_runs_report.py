@@ -16,7 +16,7 @@ from ludus.containers.evaluate import Evaluation
 from ludus.core.errors import UserError
 from ludus.environments.toy import CountingEnv
 from ludus.experience import native
-from ludus.logging.hints import hints, no_update
+from ludus.logging.hints import hints, why_no_update
 from ludus.runs.report import where_from
 from ludus.settings.settings import resolve_settings
 
@@ -53,8 +53,8 @@ def test_the_origins_of_settings_are_summed_up(tmp_path: Path) -> None:
 
     assert said("CartPole-v1", None, None, file, flags) == f"preset cartpole/ppo, file {file}, 2 flags"
     assert said("CartPole-v1", None, "none", file) == f"defaults (no preset), file {file}"
-    assert said(COUNTING, None, None, None, {"seed": 1}, "argument") == "defaults (no preset fits), 1 argument"
-    assert said(COUNTING) == "defaults (no preset fits)"
+    assert said(COUNTING, None, None, None, {"seed": 1}, "argument") == "defaults (no matching preset), 1 argument"
+    assert said(COUNTING) == "defaults (no matching preset)"
 
 
 def test_a_setting_of_another_agent_in_a_file_is_told_from_a_slip(tmp_path: Path) -> None:
@@ -69,12 +69,15 @@ def test_a_setting_of_another_agent_in_a_file_is_told_from_a_slip(tmp_path: Path
 
 SEQUENCES = {"network__body": "lstm", "agent__sequence": 10, "agent__batch_size": 64}
 IDLE: dict[str, tuple[dict[str, Any], str]] = {
-    "warm-up": ({"agent__warmup": 900}, r"2\d\d steps do not end the warm-up; .* agent.warmup, 900\."),
-    "batch": ({"agent__batch_size": 300}, r"the replay held \d+ transitions of the 300 that .* or agent.n_step\."),
-    "sequences": (SEQUENCES, r"the replay held \d+ sequences of the 64 that .* or agent.sequence\."),
+    "warm-up": ({"agent__warmup": 900}, r"2\d\d steps are fewer than agent.warmup = 900; "),
+    "batch": (
+        {"agent__batch_size": 300},
+        r"the replay buffer held \d+ transitions, fewer than .* 300; .* agent.n_step\.",
+    ),
+    "sequences": (SEQUENCES, r"the replay buffer held \d+ sequences, fewer than .* = 64; .* or agent.sequence\."),
     "rare": (
         {"agent__updates_per_step": 0.001},
-        r"the steps after the warm-up and the first 8 transitions were too few .* 0.001; take more",
+        r"too few steps followed the warm-up and the first 8 transitions .* 0.001; raise",
     ),
 }
 
@@ -84,15 +87,15 @@ def test_no_update_is_explained(case: str) -> None:
     changes, why = IDLE[case]
     worker = make_worker(COUNTING, "dqn", **{"nb_step": 2_000} | QUICK | changes)
     worker.run(200)
-    (said,) = no_update(worker)
-    assert re.fullmatch(f"No update was made: {why}.*", said), said
+    (said,) = why_no_update(worker)
+    assert re.fullmatch(f"There was no update: {why}.*", said), said
     worker.close()
 
 
 def test_a_run_without_an_update_says_so_at_its_end(tmp_path: Path, capsys: Any) -> None:
     settings = QUICK | {"agent__updates_per_step": 0.001, "quiet": False}
     run = train(tmp_path, COUNTING, "dqn", **settings).run
-    said = "No update was made: the steps after the warm-up"
+    said = "There was no update: too few steps followed the warm-up"
     assert said in capsys.readouterr().out
     assert said in (run / "log.txt").read_text()
 
@@ -100,7 +103,7 @@ def test_a_run_without_an_update_says_so_at_its_end(tmp_path: Path, capsys: Any)
 def test_a_run_says_that_priorities_were_drawn_without_compiled_code(
     tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    said = "Priorities were drawn without compiled code"
+    said = "priorities were sampled without compiled code"
     settings = QUICK | {"agent__prioritized": True, "quiet": False}
     for library in (native.LIBRARY, None):
         monkeypatch.setattr(native, "LIBRARY", library)
@@ -112,31 +115,31 @@ def test_a_resume_without_its_replay_says_what_that_means(tmp_path: Path) -> Non
     run = train(tmp_path, COUNTING, "dqn", **QUICK | {"agent__save_replay": False, "agent__warmup": 70}).run
     steps = ludus.resume(run, nb_step=125).steps
     log = (run / "log.txt").read_text()
-    assert "came back exactly. The replay was not saved and fills anew: there will be no update before agent" in log
-    assert re.search(r"The \d+ steps left are too few for an update: the warm-up takes 70, and a batch about 8;", log)
-    assert re.search(r"No update was made since the resume: \d\d steps do not end the warm-up", log)
+    assert "were restored exactly. The replay buffer was not saved: there is no update before another agent" in log
+    assert re.search(r"The \d+ steps left are too few for an update: the warm-up takes 70 and a batch about 8;", log)
+    assert re.search(r"There was no update since the resume: \d\d steps are fewer", log)
     ludus.resume(run, nb_step=steps + 100)
     later = (run / "log.txt").read_text().removeprefix(log)
-    assert "The replay was not saved" in later
+    assert "The replay buffer was not saved" in later
     assert "too few" not in later
-    assert "No update" not in later
+    assert "There was no update" not in later
 
 
 def test_a_resume_with_its_replay_says_nothing_of_it(tmp_path: Path) -> None:
     run = train(tmp_path, COUNTING, "dqn", **QUICK).run
     ludus.resume(run, nb_step=125)
     log = (run / "log.txt").read_text()
-    assert "Environments came back exactly." in log
-    assert "The replay was not saved" not in log
-    assert "No update" not in log
+    assert "Environments were restored exactly." in log
+    assert "The replay buffer was not saved" not in log
+    assert "There was no update" not in log
 
 
 def test_a_resume_to_fewer_steps_than_are_done_says_that_they_are(tmp_path: Path) -> None:
     result = train(tmp_path, COUNTING)
     said = ludus.resume(result.run, nb_step=50).reason
     assert said == (
-        f"complete: it has done {result.steps} steps, and nb_step, the total, is 50; --nb-step with more than "
-        f"{result.steps} goes on with it"
+        f"complete: it has done {result.steps} steps and nb_step is 50; to train further, resume it with --nb-step "
+        f"above {result.steps}"
     )
     assert ludus.load(result.run).settings.nb_step == 100  # as it was
 
@@ -177,12 +180,12 @@ RAW: dict[str, Any] = {"agent__normalize_reward": False}
 @pytest.mark.parametrize(
     ("environment", "step", "best", "explained", "settings", "hinted"),
     [
-        (COUNTING, 2e-3, 15.0, 1.0, {}, ["--env.backend subproc does it in 2 processes"]),
-        (COUNTING, 2e-3, 15.0, 1.0, TARGET, ["--env.backend subproc does it in 2 processes"]),
+        (COUNTING, 2e-3, 15.0, 1.0, {}, ["--env.backend subproc, which uses 2 processes"]),
+        (COUNTING, 2e-3, 15.0, 1.0, TARGET, ["--env.backend subproc, which uses 2 processes"]),
         (COUNTING, 2e-3, 16.0, 1.0, TARGET, []),  # solved
         (COUNTING, 5e-4, 15.0, 1.0, {}, []),  # processes would cost more than such a step
         (COUNTING, 2e-3, 15.0, 1.0, {"env__num": 1, "agent__minibatches": 1}, []),  # one environment needs no more
-        ("CartPole-v1", 1e-4, 474.0, -1.0, RAW, ["The value function explains 0% of the returns."]),
+        ("CartPole-v1", 1e-4, 474.0, -1.0, RAW, ["value function explains only 0% of the returns"]),
         ("CartPole-v1", 1e-4, 475.0, -1.0, RAW, []),  # what Gymnasium counts as solved
         ("CartPole-v1", 1e-4, 474.0, -1.0, {"agent__normalize_reward": True}, []),
     ],
@@ -214,7 +217,7 @@ def test_the_value_function_is_not_blamed_where_all_returns_are_equal(returns: l
     worker = make_worker("CartPole-v1", env__backend="simple", **RAW)
     worker.run(400)
     worker.last_evaluation, worker.best = Evaluation(returns, [5] * len(returns)), max(returns)
-    assert sum("The value function explains" in text for text in hints(worker, 0.0)) == hinted
+    assert sum("value function explains" in text for text in hints(worker, 0.0)) == hinted
 
 
 class Stumbles(CountingEnv):

@@ -94,7 +94,7 @@ def test_a_stopped_and_resumed_run_is_the_run_that_was_never_stopped(
     resumed = ludus.resume(again.run)
     assert resumed.run == stopped.run
     assert_same_run(straight, resumed.run)
-    assert "came back exactly" in (resumed.run / "log.txt").read_text()
+    assert "were restored exactly" in (resumed.run / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("environment", ["MaskedEnv", "MixedActionEnv", "MemoryEnv", "TargetEnv"])
@@ -144,7 +144,7 @@ def test_a_run_that_is_complete_says_so_and_goes_on_with_a_new_end(tmp_path: Pat
     before = saved(done.run)
     again = ludus.resume(done.run)
     assert (again.run, again.steps, again.evaluation, again.best) == done[:4]
-    assert "complete: it has done 108 steps, and nb_step, the total, is 100; --nb-step with more" in again.reason
+    assert "complete: it has done 108 steps and nb_step is 100; to train further" in again.reason
     assert again.reason in (done.run / "log.txt").read_text()
     assert capsys.readouterr().out == ""  # the run is quiet
     assert ludus.resume(done.run, nb_step=105).reason.startswith("complete: ")
@@ -175,7 +175,7 @@ def test_a_run_whose_checkpoints_were_removed_is_refused(tmp_path: Path) -> None
     run = train(tmp_path, COUNTING, nb_step=100).run
     shutil.rmtree(run / "checkpoints")
     metrics = (run / "metrics.jsonl").read_bytes()
-    for match in (r"were removed, so it cannot be resumed; bring them back, or .* --init-from", r"bring them back\.$"):
+    for match in (r"were deleted, so it cannot be resumed: restore them, or .* --init-from", r"restore them\.$"):
         with pytest.raises(UserError, match=match):
             ludus.resume(run)
         shutil.rmtree(run / "best", ignore_errors=True)
@@ -283,7 +283,7 @@ def test_ctrl_c_then_resume_from_the_command_line(tmp_path: Path) -> None:
             break
     rest, _ = child.communicate()
     assert child.returncode == 130
-    assert "Continue it:" in rest
+    assert "Resume:" in rest
     run = RunDirectory.open("latest", tmp_path).path
     step = int(step_folders(run / "checkpoints")[-1].name.removeprefix("step_"))
     done = subprocess.run(
@@ -292,7 +292,7 @@ def test_ctrl_c_then_resume_from_the_command_line(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert f"Resumed at step {step:,}. Environments came back exactly." in done.stdout
+    assert f"Resumed at step {step:,}. Environments were restored exactly." in done.stdout
 
 
 def test_a_second_ctrl_c_in_an_evaluation_plays_it_again_after_the_resume(tmp_path: Path) -> None:
