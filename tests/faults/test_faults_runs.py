@@ -164,7 +164,7 @@ def test_folders_that_are_no_runs(refused, here, run):
     refused(["evaluate"], "needs a run")
     with pytest.raises(UserError, match="does not exist"):
         ludus.load("nowhere")
-    with pytest.raises(UserError, match="best, latest or one such as step_50000"):
+    with pytest.raises(UserError, match="best, latest or a step such as step_50000"):
         ludus.load(run, "newest")
     with pytest.raises(UserError, match='"warp"'):
         ludus.load(run, device="warp")

@@ -152,7 +152,7 @@ def test_a_run_that_is_complete_says_so_and_goes_on_with_a_new_end(tmp_path: Pat
     assert ludus.resume(done.run, nb_step=300).steps >= 300
     assert ludus.load(done.run, "latest").settings.nb_step == 300
     solved = train(tmp_path, COUNTING, nb_step=1000, evaluation__every=50, evaluation__stop_at=-1e9).run
-    assert ludus.resume(solved).reason.startswith("complete: its evaluation reached -1e+09; a higher --stop-at")
+    assert ludus.resume(solved).reason.startswith("complete: its evaluation reached -1e+09; to train further")
     assert ludus.resume(solved, stop_at=1e9).steps >= 1000
 
 
@@ -192,7 +192,7 @@ def test_a_resume_under_another_version_says_so(tmp_path: Path, monkeypatch: Any
     ludus.resume(run, nb_step=200)
     lines = [line for line in capsys.readouterr().out.splitlines() if "Ludus 77.0" in line]
     assert len(lines) == 1
-    assert lines[0].startswith(f"The checkpoint was written by Ludus {own}, and this is Ludus 77.0: numbers may")
+    assert lines[0].startswith(f"The checkpoint was written by Ludus {own}, and this is Ludus 77.0: results may")
     assert lines[0] in (run / "log.txt").read_text()
 
 
