@@ -299,7 +299,7 @@ def test_a_second_ctrl_c_in_an_evaluation_plays_it_again_after_the_resume(tmp_pa
     """The evaluation is broken off by an exception; its episodes are played again, and no others."""
     settings = EVERYTHING | MANAGERS["vector"]
     straight = train(tmp_path / "straight", "CartPole-v1", **settings).run
-    step, steps = VectorEnvManager._advance, iter(range(10**6))
+    step, steps = VectorEnvManager._step_rows, iter(range(10**6))
 
     def broken(self: VectorEnvManager, group: int) -> None:
         if self._branch and next(steps) == 25:
@@ -307,7 +307,7 @@ def test_a_second_ctrl_c_in_an_evaluation_plays_it_again_after_the_resume(tmp_pa
         step(self, group)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(VectorEnvManager, "_advance", broken)
+        patch.setattr(VectorEnvManager, "_step_rows", broken)
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path / "broken", "CartPole-v1", **settings)
     assert_same_run(straight, ludus.resume(RunDirectory.open("latest", tmp_path / "broken").path).run)
