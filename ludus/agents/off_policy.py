@@ -87,7 +87,7 @@ class OffPolicy(Agent):
             state |= self.networks[name].initial_state(batch).with_prefix(name)  # type: ignore[operator]
         return state
 
-    def refuse_untrainable(self) -> None:
+    def check_trainable(self) -> None:
         """Refuse sequences where no network is recurrent."""
         if self.config.sequence and not self.recurrent:
             raise UserError(

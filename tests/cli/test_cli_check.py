@@ -18,7 +18,7 @@ REFUSED = {
     "--network.hidden 1000000 1000000": ["million parameters needs", "GB of memory", "lower network.hidden"],
     "--network.body lstm --compile on": ["compile is on, but a recurrent network"],
     "--agent sac": ["sac"],
-    "--agent dqn --agent.sequence 8": ["agent.sequence is 8", "no memory"],
+    "--agent dqn --agent.sequence 8": ["agent.sequence is 8", "not recurrent"],
     "--init-from nowhere": ['The run "nowhere" does not exist'],
     "--network no_such:Net": ["there is no module no_such"],
 }
