@@ -78,7 +78,7 @@ MISTAKES = {
     "--agent.lerning-rate 1": 'Did you mean "--agent.learning-rate"?',
     "--evaluation.stopat 1": 'Did you mean "--evaluation.stop-at"?',
     "--nbstep 1": 'Did you mean "--nb-step"?',
-    "--agent.n-step 5": "Unknown flag --agent.n-step",  # A2C has it, PPO has not
+    "--agent.tau 0.5": "Unknown flag --agent.tau",  # SAC has it, PPO does not
     "--stop-at 475 --evaluation.every 0": "evaluation.every is 0",
     "--threads 100000": "threads is 100000, but must be at most 1024",
     "--device warp": 'device is "warp"',
