@@ -239,7 +239,7 @@ class Reporter:
             self.console.note(curve(steps, means, self.settings.evaluation.stop_at, min(self.console.width, 72)))
         self.console.note(f"Training ended after {worker.local_step_count:,} steps: {reason}.")
         self.console.note(f"Saved in {self.run.path}.")
-        for hint in why + hints(worker, self._losses.get("explained_variance", 1.0), self._first_step):
+        for hint in why + hints(worker, self._losses.get("explained variance", 1.0), self._first_step):
             self.console.note(hint)
 
     def close(self) -> None:

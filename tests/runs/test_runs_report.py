@@ -250,3 +250,10 @@ def test_a_network_without_a_hidden_layer_is_warned_of_at_the_start(tmp_path: Pa
     assert 'Network "actor_critic" has no hidden layer' in (board.run / "log.txt").read_text()
     usual = train(tmp_path, "CartPole-v1", "ppo")
     assert "no hidden layer" not in (usual.run / "log.txt").read_text()
+
+
+def test_a_low_explained_variance_is_a_hint_at_the_end(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr("ludus.logging.hints.MIN_UPDATES", 0)
+    monkeypatch.setattr("ludus.logging.hints.LOW_EXPLAINED_VARIANCE", 2.0)
+    train(tmp_path, "CartPole-v1", quiet=False, **RAW)
+    assert "Hint: the value function explains only" in capsys.readouterr().out
