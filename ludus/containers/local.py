@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from ludus.containers.build import build_cache
+from ludus.containers.build import build_cache, bytes_of
 from ludus.containers.evaluate import Evaluation, Evaluator, evaluate_worker
 from ludus.containers.guard import Guard
 from ludus.containers.loop import begin, collect, improve
@@ -26,6 +26,7 @@ from ludus.core.types import State, Tensors
 from ludus.core.updater import Updater
 from ludus.logging.clock import Clock
 from ludus.logging.episodes import RecentEpisodes
+from ludus.managers.history import MAX_BYTES, MAX_STEPS
 from ludus.parallel.orphans import StartedProcesses
 from ludus.settings.settings import Settings
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from ludus.runs.report import Reporter
 
 OnUpdate = Callable[..., Any]  # hook(numbers, worker), or hook(numbers)
+# upper bounds in bytes for the size of a checkpoint: of a step beside observation and action, of an environment's
+# snapshot, and of everything of fixed size
+STEP, SNAPSHOT, FIXED = 256, 1 << 20, 1 << 26
 HOOK = "on_update"  # prefix of ``stopping`` where the hook ended the run
 
 
@@ -286,6 +290,15 @@ class LocalWorker(Container):
         self.seat.hidden_state = HiddenState(state["hidden_state"]).map(lambda x: x.to(self.device))
         self.began = True
         return self.manager.restored
+
+    def max_state_bytes(self) -> int:
+        """Return an upper bound of the size of ``state_dict`` for the environments of Ludus and Gymnasium."""
+        rows, manager = self.manager.batch, self.manager
+        action = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.action.values())
+        step = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.observation.values()) + action + STEP
+        experience = self.cache.max_bytes + rows * step * (self.settings.agent.plan(rows).rollout + 2)
+        actions = min(MAX_BYTES, MAX_STEPS * rows * action)
+        return 8 * bytes_of(self.agent) + 2 * (experience + actions) + rows * SNAPSHOT + FIXED
 
     def close(self) -> None:
         """Close the environments and the reporter."""

@@ -79,6 +79,11 @@ class CacheReader(ABC):
         raise UserError(f"A {type(self).__name__} cannot receive workers' unrolls; use acer_vtrace, ppo or a2c.")
 
     @property
+    def max_bytes(self) -> int:
+        """An upper bound of ``bytes`` over the run."""
+        return self.bytes
+
+    @property
     def saved_within_update(self) -> bool:
         """Whether ``state_dict`` is complete in the middle of an update too."""
         return False

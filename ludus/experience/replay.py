@@ -79,6 +79,11 @@ class ExperienceReplay(ExperienceCache):
         self._reader = Reader(config, gamma, list(observation), self._slot_index, *storage, window)
 
     @property
+    def max_bytes(self) -> int:
+        """The bytes of the replay if whole stacks of frames have to be stored."""
+        return self.bytes + sum(frames.whole_bytes - frames.bytes for frames in self._frames.values())
+
+    @property
     def saved_within_update(self) -> bool:
         """Transitions are complete at any time."""
         return self.config.save_replay

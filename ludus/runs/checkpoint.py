@@ -86,6 +86,15 @@ class Checkpoint:
             raise _damaged(folder / STATE, "is not the state of a checkpoint") from error
         self.outline: State = outline  # the state with meta tensors, which have a shape but no data
 
+    def refuse_larger(self, limit: int) -> None:
+        """Refuse more tensors than the run's settings can need, before anything is read."""
+        size = sum(x.nbytes for x in self._tensors.outline.values())
+        if size > limit:
+            raise UserError(
+                f'The checkpoint "{self.folder}" has {size:,} bytes of tensors, but the settings of its run need at most '
+                f"{limit:,}; it was not read."
+            )
+
     def read(self, *parts: str) -> State:
         """Read the state to the CPU, or only these parts of it."""
         tree = {name: node for name, node in self._tree.items() if not parts or name in parts}

@@ -43,6 +43,7 @@ from ludus.runs.open_run import SavedRun, new_run, open_run
 from ludus.runs.policy import Player, agent_of_checkpoint, initialise_from, load, refuse_mismatch
 from ludus.runs.report import Reporter
 from ludus.settings.settings import Resolved, class_overrides, resolve_settings, to_flat
+from ludus.settings.trust import find_imports
 
 
 class TrainResult(NamedTuple):
@@ -208,6 +209,8 @@ def _build(
     with started:
         restored = ""
         if saved is not None and saved.checkpoint is not None:
+            if environment is None and not dict(find_imports(to_flat(settings))):
+                saved.checkpoint.refuse_larger(worker.max_state_bytes())
             restored = worker.load_state_dict(saved.checkpoint.read())
     run = stack.enter_context(new_run(settings)) if saved is None else saved.run
     signs = saved is None or saved.signs

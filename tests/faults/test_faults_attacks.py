@@ -533,13 +533,15 @@ def test_a_checkpoint_takes_no_more_memory_than_its_networks_need(run, here):
     (step,) = (run / "checkpoints").iterdir()
     hollow(step, 300 << 20)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for words in (  # read the agent alone
-        ["evaluate", str(run), "--episodes", "1"],
-        ["evaluate", str(run), "--checkpoint", "latest", "--episodes", "1"],
+    for words, code, message in (
+        (["evaluate", str(run), "--episodes", "1"], 0, ""),  # reads the agent alone
+        (["evaluate", str(run), "--checkpoint", "latest", "--episodes", "1"], 0, ""),
+        (["resume", str(run), "--nb-step", "128"], 2, "but the settings of its run need at most"),
     ):
         done = subprocess.run([sys.executable, "-c", PEAK, *words], env=environment, capture_output=True, text=True)
         found, megabytes = done.stdout.splitlines()[-1].split()
-        assert int(found) == 0, done.stderr
+        assert int(found) == code, done.stderr
+        assert message in done.stderr
         assert int(megabytes) < 150
 
 

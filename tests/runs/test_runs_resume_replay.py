@@ -10,10 +10,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from containers_setup import TOY, train
+from containers_setup import TOY, make_worker, train
 from test_runs_resume import MANAGERS, all_but_offset, assert_same_run
 
 import ludus
+from ludus.containers import local
 
 SMALL: dict[str, Any] = {
     "nb_step": 360,
@@ -129,3 +130,26 @@ def test_a_replay_that_keeps_whole_stacks_comes_back_and_says_so_once(tmp_path: 
     assert_same_run(straight, resumed)
     for run in (straight, resumed):
         assert (run / "log.txt").read_text().count("The replay stores whole stacks") == 1
+
+
+def test_a_replay_with_whole_stacks_is_within_the_bound_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "FIXED", 0)  # nothing to spare: the replay itself must be counted
+    monkeypatch.setattr(local, "SNAPSHOT", 0)
+    stack, repeat = "FrameStackObservation(stack_size=8)", "RepeatAction(num_repeats=2)"
+    wrappers = tuple(f"gymnasium.wrappers:{wrapper}" for wrapper in (stack, repeat))
+    settings = SMALL | {"evaluation__every": 0, "checkpoint_every": 0, "network__hidden": (8,)}
+    settings |= {"env__wrappers": wrappers, "nb_step": 1500, "agent__replay": 1000, "agent__updates_per_step": 0.01}
+    catch = "ludus.environments.image_toy:CatchEnv"
+    stopped = train(tmp_path, catch, "dqn", stop_after("step", 1300), **settings)
+    assert "whole stacks" in (stopped.run / "log.txt").read_text()
+    assert ludus.resume(stopped.run).steps >= 1500
+
+
+@pytest.mark.parametrize("agent", ["dqn", "acer"])
+def test_the_bound_of_a_checkpoint_counts_the_replay(agent: str) -> None:
+    small, worker = (make_worker(CHOICE, agent, agent__replay=replay) for replay in (1_000, 10_000))
+    assert worker.max_state_bytes() >= small.max_state_bytes() + 2 * 90 * 1000
+    small.close()
+    worker.close()
