@@ -16,6 +16,7 @@ from ludus.containers.evaluate import Evaluation, Evaluator, evaluate_worker
 from ludus.containers.guard import Guard
 from ludus.containers.loop import begin, collect, improve
 from ludus.core.agent import Agent
+from ludus.core.config import Plan
 from ludus.core.container import Container
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import Stop, UserError
@@ -296,7 +297,8 @@ class LocalWorker(Container):
         rows, manager = self.manager.batch, self.manager
         action = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.action.values())
         step = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.observation.values()) + action + STEP
-        experience = self.cache.max_bytes + rows * step * (self.settings.agent.plan(rows).rollout + 2)
+        plan: Plan = self.settings.agent.plan(rows)
+        experience = self.cache.max_bytes + rows * step * (plan.rollout + 2)
         actions = min(MAX_BYTES, MAX_STEPS * rows * action)
         return 8 * bytes_of(self.agent) + 2 * (experience + actions) + rows * SNAPSHOT + FIXED
 
