@@ -91,8 +91,8 @@ class Checkpoint:
         size = sum(x.nbytes for x in self._tensors.outline.values())
         if size > limit:
             raise UserError(
-                f'The checkpoint "{self.folder}" has {size:,} bytes, but the settings of its run need at most {limit:,}; '
-                "it was not read."
+                f'The checkpoint "{self.folder}" has {size:,} bytes, but the settings of its run need at most '
+                f"{limit:,}; it was not read."
             )
 
     def read(self, *parts: str) -> State:
