@@ -319,7 +319,8 @@ class ActorCritic(Agent):
     def scaled_reward(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Tensor:
         """Return the scaled rewards ``[T, B]``; a fresh rollout updates the scale first, a replayed one does not.
 
-        So the first rollout is scaled too. Acting does not use this scale, unlike the observations'.
+        The scale is updated before it is applied, so the first rollout is scaled as well. This is safe because acting
+        does not depend on it; observation statistics are updated after learning instead.
         """
         if self.reward_scaler is None:
             return batch.reward

@@ -175,7 +175,7 @@ class DDPG(OffPolicy):
         return self._numpy is not None
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """Return the policy's action; with ``noise``, a uniform one during the warm-up and a noisy one later."""
+        """Return the policy's action; with ``noise``, a uniform one until the first update and a noisy one later."""
         if self._numpy is None or not self._numpy.usable():
             action, state = self._act(step, state, noise)
         else:
@@ -266,7 +266,7 @@ class DDPG(OffPolicy):
         return {"actor": share_sum(ddpg_actor_loss(q), batch.share)}, {}
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Return all losses of a prepared batch."""
+        """Return all losses of a prepared batch together; ``learn`` steps each separately."""
         losses, metrics = self.critic_loss(batch)
         return losses | self.actor_loss(batch)[0], metrics
 

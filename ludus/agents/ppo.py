@@ -112,7 +112,7 @@ class PPO(ActorCritic):
         self.generator = torch.Generator()  # of minibatches
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
-        """Run epochs of minibatches, each with a new permutation; ``target_kl`` may end them or adapt the step size."""
+        """Run epochs of minibatches, each with a new permutation; ``target_kl`` may stop them or adapt the rate."""
         config = self.config
         prepared = self.prepare(batch, updater.sum)
         learned: list[Tensors] = []

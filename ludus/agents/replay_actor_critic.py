@@ -219,8 +219,8 @@ def soft_learn(agent: SAC | DiscreteSAC, batch: Batch, updater: Updater) -> Lear
     metrics |= {"loss/actor": found["loss/actor"], "entropy": found["entropy"]}
     metrics["alpha"] = agent.log_alpha.detach().exp()
     if agent.config.learn_alpha:
-        share = found[EXCESS_ENTROPY] / updater.ranks  # losses are summed over ranks
-        more = with_experience(batch, **{EXCESS_ENTROPY: share})
+        excess = found[EXCESS_ENTROPY] / updater.ranks  # losses are summed over ranks
+        more = with_experience(batch, **{EXCESS_ENTROPY: excess})
         metrics["loss/alpha"] = updater.step(agent.alpha_loss, more, "alpha")["loss/alpha"]
     agent.finish_update()
     return Learned(metrics, priority)

@@ -162,7 +162,7 @@ class SAC(OffPolicy):
         return self._numpy is not None
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """Return the mean action; with ``noise``, a uniform one during the warm-up and a sample later."""
+        """Return the mean action; with ``noise``, a uniform one until the first update and a sample later."""
         if self._numpy is None or not self._numpy.usable():
             u, state = self._act(step, state, noise)
         else:
@@ -277,7 +277,7 @@ class SAC(OffPolicy):
         return soft_alpha_loss(self, batch)
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Return all losses of a prepared batch."""
+        """Return all losses of a prepared batch together; ``learn`` steps each separately."""
         return soft_losses(self, batch)
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:

@@ -141,7 +141,7 @@ class DiscreteSAC(OffPolicy):
 
     @torch.inference_mode()
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """Return the most likely choice; with ``noise``, a uniform one during the warm-up and a sample later."""
+        """Return the most likely choice; with ``noise``, a uniform one until the first update and a sample later."""
         observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
         outputs, new = self.run("actor", self.preprocess(observation), state, step.first.unsqueeze(0))
         logits = outputs["policy"].squeeze(0)
@@ -233,7 +233,7 @@ class DiscreteSAC(OffPolicy):
         return soft_alpha_loss(self, batch)
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Return all losses of a prepared batch."""
+        """Return all losses of a prepared batch together; ``learn`` steps each separately."""
         return soft_losses(self, batch)
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:

@@ -22,7 +22,7 @@ from ludus.core.types import Tensors
 from ludus.core.updater import LossFunction
 
 if TYPE_CHECKING:
-    from ludus.containers.updater import LocalUpdater, Part
+    from ludus.containers.updater import LocalUpdater, ParameterBlock
 
 Graph = Callable[..., Any]
 UNUSED = ("last_state", "row_state", "version", "index")  # fields of a batch that losses do not read
@@ -32,7 +32,11 @@ class CompiledStep:
     """The compiled steps of one parameter group on one loss, one graph per shape of batch."""
 
     def __init__(
-        self, updater: LocalUpdater, loss: LossFunction, part: Part, during: Callable[[Callable[[], Graph]], Graph]
+        self,
+        updater: LocalUpdater,
+        loss: LossFunction,
+        part: ParameterBlock,
+        during: Callable[[Callable[[], Graph]], Graph],
     ) -> None:
         self._during = during
         self._updater, self._module, self._part = updater, _Loss(updater.agent, loss), part

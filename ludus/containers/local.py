@@ -92,7 +92,7 @@ class LocalWorker(Container):
         self.settings, self.agent, self.manager = settings, agent, manager
         self.updater: Updater = updater
         self.evaluator, self.on_update = evaluator, on_update
-        self._hook_takes_worker = on_update is not None and takes_two(on_update)
+        self._hook_takes_worker = on_update is not None and takes_worker(on_update)
         self.reporter: Reporter | None = None  # None: no output and no run folder
         self.started = StartedProcesses()  # child processes of environments, ended with the run
         self.compiling = False
@@ -137,10 +137,10 @@ class LocalWorker(Container):
             self.updater.learning_rate = self.scheduled.get("learning_rate", self.updater.learning_rate)
             before, self.between, self.in_call = self.local_step_count, False, False
             with self.started:
-                decisions = collect(self)
-            self.guard.step = before + decisions
+                steps = collect(self)
+            self.guard.step = before + steps
             metrics, updates = improve(self)
-            self.local_step_count += decisions
+            self.local_step_count += steps
             self.updates += updates
             self.between = True
             self._after_update(before, metrics)
@@ -311,7 +311,7 @@ class LocalWorker(Container):
                     stack.callback(part.close)
 
 
-def takes_two(hook: OnUpdate) -> bool:
+def takes_worker(hook: OnUpdate) -> bool:
     """Return whether a hook also takes the worker: it has two parameters without a default, or ``*args``."""
     try:
         parameters = inspect.signature(hook).parameters.values()

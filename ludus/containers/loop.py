@@ -38,7 +38,7 @@ class Learner(Protocol):
     clock: Clock
 
 
-class Part:
+class SeatRows:
     """The rows of one seat that are in one group of environments."""
 
     def __init__(self, seat: Seat, manager: RoleManager, group: int) -> None:
@@ -73,7 +73,7 @@ def begin(loop: Collector, seed: int) -> None:
         seat.env_step = steps[seat.role].to(seat.device)
         seat.hidden_state = seat.agent.initial_state(seat.rows.size)
         for group in range(len(loop.manager.groups)):
-            part = Part(seat, loop.manager, group)
+            part = SeatRows(seat, loop.manager, group)
             seat.cache.env_write(part.step, part.state, part.start)
 
 
@@ -85,7 +85,7 @@ def collect(loop: Collector) -> int:
     """
     manager, seats, clock = loop.manager, loop.seats, loop.clock
     groups = range(len(manager.groups))
-    parts = [[Part(seat, manager, group) for seat in seats] for group in groups]
+    parts = [[SeatRows(seat, manager, group) for seat in seats] for group in groups]
     environments = [rows.stop - rows.start for rows in manager.groups]
     counted = seats[0].role
     agents = manager.roles[counted].agents

@@ -51,7 +51,7 @@ class FlatParameters:
         return [torch.as_strided(block, shape, stride, at - start) for _, at, shape, stride in places or self.places]
 
 
-class Part(NamedTuple):
+class ParameterBlock(NamedTuple):
     """The parameters of one group: a range of the block, with its step count and learning rate."""
 
     name: str
@@ -89,7 +89,7 @@ class LocalUpdater(Updater):
                 part.of(self._moments["square"]).fill_(1)
         self._coefficients = dict(agent.loss_coefficients())
         self._norms: list[Tensor] = []
-        self._step: Callable[[LossFunction, Batch, Part], Tensors] = self._eager
+        self._step: Callable[[LossFunction, Batch, ParameterBlock], Tensors] = self._eager
         # only modules that behave differently in training mode are switched, since a switch visits every layer
         modules = [module.eval() for module in agent.children()]
         learning = [module for module in modules if any(p.requires_grad for p in module.parameters())]
@@ -141,7 +141,7 @@ class LocalUpdater(Updater):
         part = self._part(group)
         return part.of(self.flat.value)
 
-    def _part(self, group: str) -> Part:
+    def _part(self, group: str) -> ParameterBlock:
         if group not in self.parts:
             known = ", ".join(f'"{name}"' for name in self.parts)
             raise UserError(
@@ -189,7 +189,7 @@ class LocalUpdater(Updater):
 
         compiled: dict[Any, CompiledStep | None] = {}  # None: runs eagerly
 
-        def run(loss: LossFunction, batch: Batch, part: Part) -> Tensors:
+        def run(loss: LossFunction, batch: Batch, part: ParameterBlock) -> Tensors:
             key = getattr(loss, "__func__", loss), part.name
             if key not in compiled:
                 compiled[key] = CompiledStep(self, loss, part, during)
@@ -210,13 +210,13 @@ class LocalUpdater(Updater):
 
         self._step = run
 
-    def _eager(self, loss: LossFunction, batch: Batch, part: Part) -> Tensors:
+    def _eager(self, loss: LossFunction, batch: Batch, part: ParameterBlock) -> Tensors:
         gradient, metrics = self._gradient(loss, batch, part)
         with torch.no_grad():
             metrics["gradient_norm"] = self.optimize(gradient, self.optimizer_tensors(part), part, eager=True)
         return metrics
 
-    def _gradient(self, loss: LossFunction, batch: Batch, part: Part) -> tuple[Tensor, Tensors]:
+    def _gradient(self, loss: LossFunction, batch: Batch, part: ParameterBlock) -> tuple[Tensor, Tensors]:
         """Compute the gradient of one group into the block; return it and the metrics."""
         losses, metrics = loss(batch)
         found = gradients(self.total(losses), part.group.parameters)
@@ -242,11 +242,11 @@ class LocalUpdater(Updater):
             raise UserError("All losses have the weight 0, so there is nothing to learn from; raise a coefficient.")
         return total
 
-    def optimizer_tensors(self, part: Part) -> Tensors:
+    def optimizer_tensors(self, part: ParameterBlock) -> Tensors:
         """Return the optimizer's tensors: parameters, moments, step count and learning rate."""
         return {"value": self.flat.value, "steps": part.steps, "lr": part.lr} | self._moments
 
-    def optimize(self, gradient: Tensor, at: Tensors, part: Part, eager: bool = False) -> Tensor:
+    def optimize(self, gradient: Tensor, at: Tensors, part: ParameterBlock, eager: bool = False) -> Tensor:
         """Clip the gradient and take the optimizer step in place; return the norm before clipping.
 
         If the norm is not finite, the parameters are not changed.
@@ -310,13 +310,15 @@ class LocalUpdater(Updater):
         self.learning_rate = state["learning_rate"]
 
 
-def _parts(flat: FlatParameters, groups: Mapping[str, Group]) -> dict[str, Part]:
+def _parts(flat: FlatParameters, groups: Mapping[str, Group]) -> dict[str, ParameterBlock]:
     """Return the range of each group in the block."""
-    parts: dict[str, Part] = {}
+    parts: dict[str, ParameterBlock] = {}
     device, places = flat.value.device, list(flat.places)
     for name, group in groups.items():
         mine, places = places[: len(group.parameters)], places[len(group.parameters) :]
         rows = slice(mine[0][1], places[0][1] if places else len(flat.value))
         counters = torch.zeros((), device=device), torch.tensor(group.learning_rate, device=device)
-        parts[name] = Part(name, group, rows, len(groups) == 1, mine, flat.views(flat.gradient, mine), *counters)
+        parts[name] = ParameterBlock(
+            name, group, rows, len(groups) == 1, mine, flat.views(flat.gradient, mine), *counters
+        )
     return parts

@@ -33,7 +33,7 @@ class Batch:
     discount: Tensor  # [T, B] γ·(1−terminated)
     real: Tensor  # [T, B] bool; False is padding across an episode boundary
     weight: Tensor  # [T, B] importance weights of a prioritized replay, else 1; also set for padding
-    experience: Tensors  # [T, B, …]
+    experience: Tensors  # [T, B, …] more by name: what acting stored, and what learn adds for the loss
     # [T, B] weight of each row in a mean over the rows of all ranks, 0 for padding; set in learn, before the loss
     share: Tensor = field(default_factory=lambda: torch.empty(0))
     state: HiddenState = field(default_factory=HiddenState)  # [B, …] at t=0

@@ -68,7 +68,7 @@ class CacheReader(ABC):
 
     @abstractmethod
     def read(self) -> Batch:
-        """Return the next batch; valid until the next write."""
+        """Return the next batch; valid until the next read or write."""
 
     def feedback(self, index: Tensor, priority: Tensor) -> None:
         """Set new priorities of what was read; ignored by caches without priorities."""

@@ -29,7 +29,7 @@ class Noise:
         self._start = generator.get_state()
 
     def next(self) -> Tensors:
-        """Return the numbers for one step, ``[B, …]`` by action name."""
+        """Return the numbers for one step, ``[B, …]`` by name."""
         if not self._steps:
             self._refill()
         return self._steps.pop()

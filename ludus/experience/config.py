@@ -12,7 +12,7 @@ import torch
 from ludus.core.config import AgentConfig, Plan, UnusedSetting
 from ludus.core.errors import UserError, check_ranges
 
-# network defaults of some agents, which they refer to in NETWORK
+# network defaults of some agents, which they refer to in NETWORK_DEFAULTS
 WIDE_MLP = MappingProxyType({"hidden": (256, 256), "activation": "relu"})
 LSTM_BODY = MappingProxyType({"body": "lstm"})
 

@@ -21,7 +21,7 @@ from ludus.experience.reader import Reader
 from ludus.experience.storage import FINAL, FLAGS, Integers, PackedFlags, Ring, RowGroup, SlotIndex, as_numpy
 
 PAUSE = 32  # env steps after which control returns to the container, while updates are rarer than that
-ONE_UPDATE = 1 - 1e-9  # credit for an update: 10 × 0.1 must suffice
+ONE_UPDATE = 1 - 1e-9  # credit of an update: 1, less the rounding error of sums such as 10 × 0.1
 
 
 class ExperienceReplay(ExperienceCache):
@@ -31,7 +31,7 @@ class ExperienceReplay(ExperienceCache):
     observations of same-step resets. Only transitions that are real and complete can be drawn: each group of rows has
     a queue of them, so no draw is rejected. A truncated transition without a known final observation cannot be drawn,
     since its successor is unknown; within a sequence it counts as padding. A batch is valid until the next ``read``.
-    With ``window``, n-step transitions contain the states inside of them.
+    With ``window``, n-step transitions also include their intermediate states.
     """
 
     def __init__(

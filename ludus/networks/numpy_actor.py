@@ -32,7 +32,7 @@ LOG_2PI = float(np.log(2 * np.pi))
 class NumpyMLP:
     """The hidden layers and one projection of an MLP, as arrays that share memory with its parameters.
 
-    ``skipped`` are other modules that this call replaces; a hook on any of them makes it unusable.
+    ``skipped``: modules that are bypassed (preprocessing, normalizer); if one has a hook, torch is used instead.
     """
 
     def __init__(self, network: ModularNetwork, output: str, skipped: Iterable[nn.Module] = ()) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from ludus.core.errors import UserError
 
 Shape = tuple[int, ...]
-Backward = Callable[[Tensor, Tensor], Tensor]  # gradient by the output, output → gradient by the input
+Backward = Callable[[Tensor, Tensor], Tensor]  # gradient with respect to the output, output → gradient by the input
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Backward]] = {  # in place, and its backward pass
     "tanh": (torch.tanh_, torch.ops.aten.tanh_backward.default),
     "relu": (torch.relu_, lambda gradient, y: torch.ops.aten.threshold_backward.default(gradient, y, 0)),
@@ -103,7 +103,7 @@ class _MLP(torch.autograd.Function):
         activation_backward, weights = ACTIVATIONS[activation][1], parameters[::2]
         found = [None] * len(by_parameters)
         learns = any(by_parameters)
-        total: Tensor | None = None  # the gradient by the last hidden layer's output
+        total: Tensor | None = None  # the gradient with respect to the last hidden layer's output
         for i, gradient in enumerate(gradients, depth):
             if gradient is None:
                 continue

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed
 from torch import multiprocessing as processes
 
-from ludus.containers.updater import LocalUpdater, Part
+from ludus.containers.updater import LocalUpdater, ParameterBlock
 from ludus.core.batch import Batch
 from ludus.core.types import Tensors
 from ludus.core.updater import LossFunction
@@ -33,7 +33,7 @@ class DistribUpdater(LocalUpdater):
     def agree(self, flag: bool) -> bool:
         return int(self.sum(torch.tensor(int(flag)))) == self.ranks
 
-    def _gradient(self, loss: LossFunction, batch: Batch, part: Part) -> tuple[Tensor, Tensors]:
+    def _gradient(self, loss: LossFunction, batch: Batch, part: ParameterBlock) -> tuple[Tensor, Tensors]:
         gradient, metrics = super()._gradient(loss, batch, part)
         scalars = [name for name, x in metrics.items() if not x.dim()]
         total = self.sum(torch.cat([gradient, torch.stack([metrics[name] for name in scalars])]))

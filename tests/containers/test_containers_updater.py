@@ -307,7 +307,7 @@ def test_a_loss_that_cannot_be_compiled_runs_eagerly_alone() -> None:
 
 def test_a_loss_that_reaches_no_parameter_is_refused() -> None:
     agent, (batch, _) = make_agent()
-    with pytest.raises(UserError, match="does not depend on any parameter"):
+    with pytest.raises(UserError, match="does not depend on any trainable parameter"):
         updater_of(agent).step(lambda _: ({"mine": torch.ones(())}, {}), batch, "all")
 
 

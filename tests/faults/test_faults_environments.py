@@ -193,7 +193,7 @@ def test_check_finds_what_training_refuses(here, capsys, name):
     assert main(["check", f"fault_worlds:{name}"]) == 2
     out = capsys.readouterr().out
     assert "fix: " in out
-    assert "1 to fix" in out
+    assert ": 1 error; fix, then" in out
 
 
 def test_check_knows_envpool(here, capsys):

@@ -138,7 +138,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "few columns": ("vector", "discrete", {"network.body": "lstm", "agent.minibatches": 4}, "the 3 environments"),
     "few rows": ("vector", "discrete", {"agent.minibatches": 19}, "the 18 transitions"),
     "compiled lstm": ("vector", "discrete", {"network.body": "lstm", "compile": "on"}, "compile is on"),
-    "wrong rank": ("vector", "discrete", {"network.net1d": "nature_cnn"}, "rank 3: give a piece of rank 1"),
+    "wrong rank": ("vector", "discrete", {"network.net1d": "nature_cnn"}, "rank 3: choose a piece of rank 1"),
     "no such piece": ("vector", "discrete", {"network.body": "lstn"}, 'Did you mean "lstm"'),
     "no such network": ("vector", "discrete", {"network.name": "modula"}, 'Did you mean "modular"'),
     "no such agent part": ("vector", "discrete", {"agent.rolout": 3}, 'Did you mean "agent.rollout"'),

@@ -199,7 +199,7 @@ def test_actions_that_an_agent_does_not_have_are_refused(agent: str, action: str
 NO_WARMTH = {"agent.burn_in": 0, "agent.overlap": 0}
 MEMORY = "A recurrent network learns from sequences: set agent.sequence"
 EXPECTED = "agent.sequence works on expected values; set agent.values to expected"
-NOISY = 'which a network of your own ("matrix_parts:Joined") is not given'
+NOISY = 'which custom networks ("matrix_parts:Joined") do not have'
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     **{
         f"{agent}, memory without sequences": (agent, "lstm body", {"agent.sequence": 0, **NO_WARMTH}, MEMORY)
@@ -222,7 +222,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "is not recurrent and needs none",
     ),
     "noisy layers of one's own": ("rainbow", "own module", {}, NOISY),
-    "burn-in without sequences": ("dqn", "separate", {"agent.burn_in": 2}, "agent.burn_in and agent.overlap are about"),
+    "burn-in without sequences": ("dqn", "separate", {"agent.burn_in": 2}, "agent.burn_in and agent.overlap apply to"),
     "munchausen and double": (
         "munchausen_dqn",
         "separate",

@@ -266,5 +266,5 @@ def test_actions_in_a_dict_have_a_distribution_each(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["dqn", "td3"])
 def test_agents_without_a_distribution_say_so(folder: Path, name: str) -> None:
     player = policy(folder, name)
-    with pytest.raises(UserError, match=r"no distribution of actions, as [^\n]*policy\.act[^\n]*$"):
+    with pytest.raises(UserError, match=r"no distribution of actions, since [^\n]*policy\.act[^\n]*$"):
         player.distribution(observations(player, 1)[0])
