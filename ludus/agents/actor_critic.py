@@ -61,7 +61,7 @@ def unused_distribution(config: Any, action: Specs) -> Iterator[tuple[str, str]]
     if not any(spec.kind == "continuous" for spec in action.values()):
         yield from ((name, "the environment has no continuous actions") for name in ("distribution", "log_std_init"))
     if config.distribution == "beta":
-        yield "log_std_init", "agent.distribution is beta, which has none"
+        yield "log_std_init", "agent.distribution is beta, which has no standard deviation"
 
 
 @dataclass(frozen=True)

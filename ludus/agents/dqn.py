@@ -116,6 +116,7 @@ class DQNConfig(ReplayConfig):
             self,
             fraction=("munchausen", "priority_mix"),
             positive=("atoms", "target_every", "temperature", "tau"),
+            nonnegative=("weight_decay",),
             finite=("v_min", "v_max"),
         )
         if self.values == "categorical" and self.v_min >= self.v_max:
@@ -267,11 +268,12 @@ class DQN(OffPolicy):
                 target = self._of_target[0].target(target_next, next_action, batch.reward, batch.discount, taus[2])
             else:
                 target = self._expected_target(batch, selecting, target_now, target_next, mask)
-        loss, td_error_size = self.head.loss(prediction, target, taus[0])
+        loss = self.head.loss(prediction, target, taus[0])
         metrics = {"q": share_sum(self.head.q(now, taus[0]).detach().mean(-1), batch.experience[MEAN])}
         if config.prioritized:
+            priority = self.head.priority(prediction.detach(), target, loss.detach())
             metrics["priority"] = (
-                mixed_priority(td_error_size, batch.real, config.priority_mix) if config.sequence else td_error_size[0]
+                mixed_priority(priority, batch.real, config.priority_mix) if config.sequence else priority[0]
             )
         return {"value": share_sum(loss, batch.share)}, metrics
 

@@ -60,6 +60,8 @@ class OffPolicy(Agent):
             )
         self.generator = torch.Generator()
         self.updates, self.progress = 0, 0.0
+        self._uniform_share: Tensor | None = None
+        self._learning_rate = 0.0  # of the first parameter group
 
     @property
     def device(self) -> torch.device:
@@ -91,8 +93,8 @@ class OffPolicy(Agent):
         """Refuse sequences where no network is recurrent."""
         if self.config.sequence and not self.recurrent:
             raise UserError(
-                f"agent.sequence is {self.config.sequence}, but the network is not recurrent and needs none; set "
-                "network.body to lstm, or agent.sequence, agent.burn_in and agent.overlap to 0."
+                f"agent.sequence is {self.config.sequence}, but the network is not recurrent and needs no sequences; "
+                "set network.body to lstm, or agent.sequence, agent.burn_in and agent.overlap to 0."
             )
 
     @property
@@ -156,8 +158,13 @@ class OffPolicy(Agent):
 
     def with_shares(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Add ``share`` (importance weight over the number of real rows, for losses) and ``MEAN`` (for metrics)."""
-        share = shares(batch.real, batch.weight, sum_over_ranks)
-        mean = share / sum_over_ranks(share.sum()).clamp(min=1e-8) if self.config.prioritized else share
+        if self.config.prioritized or self.config.sequence:
+            share = shares(batch.real, batch.weight, sum_over_ranks)
+            mean = share / sum_over_ranks(share.sum()).clamp(min=1e-8) if self.config.prioritized else share
+        else:  # uniformly sampled transitions are all real and have weight 1
+            if self._uniform_share is None or self._uniform_share.shape != batch.real.shape:
+                self._uniform_share = shares(batch.real, sum_over_ranks=sum_over_ranks)
+            share = mean = self._uniform_share
         return replace(batch, share=share, experience=batch.experience | {MEAN: mean})
 
     def finish_update(self, target_every: int = 1) -> None:
@@ -170,8 +177,8 @@ class OffPolicy(Agent):
         """Return the learning rate, of the first parameter group, at this share of the run."""
         self.progress = progress
         if self.config.learning_rate_schedule == "linear":
-            first = next(iter(self.parameter_groups().values()))
-            return {"learning_rate": first.learning_rate * max(1 - progress, 0.0)}
+            self._learning_rate = self._learning_rate or next(iter(self.parameter_groups().values())).learning_rate
+            return {"learning_rate": self._learning_rate * max(1 - progress, 0.0)}
         return {}
 
     def get_extra_state(self) -> dict[str, float]:

@@ -93,7 +93,7 @@ def actor_and_critics(observation: Specs, action: Specs, config: Any, outputs: i
     """Specify an actor with ``outputs`` numbers per action element, and Q(s, a) critics."""
     shapes, size = observation_shapes(observation), FlatActions(config, action).size
     if ACTION in shapes:
-        raise UserError(f'An observation is called "{ACTION}", as is the input of actions of critics; rename it.')
+        raise UserError(f'An observation is called "{ACTION}", which critics use for the action; rename it.')
     return {
         "actor": NetworkSpec(shapes, {"policy": (outputs * size,)}),
         "critic": NetworkSpec(shapes | {ACTION: (size,)}, {"value": (1,)}, concatenate=True, members=config.critics),

@@ -145,6 +145,6 @@ def _panel(group: Group, indent: int, width: int) -> Panel:
     for flag, words in group.entries:
         text.append(flag, style="bold")
         text.append("\n" + " " * indent if len(flag) + 2 > indent else " " * (indent - len(flag)))
-        text.append(f"\n{' ' * indent}".join(textwrap.wrap(words, room - indent)) + "\n")
+        text.append(f"\n{' ' * indent}".join(textwrap.wrap(words, room - indent, break_long_words=False)) + "\n")
     text.rstrip()
     return Panel(text, title=group.title, title_align="left", width=width)

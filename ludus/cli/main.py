@@ -19,7 +19,7 @@ from ludus.core.text import printable
 COMMANDS = {
     "train": ("ENV", "train an agent on an environment"),
     "resume": ("RUN", "resume a run that was stopped or killed"),
-    "evaluate": ("RUN", "evaluate trained policies over many episodes"),
+    "evaluate": ("RUN ...", "evaluate trained policies over many episodes"),
     "play": ("RUN", "watch a trained policy in a window or as a video"),
     "list": ("[WHAT]", "list agents, networks, environments, presets or runs"),
     "check": ("ENV", "check an environment for problems before training"),

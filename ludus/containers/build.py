@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -238,9 +239,8 @@ def _compiles(settings: Settings[Any], agent: Agent) -> bool:
 
 def linear_networks(agent: Agent) -> str:
     """Return a warning about networks without a hidden layer, or an empty string."""
-    named = agent.named_modules()
-    networks = {name.rpartition(".")[2]: module for name, module in named if isinstance(module, Network)}
-    linear = [f'"{name}"' for name, network in networks.items() if network.linear]
+    named = {name: module for name, module in agent.named_modules() if isinstance(module, Network) and module.linear}
+    linear = [f'"{name[9:]}"' for name in named if re.fullmatch(r"networks\.\w+", name)]  # no targets, no members
     if not linear:
         return ""
     which = f"Network {linear[0]} has" if len(linear) == 1 else f"Networks {' and '.join(linear)} have"

@@ -137,7 +137,7 @@ class Evaluator:
     def load_state_dict(self, state: State) -> None:
         """Restore it."""
         if type(state["round"]) is not int or state["round"] < 0:
-            raise ValueError("the number of evaluations is not a number")
+            raise ValueError("the number of evaluations is invalid")
         self.round = state["round"]
 
 

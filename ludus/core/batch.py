@@ -86,7 +86,7 @@ class Batch:
             return
         order = torch.randperm(source.reward.shape[1], generator=generator, device=generator.device)
         order = order.to(self.reward.device)
-        shuffled, start = source._map(lambda x: _select_columns(x, order)), 0  # the minibatches are views of it
+        shuffled, start = source._map(lambda x: select_columns(x, order)), 0  # the minibatches are views of it
         for part in order.tensor_split(n):
             end = start + len(part)
             minibatch = shuffled._map(lambda x, start=start, end=end: x[:, start:end])  # type: ignore[misc]
@@ -126,7 +126,7 @@ class Batch:
         )
 
 
-def _select_columns(x: Tensor, columns: Tensor) -> Tensor:
+def select_columns(x: Tensor, columns: Tensor) -> Tensor:
     """Return ``x[:, columns]``, preserving the memory layout of channels-last images."""
     if x.dim() == 5 and not x.is_contiguous():
         return x.movedim(2, -1).index_select(1, columns).movedim(-1, 2)

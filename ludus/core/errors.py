@@ -89,7 +89,7 @@ def check_ranges(config: Any, **limits: tuple[str, ...]) -> None:
     for kind, names in limits.items():
         in_range, expected = kinds[kind]
         for name in names:
-            value = getattr(config, name, 1)
+            value = getattr(config, name)
             if not math.isfinite(value):
                 raise UserError(f"agent.{name} is {value}; it must be a finite number.")
             if not in_range(value):

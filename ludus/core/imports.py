@@ -60,7 +60,7 @@ def resolve(name: str, known: Mapping[str, str], kind: str) -> Any:
         if module_name == MAIN:
             raise _not_importable(name, kind) from error
         defined = [key for key, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__]
-        hint = did_you_mean(attribute, vars(module)) or f" It defines {', '.join(defined) or 'nothing'}."
+        hint = did_you_mean(attribute, vars(module)) or f" Choose one of {', '.join(defined) or 'none'}."
         raise UserError(f'{kind} "{name}": module {module_name} has no {attribute}.{hint}') from error
 
 

@@ -59,7 +59,7 @@ class ReplayConfig(AgentConfig):
             self,
             fraction=("gamma", "tau", "priority_exponent", "importance_exponent", "hindsight"),
             positive=("replay", "batch_size", "updates_per_step", "n_step", "learning_rate", "optimizer_eps"),
-            nonnegative=("warmup", "sequence", "burn_in", "overlap", "max_grad_norm", "weight_decay"),
+            nonnegative=("warmup", "sequence", "burn_in", "overlap", "max_grad_norm"),
         )
         if self.batch_size * max(1, self.sequence) > self.replay:
             what = f"{self.batch_size} sequences of {self.sequence} steps" if self.sequence else f"{self.batch_size}"

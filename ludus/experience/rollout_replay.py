@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ludus.core.batch import Batch
+from ludus.core.batch import Batch, select_columns
 from ludus.core.config import AgentConfig
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
@@ -94,7 +94,7 @@ class RolloutReplay(RolloutCache):
             return batch
         self._due -= 1
         columns = torch.randint(self.stored * self.batch, (self.batch,), generator=self.generator).to(self.device)
-        tensors = {name: _pick(x, columns) for name, x in self._ring.items()}
+        tensors = {name: select_columns(x, columns) for name, x in self._ring.items()}
         slot, row = columns // self.batch, columns % self.batch
         last = self._written - 1
         number = (last - (last - slot) % self.capacity) * self.batch + row  # monotone write number
@@ -171,10 +171,3 @@ def _to_batch(tensors: Tensors, state: HiddenState, index: Tensor) -> Batch:
     unnamed = {name: tensors[name] for name in UNNAMED}
     weight = torch.ones_like(unnamed["reward"])
     return Batch(**named, **unnamed, weight=weight, state=state, index=index)  # type: ignore[arg-type]
-
-
-def _pick(x: Tensor, columns: Tensor) -> Tensor:
-    """Return ``x[:, columns]``; images that are channels-last in memory stay so."""
-    if x.dim() == 5 and not x.is_contiguous():
-        return x.movedim(2, -1).index_select(1, columns).movedim(-1, 2)
-    return x.index_select(1, columns)

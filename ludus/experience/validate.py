@@ -25,11 +25,7 @@ class Fault(NamedTuple):
 
 
 class NotFinite(UserError):
-    """An environment returned a NaN or an Inf, at ``fault``."""
-
-    def __init__(self, message: str, fault: Fault) -> None:
-        super().__init__(message)
-        self.fault = fault
+    """An environment returned a NaN or an Inf."""
 
 
 class Bounds:
@@ -77,11 +73,10 @@ def check_batch(batch: Batch, action: Specs, environment: str) -> None:
     if (fault := find_fault(batch)) is not None:
         where = f"{environment} ({describe_row(batch, fault.row)})"
         if fault.kind == "reward":
-            raise NotFinite(f"{where}: a reward is not a finite number; fix its step().", fault)
+            raise NotFinite(f"{where}: a reward is not a finite number; fix its step().")
         raise NotFinite(
             f'{where}: a number in observation "{fault.name}", at element {fault.element}, is not finite; '
-            f"`ludus check {environment}` helps to find the step that returns it.",
-            fault,
+            f"`ludus check {environment}` helps to find the step that returns it."
         )
     for name, spec in action.items():
         mask = batch.observation.get(mask_name(name, action))

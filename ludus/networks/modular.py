@@ -16,7 +16,7 @@ from ludus.networks import SUBMODULES
 from ludus.networks.cast import cast, cast_shape
 from ludus.networks.config import NetworkConfig
 from ludus.networks.identity import Identity
-from ludus.networks.module_checks import has_hooks
+from ludus.networks.module_checks import HookCheck
 from ludus.networks.net1d.mlp import MLP
 from ludus.networks.projection import make_projection
 from ludus.ops import fused
@@ -165,7 +165,7 @@ class ModularNetwork(Network):
             return None
         (mlp,) = self._fused_mlp
         layers: list[nn.Module] = [*mlp._modules["layers"]._modules.values(), *self.projections._modules.values()]  # type: ignore[union-attr]
-        if has_hooks((mlp, *layers)):
+        if HookCheck((mlp, *layers))():
             return None
         parameters: list[Tensor] = []
         for layer in layers:

@@ -13,28 +13,24 @@ _GLOBAL_HOOKS = (
     torch_module._global_backward_pre_hooks,
     torch_module._global_backward_hooks,
 )
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_REPLACED = frozenset(("forward", "_compiled_call_impl"))  # attributes of an instance that replace its class's forward
 _MODE_INDEPENDENT = (nn.Linear, nn.Conv2d, nn.LSTMCell, nn.ModuleList, nn.ModuleDict)  # used by Ludus's own networks
 
 
-def has_hooks(modules: Iterable[nn.Module]) -> bool:
-    """Return whether calling a module would run more than its class's ``forward``.
+class HookCheck:
+    """Tells whether calling one of some modules would run more than the ``forward`` of its class.
 
-    That is the case for registered hooks, a ``forward`` set on the instance, and compiled modules.
+    That is the case for registered hooks, a ``forward`` set on the instance, and compiled modules. The dicts of hooks
+    are collected once, since this is asked before every action.
     """
-    if any(_GLOBAL_HOOKS):
-        return True
-    for module in modules:
-        attributes = module.__dict__
-        if (
-            attributes["_forward_hooks"]
-            or attributes["_forward_pre_hooks"]
-            or attributes["_backward_hooks"]
-            or attributes["_backward_pre_hooks"]
-            or "forward" in attributes
-            or attributes.get("_compiled_call_impl") is not None
-        ):
-            return True
-    return False
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._attributes = [module.__dict__ for module in dict.fromkeys(modules)]
+        self._hooks = [*_GLOBAL_HOOKS, *(attributes[name] for attributes in self._attributes for name in _HOOKS)]
+
+    def __call__(self) -> bool:
+        return any(self._hooks) or not all([_REPLACED.isdisjoint(x) for x in self._attributes])
 
 
 def uses_methods_of(instance: object, cls: type, names: Iterable[str]) -> bool:

@@ -15,7 +15,7 @@ from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
 from ludus.networks.action_heads import Categorical, Gaussian
 from ludus.networks.modular import ModularNetwork, module_key
-from ludus.networks.module_checks import has_hooks
+from ludus.networks.module_checks import HookCheck
 from ludus.networks.policy import Policy
 from ludus.preprocess.normalization import ObsNormalizer
 from ludus.preprocess.observation import ObsPreprocessor
@@ -36,7 +36,8 @@ class NumpyMLP:
     """
 
     def __init__(self, network: ModularNetwork, output: str, skipped: Iterable[nn.Module] = ()) -> None:
-        self._skipped = [*network.modules(), *skipped]
+        self.modules = [*network.modules(), *skipped]
+        self._has_hooks = HookCheck(self.modules)
         mlp: Any = network.plain_mlp()
         self._activate = ACTIVATIONS[mlp.activation]
         self._layers = [(_view(layer.weight).T, _view(layer.bias)) for layer in mlp.layers]
@@ -45,7 +46,7 @@ class NumpyMLP:
 
     def usable(self) -> bool:
         """Return whether no module has a hook, which this engine would not call."""
-        return not has_hooks(self._skipped)
+        return not self._has_hooks()
 
     def __call__(self, x: Array) -> Array:
         return self.project(self.features(x))
@@ -86,6 +87,7 @@ class NumpyActor:
         self._actor = next(NumpyMLP(net, output, skipped) for net in networks if output in net.projections)
         self._critic = next(NumpyMLP(net, "value") for net in networks if "value" in net.projections)
         self._shared = len(networks) == 1
+        self._has_hooks = HookCheck([*self._actor.modules, *self._critic.modules])
         self._log_std = None if spec.kind == "categorical" else _view(policy.log_std[self._name])
         self._rows = np.arange(0)
 
@@ -104,7 +106,7 @@ class NumpyActor:
 
     def usable(self) -> bool:
         """Return whether no module has a hook, which this engine would not call."""
-        return self._actor.usable() and (self._shared or self._critic.usable())
+        return not self._has_hooks()
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
         """Return the same as ``Agent.act``."""

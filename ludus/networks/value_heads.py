@@ -73,8 +73,12 @@ class ValueHead(nn.Module, ABC):
         """Return the target of ``evaluate``, without gradient, from the outputs and the action of the next step."""
 
     @abstractmethod
-    def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the loss ``[...]`` and the replay priority ``[...]``, the latter without gradient."""
+    def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> Tensor:
+        """Return the loss ``[...]``."""
+
+    @abstractmethod
+    def priority(self, prediction: Tensor, target: Tensor, loss: Tensor) -> Tensor:
+        """Return the replay priority ``[...]``, given the loss; call it without gradients."""
 
 
 class ExpectedValue(ValueHead):
@@ -96,8 +100,11 @@ class ExpectedValue(ValueHead):
     ) -> Tensor:
         return td_target(reward, discount, self.evaluate(outputs, action))
 
-    def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return huber(prediction, target, self._kappa), (prediction.detach() - target).abs()
+    def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> Tensor:
+        return huber(prediction, target, self._kappa)
+
+    def priority(self, prediction: Tensor, target: Tensor, loss: Tensor) -> Tensor:
+        return (prediction - target).abs()
 
 
 class CategoricalValue(ValueHead):
@@ -139,10 +146,13 @@ class CategoricalValue(ValueHead):
         atoms = td_target(reward.unsqueeze(-1), discount, self.support)
         return ops.c51_project(atoms, logits.softmax(-1), self.support)
 
-    def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        loss = ops.c51_cross_entropy(prediction, target)
-        # the priority is KL(target‖prediction), as in Rainbow, which is 0 for a perfect prediction unlike the loss
-        return loss, (loss.detach() - torch.special.entr(target.detach()).sum(-1)).clamp(min=0)
+    def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> Tensor:
+        return ops.c51_cross_entropy(prediction, target)
+
+    def priority(self, prediction: Tensor, target: Tensor, loss: Tensor) -> Tensor:
+        """Return KL(target‖prediction), as in Rainbow, which is 0 for a perfect prediction unlike the loss."""
+        entropy: Tensor = torch.special.entr(target).sum(-1)
+        return (loss - entropy).clamp(min=0)
 
 
 class QuantileValue(ValueHead):
@@ -164,8 +174,11 @@ class QuantileValue(ValueHead):
     ) -> Tensor:
         return td_target(reward.unsqueeze(-1), discount.unsqueeze(-1), self.evaluate(outputs, action))
 
-    def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return _quantile_loss(prediction, target, self.taus, self._kappa)
+    def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> Tensor:
+        return ops.quantile_huber(prediction, target, self.taus, self._kappa)
+
+    def priority(self, prediction: Tensor, target: Tensor, loss: Tensor) -> Tensor:
+        return (target.mean(-1) - prediction.mean(-1)).abs()
 
 
 class ImplicitQuantileValue(ValueHead):
@@ -209,8 +222,11 @@ class ImplicitQuantileValue(ValueHead):
     ) -> Tensor:
         return td_target(reward.unsqueeze(-1), discount.unsqueeze(-1), self.evaluate(outputs, action, taus))
 
-    def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return _quantile_loss(prediction, target, self._require(taus), self._kappa)
+    def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> Tensor:
+        return ops.quantile_huber(prediction, target, self._require(taus), self._kappa)
+
+    def priority(self, prediction: Tensor, target: Tensor, loss: Tensor) -> Tensor:
+        return (target.mean(-1) - prediction.mean(-1)).abs()
 
     @staticmethod
     def _require(taus: Tensor | None) -> Tensor:
@@ -234,9 +250,3 @@ def make_value_head(
     if kind == "quantile":
         return QuantileValue(actions, atoms, dueling)
     return ImplicitQuantileValue(actions, dueling, noisy) if kind == "implicit" else ExpectedValue(actions, dueling)
-
-
-def _quantile_loss(prediction: Tensor, target: Tensor, taus: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
-    """Return the quantile Huber loss, and the difference of the means as priority."""
-    priority = (target.detach().mean(-1) - prediction.detach().mean(-1)).abs()
-    return ops.quantile_huber(prediction, target, taus, kappa), priority

@@ -37,6 +37,7 @@ from ludus.runs.encoding import TensorFile, decode, encode, serialize, tensor_na
 from ludus.runs.folder import REPLACED, RunDirectory, current_path, step_folders
 
 SCHEMA = 3
+MANIFEST_LIMIT, STATE_LIMIT = 1 << 24, 1 << 26  # bytes of JSON, which takes many times its size in memory
 MANIFEST, TENSORS, STATE = "manifest.json", "tensors.safetensors", "state.json"
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, AssertionError, RuntimeError, OverflowError)
 _ATTEMPTS = 100  # to read a checkpoint while a running training replaces or removes it
@@ -236,7 +237,8 @@ def _open_and_verify(folder: Path, stack: ExitStack) -> Checkpoint:
         opened = {name: files.enter_context(_open_file(folder / name, inside)) for name in (TENSORS, STATE)}
         for name, file in opened.items():
             _verify(file, folder / name, manifest["files"][name])
-        checkpoint = Checkpoint(folder, manifest, _read(opened[STATE], folder / STATE), opened[TENSORS])
+        state = _read(opened[STATE], folder / STATE, max(STATE_LIMIT, free_memory() // 32))
+        checkpoint = Checkpoint(folder, manifest, state, opened[TENSORS])
         stack.push(files.pop_all())
     return checkpoint
 
@@ -244,12 +246,12 @@ def _open_and_verify(folder: Path, stack: ExitStack) -> Checkpoint:
 def _parse_manifest(folder: Path, file: FileIO) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
-        manifest: dict[str, Any] = _parse(_read(file, path))
+        manifest: dict[str, Any] = _parse(_read(file, path, MANIFEST_LIMIT))
         schema, library = manifest["schema"], manifest["library"]
         if schema != SCHEMA:
             raise UserError(
                 f'The checkpoint "{folder}" has schema {schema!r:.20}, but Ludus {ludus.__version__} reads schema '
-                f"{SCHEMA}: use Ludus {library!r:.20}, which wrote it."
+                f"{SCHEMA}: it was written by another version of Ludus ({str(library)[:20]}), which can read it."
             )
         digest = manifest.pop("sha256")
         intact = digest == hashlib.sha256(_dump(manifest)).hexdigest()
@@ -288,9 +290,10 @@ def _verify(file: FileIO, path: Path, entry: Mapping[str, Any]) -> None:
         raise _damaged(path, "was modified after it was written")
 
 
-def _read(file: FileIO, path: Path) -> bytes:
+def _read(file: FileIO, path: Path, limit: int) -> bytes:
+    if (size := os.fstat(file.fileno()).st_size) > limit:
+        raise _damaged(path, f"has {size} bytes, where at most {limit} are expected")
     try:
-        _refuse_huge(os.fstat(file.fileno()).st_size, path)
         file.seek(0)
         return file.readall()
     except OSError as error:

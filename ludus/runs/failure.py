@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ludus.containers.build import build_agent, choose_device, outline_agent
 from ludus.containers.guard import TrainingFailed, must_be_finite
 from ludus.containers.local import LocalWorker
+from ludus.containers.threads import use_threads
 from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch
@@ -34,6 +35,7 @@ from ludus.settings.settings import Settings, from_flat
 from ludus.settings.trust import read_run_settings
 
 FOLDER = "failure"  # within a run
+FAILURES = ("loss", "gradient", "backward")  # a module alone may output -inf on purpose, as a mask does
 
 
 def save_failure(run: Path, worker: LocalWorker, error: TrainingFailed) -> UserError:
@@ -86,10 +88,18 @@ def diagnose(run: RunDirectory, trust: bool = False) -> Diagnosis:
             refuse_mismatch(outline_agent(settings, observation, action), agent_of_checkpoint(checkpoint))
             state, step, message = checkpoint.read(), int(checkpoint.meta["step"]), str(checkpoint.meta["message"])
         batch = _load_batch(state["batch"], device)
+        acting = [
+            f"acting: {name} was already NaN or Inf in the rollout"
+            for name, x in (batch.action | batch.experience).items()
+            if not _all_finite(x)
+        ]
         if fault := find_fault(batch):
-            return Diagnosis(settings, step, message, [_describe_fault(batch, fault)])
+            return Diagnosis(settings, step, message, [*acting, _describe_fault(batch, fault)])
         agent = build_agent(settings, observation, action, device)
-        return Diagnosis(settings, step, message, _recompute(agent, batch, state))
+        with use_threads(settings.threads or torch.get_num_threads()), torch.random.fork_rng():
+            torch.manual_seed(settings.seed)
+            found = _recompute(agent, batch, state)
+        return Diagnosis(settings, step, message, [*acting, *found] if found else [])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
@@ -115,9 +125,6 @@ def _describe_fault(batch: Batch, fault: Fault) -> str:
 def _recompute(agent: Agent, batch: Batch, state: State) -> list[str]:
     """Recompute the failed optimizer step, or the whole update if that step is unknown."""
     findings: list[str] = []
-    for name, x in (batch.action | batch.experience).items():
-        if not _all_finite(x):
-            findings.append(f"acting: {name} was already NaN or Inf in the rollout")
     updater = _InspectingUpdater(agent, findings)
     agent.load_state_dict(state["agent"])
     with torch.no_grad():
@@ -137,7 +144,7 @@ def _recompute(agent: Agent, batch: Batch, state: State) -> list[str]:
                 ]
         except _Found:
             pass
-    return findings
+    return findings if any(finding.startswith(FAILURES) for finding in findings) else []
 
 
 class _Found(Exception):
@@ -167,7 +174,7 @@ class _InspectingUpdater(LocalUpdater):
             self.findings.append(f"gradient: not finite for {', '.join(bad[:3])}{', …' * (len(bad) > 3)}")
         elif not _all_finite(norm):
             self.findings.append("gradient: its norm overflows")
-        if self.findings:
+        if any(finding.startswith(FAILURES) for finding in self.findings):
             raise _Found
         return metrics | {"gradient_norm": norm}
 

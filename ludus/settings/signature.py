@@ -97,6 +97,9 @@ def _make_key() -> bytes:
     try:
         os.write(file, key)
         os.fsync(file)
+    except OSError as error:  # such as a full disk: leave no empty key behind
+        path.unlink()
+        raise NoKeyError(f'the key "{path}" cannot be created ({error.strerror})') from error
     finally:
         os.close(file)
     return key

@@ -57,6 +57,6 @@ def test_a_name_that_a_module_lacks_is_answered_with_those_that_it_has(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "500")
     assert main(["check", "ludus.environments.image_toy:Nope"]) == 2
-    assert "fix: It defines CatchEnv" in capsys.readouterr().out
+    assert "fix: Choose one of CatchEnv" in capsys.readouterr().out
     assert main(["check", "ludus.environments.image_toy:CatchEn"]) == 2
     assert 'fix: Did you mean "CatchEnv"?' in capsys.readouterr().out

@@ -96,7 +96,7 @@ def test_a_reset_that_is_always_slow_is_waited_for() -> None:
     worker.manager.reset(0)
     worker.evaluator.manager.reset(0)
     assert worker.longest_call() > 0
-    worker.manager.longest = worker.evaluator.manager.longest = 0.1
+    worker.manager.longest_call = worker.evaluator.manager.longest_call = 0.1
     assert stop._patience() == signals.PATIENCE
     worker.manager.longest_call = 20.0
     assert stop._patience() == 60

@@ -545,6 +545,17 @@ def test_a_checkpoint_takes_no_more_memory_than_its_networks_need(run, here):
         assert int(megabytes) < 150
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "state.json"])
+def test_huge_json_of_a_checkpoint_is_not_read(run, here, name):
+    for folder in (run / "best", *(run / "checkpoints").iterdir()):
+        os.truncate(folder / name, 4 << 30)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for words in (["evaluate", str(run), "--episodes", "1"], ["resume", str(run), "--nb-step", "128"]):
+        done = subprocess.run([sys.executable, "-c", PEAK, *words], env=environment, capture_output=True, text=True)
+        found, megabytes = done.stdout.splitlines()[-1].split()
+        assert (int(found), int(megabytes) < 150) == (2, True), done.stderr
+
+
 @pytest.mark.parametrize("change", ["hidden = [12000, 12000]", "hidden = [2000000, 2000000]", "hidden = [64]"])
 def test_networks_of_another_size_than_the_checkpoints_are_not_built(run, capsys, monkeypatch, change):
     built = []

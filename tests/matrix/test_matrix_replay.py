@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
             agent,
             "separate",
             {"agent.sequence": 4},
-            "is not recurrent and needs none",
+            "is not recurrent and needs no sequences",
         )
         for agent in ("discrete_sac", "ddpg", "sac")
     },
@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "r2d2",
         "separate",
         {"agent.sequence": 4, "network.body": "identity1d"},
-        "is not recurrent and needs none",
+        "is not recurrent and needs no sequences",
     ),
     "noisy layers of one's own": ("rainbow", "own module", {}, NOISY),
     "burn-in without sequences": ("dqn", "separate", {"agent.burn_in": 2}, "agent.burn_in and agent.overlap apply to"),

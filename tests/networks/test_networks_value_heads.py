@@ -82,7 +82,9 @@ def learn(head: ValueHead, now: Tensors, after: Tensors) -> tuple[Tensor, Tensor
     """Return target, loss and priority of one batch."""
     x = numbers()
     target = head.target(after, (x["action"] + 1) % A, x["reward"], x["discount"], x["taus_t"])
-    return target, *head.loss(head.evaluate(now, x["action"], x["taus"]), target, x["taus"])
+    prediction = head.evaluate(now, x["action"], x["taus"])
+    loss = head.loss(prediction, target, x["taus"])
+    return target, loss, head.priority(prediction.detach(), target, loss.detach())
 
 
 def quantile_huber(theta: Array, target: Array, taus: Array) -> Array:
@@ -192,7 +194,7 @@ def test_terminal_states_need_no_next_state_and_targets_have_no_gradient(kind: V
         (loss + priority).sum().backward()  # type: ignore[no-untyped-call]
         assert all(y.grad is None for y in after.values())
         held = target.clone().requires_grad_()  # even if the target requires grad
-        head.loss(head.evaluate(now, x["action"], x["taus"]), held, x["taus"])[0].sum().backward()  # type: ignore[no-untyped-call]
+        head.loss(head.evaluate(now, x["action"], x["taus"]), held, x["taus"]).sum().backward()  # type: ignore[no-untyped-call]
         assert held.grad is None
         assert all(y.grad is not None and y.grad.isfinite().all() and y.grad.any() for y in now.values())
 
@@ -205,7 +207,9 @@ def test_traced_function_matches_on_other_inputs(kind: ValueKind, dueling: bool)
 
     def total(now: Tensors, after: Tensors, x: Tensors) -> Tensor:
         target = head.target(after, head.q(after).argmax(-1), x["reward"], x["discount"], x["taus_t"])
-        loss, priority = head.loss(head.evaluate(now, x["action"], x["taus"]), target, x["taus"])
+        prediction = head.evaluate(now, x["action"], x["taus"])
+        loss = head.loss(prediction, target, x["taus"])
+        priority = head.priority(prediction.detach(), target, loss.detach())
         return loss.sum() + priority.sum()
 
     step = torch.func.grad(total)
@@ -249,7 +253,7 @@ def test_quantiles_of_a_known_distribution_are_learned(kind: ValueKind) -> None:
         taus = torch.rand(1, 32, generator=rng)
         optimizer.param_groups[0]["lr"] = 0.01 * (1 - i / 400)
         optimizer.zero_grad()
-        head.loss(head.evaluate(given, action, taus), seen, taus)[0].sum().backward()
+        head.loss(head.evaluate(given, action, taus), seen, taus).sum().backward()
         optimizer.step()
     levels = torch.tensor([[0.1, 0.3, 0.5, 0.7, 0.9]])
     if isinstance(head, QuantileValue):

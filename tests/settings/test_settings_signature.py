@@ -1,5 +1,7 @@
 """Signatures of settings files and the private key."""
 
+import errno
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 
@@ -62,3 +64,15 @@ def test_a_relative_state_folder_is_ignored(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", "state")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert key_path() == tmp_path / ".local" / "state" / "ludus" / "key"
+
+
+def test_a_full_disk_leaves_no_empty_key(monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "write", full)
+        with pytest.raises(NoKeyError, match=r"cannot be created \(No space left"):
+            sign(TEXT)
+    assert not key_path().exists()
+    assert sign(TEXT)
