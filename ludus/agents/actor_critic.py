@@ -131,6 +131,8 @@ class ActorCritic(Agent):
         self.normalizer = ObsNormalizer(self.preprocess.shapes, inputs) if config.normalize_observation else None
         self.reward_scaler = RewardScaler() if config.normalize_reward else None
         self.recurrent = any(network.recurrent for network in networks.values())
+        # a critic of its own without memory does not act: learn computes the values of a rollout at once
+        self.acting_networks = [name for name, network in networks.items() if name != "critic" or network.recurrent]
         self.masked = len(inputs) < len(observation)
         self._numpy: NumpyActor | None = None
         self.tracks_value = False
@@ -183,7 +185,8 @@ class ActorCritic(Agent):
         ours = uses_methods_of(self, ActorCritic, ("act", "_act", "experience", "outputs"))
         if self.masked or self.stores_distribution or not ours:
             return False
-        self._numpy = NumpyActor.build(self.networks, self.policy, self.preprocess, self.normalizer)
+        acting = {name: self.networks[name] for name in self.acting_networks}
+        self._numpy = NumpyActor.build(acting, self.policy, self.preprocess, self.normalizer)
         return self._numpy is not None
 
     def initial_state(self, batch: int) -> HiddenState:
@@ -212,7 +215,7 @@ class ActorCritic(Agent):
         )
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """Sample with ``noise``, else take the mode; the experience is log_prob and value."""
+        """Sample with ``noise``, else take the mode; the experience is log_prob, and value if an acting network has it."""
         if self._numpy is not None and self._numpy.usable():
             return self._numpy.act(step, state, noise)
         return self._act(step, state, noise)
@@ -220,7 +223,7 @@ class ActorCritic(Agent):
     @torch.inference_mode()
     def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
         observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
-        names = [n for n in self.networks if noise is not None or n != "critic" or self.tracks_value]
+        names = [n for n in self.acting_networks if noise is not None or n != "critic" or self.tracks_value]
         outputs, state = self.outputs(observation, state, step.first.unsqueeze(0), names)
         outputs = {name: x.squeeze(0) for name, x in outputs.items()}
         action, log_prob = self.policy.sample(outputs, step.observation, noise)
@@ -254,7 +257,9 @@ class ActorCritic(Agent):
 
     def experience(self, outputs: Tensors, observation: Tensors, log_prob: Tensor) -> Tensors:
         """Return what the learner needs of acting, ``[B]`` each; with the distribution for an exact KL."""
-        kept = {"log_prob": log_prob, "value": outputs["value"].squeeze(-1)}
+        kept = {"log_prob": log_prob}
+        if "value" in outputs:
+            kept["value"] = outputs["value"].squeeze(-1)
         if self.stores_distribution:
             kept |= {f"old/{name}": x for name, x in self.policy.distribution(outputs, observation).items()}
         return kept
@@ -277,13 +282,9 @@ class ActorCritic(Agent):
 
     @torch.no_grad()
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
-        """Scale the rewards and add ``advantage`` and ``return``, from the values of acting and of the last state."""
-        value = batch.experience["value"]
-        last = {name: x[-1:] for name, x in batch.observation.items()}
-        with_value = [name for name in self.networks if name != "actor"]
-        outputs, _ = self.outputs(last, batch.last_state, batch.first[-1:], with_value)
-        values = torch.cat([value, outputs["value"].squeeze(-1)])  # [T+1, B]
-        value_t = batch.next_value(values, self._final_values(batch))
+        """Scale the rewards and add ``value``, ``advantage`` and ``return``."""
+        values = self._values(batch)
+        value, value_t = values[:-1], batch.next_value(values, self._final_values(batch))
         reward = self.scaled_reward(batch, sum_over_ranks)
         if self.config.n_step:
             target = n_step_returns(reward, batch.discount, batch.continues, value_t, self.config.n_step)
@@ -291,7 +292,19 @@ class ActorCritic(Agent):
         else:
             advantage = gae(reward, batch.discount, batch.continues, value, value_t, self.config.gae_lambda)
             target = advantage + value
-        return replace(batch, experience=batch.experience | {"advantage": advantage, "return": target})
+        added = {"value": value, "advantage": advantage, "return": target}
+        return replace(batch, experience=batch.experience | added)
+
+    def _values(self, batch: Batch) -> Tensor:
+        """Return V of all observations ``[T+1, B]``; only of the last one where acting stored the others."""
+        stored = batch.experience.get("value")
+        observation, state, first = batch.observation, batch.state, batch.first
+        if stored is not None:
+            observation = {name: x[-1:] for name, x in observation.items()}
+            state, first = batch.last_state, first[-1:]
+        outputs, _ = self.outputs(observation, state, first, [name for name in self.networks if name != "actor"])
+        values = outputs["value"].squeeze(-1)
+        return values if stored is None else torch.cat([stored, values])
 
     @torch.inference_mode()
     def final_value(self, final: Tensors, state: HiddenState) -> Tensor | None:

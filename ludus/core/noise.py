@@ -39,7 +39,10 @@ class Noise:
         drawn = self._draw(self._chunk, self.generator)
         if self._rows.size < self._rows.total:
             drawn = {name: x[:, self._rows.slice] for name, x in drawn.items()}
-        self._steps = [{name: x[t] for name, x in drawn.items()} for t in range(self._chunk)]
+        steps = zip(*(x.unbind() for x in drawn.values()), strict=True)
+        self._steps = (
+            [dict(zip(drawn, step, strict=True)) for step in steps] if drawn else [{} for _ in range(self._chunk)]
+        )
 
     def state_dict(self) -> State:
         """Return the generator's state before the current chunk, and how many steps of the chunk are left."""

@@ -29,15 +29,16 @@ class RolloutGroup:
 
     def make_views(self, blocks: Tensors) -> None:
         """Create views of all blocks; those of actions and final observations are allocated after the first step."""
-        views = {name: list(x[:, self.rows].unbind(0)) for name, x in blocks.items()}
+        views = {name: x[:, self.rows].unbind(0) for name, x in blocks.items()}
         final_value = views.pop(FINAL_VALUE, None)
         observation, action, experience, final = (
             [x for name, x in views.items() if name.startswith(kind)]
             for kind in ("observation/", "action/", "experience/", "final/")
         )
-        self.observation, self.agent = [*observation, views["first"]], [*action, *experience]
-        self.transition = [views[name] for name in TRANSITION]
-        self.final = final if final_value is None else [final_value]
+        self.observation = _by_time([*observation, views["first"]])
+        self.transition = _by_time([views[name] for name in TRANSITION])
+        self.agent = _by_time([*action, *experience])
+        self.final = _by_time(final if final_value is None else [final_value])
 
 
 class RolloutCache(ExperienceCache):
@@ -76,13 +77,11 @@ class RolloutCache(ExperienceCache):
             group = self._add_group(start, start + len(step.first))
         group.cursor += 1
         time = group.cursor
-        for views, x in zip(group.observation, (*step.observation.values(), step.first), strict=True):
-            views[time].copy_(x)
+        torch._foreach_copy_(group.observation[time], [*step.observation.values(), step.first])
         if time == 0:
             group.state = state.map(torch.clone)
             return
-        for views, x in zip(group.transition, (step.reward, step.terminated, step.truncated, step.real), strict=True):
-            views[time - 1].copy_(x)
+        torch._foreach_copy_(group.transition[time - 1], [step.reward, step.terminated, step.truncated, step.real])
         if step.final is not None:
             self._write_final(group, step.final, final_value)
         if time == self.length:
@@ -94,15 +93,13 @@ class RolloutCache(ExperienceCache):
         """Write action and experience at the time step of the last observation."""
         group = self.groups[start]
         if group.cursor == self.length:  # start the next rollout with the last observation
-            for views in group.observation:
-                views[0].copy_(views[self.length])
+            torch._foreach_copy_(group.observation[0], group.observation[self.length])
             group.state, group.cursor, self.consumed = group.last_state, 0, False
         if not group.agent:
             self._allocate({f"action/{name}": x for name, x in step.action.items()}, self.length)
             self._allocate({f"experience/{name}": x for name, x in step.experience.items()}, self.length)
             group.make_views(self.blocks)
-        for views, x in zip(group.agent, (*step.action.values(), *step.experience.values()), strict=True):
-            views[group.cursor].copy_(x)
+        torch._foreach_copy_(group.agent[group.cursor], [*step.action.values(), *step.experience.values()])
 
     def ready(self) -> bool:
         """Whether all rows have T steps that have not been read."""
@@ -172,8 +169,7 @@ class RolloutCache(ExperienceCache):
         """Overwrite the last observation of every row; where an episode was lost, the transition to it is not real."""
         for group in self.groups.values():
             rows, time = step.rows(group.rows), group.cursor
-            for views, x in zip(group.observation, (*rows.observation.values(), rows.first), strict=True):
-                views[time].copy_(x)
+            torch._foreach_copy_(group.observation[time], [*rows.observation.values(), rows.first])
             if time:
                 self.blocks["real"][time - 1, group.rows].logical_and_(rows.real)
             if time == self.length:
@@ -218,8 +214,7 @@ class RolloutCache(ExperienceCache):
         if not group.final:
             self._allocate(tensors, self.length)
             group.make_views(self.blocks)
-        for views, x in zip(group.final, tensors.values(), strict=True):
-            views[group.cursor - 1].copy_(x)
+        torch._foreach_copy_(group.final[group.cursor - 1], list(tensors.values()))
 
     def _write_returns(self, group: RolloutGroup) -> None:
         """Compute the running returns of a full rollout."""
@@ -251,6 +246,11 @@ def zeros_like_step(x: Tensor, length: int, batch: int, device: torch.device) ->
         channels, height, width = x.shape[1:]
         return torch.zeros(length, batch, height, width, channels, dtype=x.dtype, device=device).movedim(-1, 2)
     return torch.zeros((length, batch, *x.shape[1:]), dtype=x.dtype, device=device)
+
+
+def _by_time(views: list[tuple[Tensor, ...]]) -> list[list[Tensor]]:
+    """Return the views of each time step, to be copied in one call."""
+    return [list(step) for step in zip(*views, strict=False)]
 
 
 def _has_last_step(name: str) -> bool:

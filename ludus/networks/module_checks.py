@@ -14,7 +14,6 @@ _GLOBAL_HOOKS = (
     torch_module._global_backward_hooks,
 )
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_REPLACED = frozenset(("forward", "_compiled_call_impl"))  # attributes of an instance that replace its class's forward
 _MODE_INDEPENDENT = (nn.Linear, nn.Conv2d, nn.LSTMCell, nn.ModuleList, nn.ModuleDict)  # used by Ludus's own networks
 
 
@@ -30,7 +29,12 @@ class HookCheck:
         self._hooks = [*_GLOBAL_HOOKS, *(attributes[name] for attributes in self._attributes for name in _HOOKS)]
 
     def __call__(self) -> bool:
-        return any(self._hooks) or not all([_REPLACED.isdisjoint(x) for x in self._attributes])
+        if any(self._hooks):
+            return True
+        for attributes in self._attributes:
+            if "forward" in attributes or "_compiled_call_impl" in attributes:
+                return True
+        return False
 
 
 def uses_methods_of(instance: object, cls: type, names: Iterable[str]) -> bool:

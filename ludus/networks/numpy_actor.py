@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -75,7 +75,7 @@ class NumpyActor:
 
     def __init__(
         self,
-        networks: list[ModularNetwork],
+        network: ModularNetwork,
         policy: Policy,
         preprocess: ObsPreprocessor,
         normalizer: ObsNormalizer | None,
@@ -84,29 +84,31 @@ class NumpyActor:
         self._normalizer = normalizer
         skipped = [*preprocess.modules(), *([] if normalizer is None else normalizer.modules())]
         output = module_key(f"policy/{self._name}")
-        self._actor = next(NumpyMLP(net, output, skipped) for net in networks if output in net.projections)
-        self._critic = next(NumpyMLP(net, "value") for net in networks if "value" in net.projections)
-        self._shared = len(networks) == 1
-        self._has_hooks = HookCheck([*self._actor.modules, *self._critic.modules])
+        self._actor = NumpyMLP(network, output, skipped)
+        self._critic = NumpyMLP(network, "value") if "value" in network.projections else None  # a shared network
         self._log_std = None if spec.kind == "categorical" else _view(policy.log_std[self._name])
         self._rows = np.arange(0)
 
     @classmethod
     def build(
-        cls, networks: nn.ModuleDict, policy: Policy, preprocess: ObsPreprocessor, normalizer: ObsNormalizer | None
+        cls,
+        networks: Mapping[str, nn.Module],
+        policy: Policy,
+        preprocess: ObsPreprocessor,
+        normalizer: ObsNormalizer | None,
     ) -> NumpyActor | None:
         """Return an actor, or None where a class, a network or an action is not one that it supports."""
         heads, specs = [type(head) for head in policy.heads.values()], list(policy.action.values())
         supported_action = heads == [Categorical] or (heads == [Gaussian] and len(specs[0].shape) == 1)
         supported_classes = type(policy) is Policy and type(normalizer) in (ObsNormalizer, type(None))
-        mlps = [network for network in networks.values() if is_plain_mlp(network)]
-        if not (supported_action and supported_classes and is_plain_vector(preprocess)) or len(mlps) < len(networks):
+        if not (supported_action and supported_classes and is_plain_vector(preprocess)) or len(networks) > 1:
             return None
-        return cls(mlps, policy, preprocess, normalizer)
+        (network,) = networks.values()
+        return cls(network, policy, preprocess, normalizer) if is_plain_mlp(network) else None
 
     def usable(self) -> bool:
         """Return whether no module has a hook, which this engine would not call."""
-        return not self._has_hooks()
+        return self._actor.usable()
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
         """Return the same as ``Agent.act``."""
@@ -123,8 +125,9 @@ class NumpyActor:
             action, log_prob = self._sample_categorical(output, drawn)
         else:
             action, log_prob = _sample_gaussian(output, self._log_std, drawn)
-        value = self._critic.project(features if self._shared else self._critic.features(x))[:, 0]
-        experience = {"log_prob": torch.from_numpy(log_prob), "value": torch.from_numpy(value)}
+        experience = {"log_prob": torch.from_numpy(log_prob)}
+        if self._critic is not None:
+            experience["value"] = torch.from_numpy(self._critic.project(features)[:, 0])
         return AgentStep({self._name: torch.from_numpy(action)}, experience, state)
 
     def _sample_categorical(self, logits: Array, gumbel: Array) -> tuple[NDArray[np.int64], Array]:
