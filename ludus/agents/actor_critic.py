@@ -215,7 +215,7 @@ class ActorCritic(Agent):
         )
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """Sample with ``noise``, else take the mode; the experience is log_prob, and value if an acting network has it."""
+        """Sample with ``noise``, else take the mode; the experience is log_prob, and value if acting computes it."""
         if self._numpy is not None and self._numpy.usable():
             return self._numpy.act(step, state, noise)
         return self._act(step, state, noise)

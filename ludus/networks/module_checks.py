@@ -29,12 +29,7 @@ class HookCheck:
         self._hooks = [*_GLOBAL_HOOKS, *(attributes[name] for attributes in self._attributes for name in _HOOKS)]
 
     def __call__(self) -> bool:
-        if any(self._hooks):
-            return True
-        for attributes in self._attributes:
-            if "forward" in attributes or "_compiled_call_impl" in attributes:
-                return True
-        return False
+        return any(self._hooks) or any(["forward" in x or "_compiled_call_impl" in x for x in self._attributes])
 
 
 def uses_methods_of(instance: object, cls: type, names: Iterable[str]) -> bool:
