@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Graph = Callable[..., Any]
 UNUSED = ("last_state", "row_state", "version", "index")  # fields of a batch that losses do not read
+FIELDS = [field.name for field in fields(Batch) if field.name not in UNUSED]
 
 
 class CompiledStep:
@@ -51,7 +52,7 @@ class CompiledStep:
         given = _flatten(batch)
         optimizer = self._updater.optimizer_tensors(self._part)
         inputs: list[Any] = [*optimizer.values(), *self._fixed.values(), *given.values()]
-        key = (tuple(given), tuple((x.shape, x.stride()) for x in given.values()))
+        key = (*given, *[x.shape for x in given.values()], *[x.stride() for x in given.values()])
         if key not in self._graphs:
             self._graphs[key] = self._during(lambda: self._compile(list(given), inputs))
         return self._graphs[key], inputs
@@ -100,14 +101,13 @@ class CompiledStep:
 
 def _flatten(batch: Batch) -> Tensors:
     found: Tensors = {}
-    for field in fields(batch):
-        value = getattr(batch, field.name)
-        if field.name in UNUSED:
-            continue
+    for field in FIELDS:
+        value = getattr(batch, field)
         if isinstance(value, dict):
-            found |= {f"{field.name}/{name}": x for name, x in value.items()}
+            for name, x in value.items():
+                found[f"{field}/{name}"] = x
         else:
-            found[field.name] = value
+            found[field] = value
     return found
 
 
