@@ -374,6 +374,10 @@ class ActorCritic(Agent):
         self.update_statistics(batch, updater.sum)
         return Learned(metrics | self.explained_variance(prepared, updater.sum))
 
+    def large_reward_advice(self) -> str:
+        """Normalize them, unless that is done."""
+        return "" if self.config.normalize_reward else "turn on agent.normalize_reward"
+
     @staticmethod
     def explained_variance(prepared: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Tensors:
         """Return the share of the returns' variance that the values of acting explain, as a metric."""

@@ -18,6 +18,8 @@ from ludus.core.updater import NonFiniteError, Updater
 from ludus.environments.problems import out_of_bounds
 from ludus.experience.validate import Bounds, NotFinite, check_batch, check_resets, finite_flags
 
+LARGE_REWARD = 100.0  # magnitude above which the message of a divergence mentions rewards
+
 
 class TrainingFailed(UserError):
     """The error that ends a run at a NaN or Inf, with what reproduces the update."""
@@ -79,9 +81,11 @@ class Guard:
         self._check(batch)
         bad = [f"{k} is {float(x)}" for k, x in metrics.items() if must_be_finite(k) and not math.isfinite(x)]
         what = bad[0] if bad else "a gradient is not finite"
+        largest, advice = float(batch.reward.abs().max()), self.agent.large_reward_advice()
+        rewards = f", or {advice} (rewards reach {largest:.3g})" if largest > LARGE_REWARD and advice else ""
         raise TrainingFailed(
-            f"Training diverged: {what} at step {self.step}; lower agent.learning_rate, or turn on "
-            "agent.normalize_reward if rewards are large. Earlier checkpoints are intact.",
+            f"Training diverged: {what} at step {self.step}; lower agent.learning_rate{rewards}. Earlier checkpoints "
+            "are intact.",
             *(self.step, batch, refused),
         )
 

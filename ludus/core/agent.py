@@ -138,6 +138,10 @@ class Agent(nn.Module, ABC):
         """
         return Learned(updater.step(self.compute_loss, batch, "all"))
 
+    def large_reward_advice(self) -> str:
+        """Return what to change if large rewards made training diverge; empty if the agent normalizes them."""
+        return "scale the rewards down in the environment"
+
     def episode_warning(self, episodes: list[Episode]) -> str:
         """Return a warning for the user if the finished episodes give cause for one, else an empty string."""
         return ""

@@ -76,6 +76,24 @@ def test_a_gradient_that_is_not_finite_is_not_applied(worker: LocalWorker, numbe
     assert worker.guard.diverged
 
 
+@pytest.mark.parametrize(
+    ("worker", "advice"),
+    [
+        (("Pendulum-v1", "ppo", {"agent__normalize_reward": False}), ", or turn on agent.normalize_reward (rewards"),
+        (("Pendulum-v1", "ppo", {"agent__normalize_reward": True}), ". Earlier"),
+        (("Pendulum-v1", "sac", REPLAY), ", or scale the rewards down in the environment (rewards reach 1e+03)"),
+    ],
+    indirect=["worker"],
+)
+def test_the_message_of_a_divergence_mentions_large_rewards(worker: LocalWorker, advice: str) -> None:
+    batch = worker.cache.read()
+    batch.reward.fill_(-1000.0)
+    spoiled_loss(worker, math.nan, "critic_loss" if hasattr(worker.agent, "critic_loss") else "compute_loss")
+    with pytest.raises(TrainingFailed) as caught:
+        worker.guard.learn(batch)
+    assert f"; lower agent.learning_rate{advice}" in str(caught.value)
+
+
 @pytest.mark.parametrize("worker", EVERY_OPTIMIZER, indirect=True)
 def test_where_nothing_is_read_the_step_is_masked(worker: LocalWorker) -> None:
     """As in a compiled update and on a GPU."""

@@ -91,7 +91,7 @@ def test_steps_that_are_too_large(fail, diagnosed, agent, body, actions):
     assert_first(run, seen)
     out = diagnosed(run)
     assert REPRODUCED in out
-    assert "lower agent.learning_rate" in out
+    assert "; lower agent.learning_rate. Earlier" in out  # rewards are small, so nothing is said of them
 
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c"])
@@ -236,7 +236,7 @@ def test_rewards_that_are_far_too_large(fail, diagnosed):
     assert_first(run, seen)
     out = diagnosed(run)
     assert REPRODUCED in out
-    assert "turn on agent.normalize_reward" in out
+    assert "or turn on agent.normalize_reward (rewards reach 1e+30)" in out
 
 
 def test_a_failure_of_the_first_update_leaves_the_run_to_be_diagnosed(fail, diagnosed):
