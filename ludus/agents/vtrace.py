@@ -1,4 +1,4 @@
-"""Actor-critic with V-trace targets, the learner of IMPALA (Espeholt et al. 2018)."""
+"""V-trace: actor-critic with off-policy targets, the learner of IMPALA (Espeholt et al. 2018)."""
 
 from __future__ import annotations
 

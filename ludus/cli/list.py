@@ -120,8 +120,7 @@ def agents() -> Table:
     """List agents with the first sentence of their docstring."""
     table = _table("Agents (--agent NAME)", "name", "description")
     for name, path in AGENTS.items():
-        text = _first_line(_source(path))
-        table.add_row(name, describe(CONFIGS[name]) if name in CONFIGS else text.partition(": ")[2] or text)
+        table.add_row(name, describe(CONFIGS[name]) if name in CONFIGS else _first_line(_source(path)))
     return table
 
 
@@ -173,7 +172,7 @@ def _source(path: str) -> ast.Module:
 
 
 def _first_line(node: ast.Module | ast.ClassDef) -> str:
-    return (ast.get_docstring(node) or "").partition("\n")[0].replace("``", "")
+    return (ast.get_docstring(node) or "").partition("\n")[0].replace("``", "").removesuffix(".")
 
 
 def _table(title: str, *columns: str) -> Table:
