@@ -215,7 +215,14 @@ def _toys(by_task: dict[str, list[Row]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the learning tasks and store their results.")
-    parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS), help="only these")
+    parser.add_argument(
+        "--task",
+        nargs="+",
+        metavar="TASK",
+        choices=list(TASKS),
+        default=list(TASKS),
+        help="only these, such as cartpole/ppo",
+    )
     parser.add_argument("--any-commit", action="store_true", help="use results of other commits with equal settings")
     parser.add_argument("--write", action="store_true", help="write docs/results.md from the stored results")
     parser.add_argument("--one", nargs=2, metavar=("TASK", "SEED"), help=argparse.SUPPRESS)
