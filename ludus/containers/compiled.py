@@ -59,7 +59,9 @@ class CompiledStep:
 
     def _compile(self, names: list[str], inputs: list[Any]) -> Graph:
         with torch.no_grad():
-            traced = make_fx(self._step(names))(*(x.clone() for x in inputs))
+            on_cpu = self._updater.flat.value.is_cpu
+            replaced = {torch.ops.aten.tanh.default: tanh} if on_cpu else None
+            traced = make_fx(self._step(names), decomposition_table=replaced)(*(x.clone() for x in inputs))
             graph: Graph = compile_graph(traced, inputs)
             return graph
 
@@ -97,6 +99,11 @@ class CompiledStep:
             return torch.stack(list(scalars.values())), *rows.values()
 
         return step
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Return tanh to within 2e-7; the compiler's own takes three times as long on a CPU."""
+    return 1 - 2 / ((2 * x).exp() + 1)
 
 
 def _flatten(batch: Batch) -> Tensors:
