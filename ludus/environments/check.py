@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ludus.core.errors import UserError
+from ludus.core.spec import Specs, mask_name
 from ludus.environments.config import EnvConfig, validate
 from ludus.environments.gym import Environment, env_metadata, is_path, make_environment
 from ludus.environments.masks import ObservationReader
@@ -260,11 +261,21 @@ class MaskedSampler:
     def sample(self) -> Any:
         """Sample an allowed action."""
         action = self._env.action_space.sample()
-        if not self._masks or self._reader is None or self._reader.masks is None:
+        if not self._masks:
             return action
         arrays = {name: x[None] for name, x in self._layout.flatten(action).items()}
-        arrays.update(self._reader.masks.sample(self._masks, self._random))
+        arrays.update(sample_allowed(self._layout.specs, self._masks, self._random))
         return self._layout.unflatten_row(arrays, 0)
+
+
+def sample_allowed(actions: Specs, masks: Arrays, random: np.random.Generator) -> Arrays:
+    """Sample allowed choices uniformly for every action that has a mask ``[B, choices]``; ``[B, …]`` by action name."""
+    drawn: Arrays = {}
+    for name, spec in actions.items():
+        if (mask := masks.get(mask_name(name, actions))) is not None:
+            parts = np.split(random.random(mask.shape) * mask, np.cumsum(spec.choices[:-1]), axis=1)
+            drawn[name] = np.stack([part.argmax(axis=1) for part in parts], axis=1).reshape(len(mask), *spec.shape)
+    return drawn
 
 
 def _without_example(problem: Problem) -> str:

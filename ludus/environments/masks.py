@@ -23,10 +23,8 @@ class ActionMasks:
     """
 
     def __init__(self, actions: Specs, example: Any, environment: str) -> None:
-        self._environment = environment
-        self._actions = {name: spec for name, spec in actions.items() if spec.choices}
-        self._single = len(actions) == 1
-        self._actions = {name: s for name, s in self._actions.items() if self._find(example, name) is not None}
+        self._environment, self._single = environment, len(actions) == 1
+        self._actions = {n: s for n, s in actions.items() if s.choices and self._find(example, n) is not None}
         self._names = {name: mask_name(name, actions) for name in self._actions}
         self.specs: Specs = {
             self._names[name]: Spec((sum(s.choices),), "bool", "binary") for name, s in self._actions.items()
@@ -67,15 +65,6 @@ class ActionMasks:
                     "least one choice in every step, or end the episode."
                 )
             mask[empty] = True
-
-    def sample(self, masks: Mapping[str, Array], random: np.random.Generator) -> Arrays:
-        """Sample allowed choices uniformly for every masked action, ``[B, *shape]`` by action name."""
-        drawn: Arrays = {}
-        for name, spec in self._actions.items():
-            mask = masks[self._names[name]]  # [B, choices]
-            parts = np.split(random.random(mask.shape) * mask, self._starts[name][1:], axis=1)
-            drawn[name] = np.stack([part.argmax(axis=1) for part in parts], axis=1).reshape(len(mask), *spec.shape)
-        return drawn
 
     def _find(self, tree: Any, action: str) -> Any:
         tree = _to_batches(tree)
@@ -135,9 +124,10 @@ class ObservationReader:
     ) -> None:
         rest, mask_space = _split(space, mask, environment)
         self.layout = Layout(rest, "observation", environment)
-        self._key, self._in_info = mask, mask_space is None
+        self.mask_key = mask
         example = info.get(mask) if mask_space is None else mask_space.sample()
         self.masks = ActionMasks(actions, example, environment) if example is not None and mask else None
+        self.mask_in_info = self.masks is not None and mask_space is None
         self._environment = environment
         for name in self.layout.specs:
             if is_mask(name):
@@ -153,18 +143,14 @@ class ObservationReader:
         """Return the named arrays, ``[*batch, …]``."""
         arrays = self.layout.flatten(observation)
         if self.masks is not None:
-            tree = info.get(self._key) if self._in_info else observation[self._key]
+            tree = info.get(self.mask_key) if self.mask_in_info else observation[self.mask_key]
             if tree is None:
                 raise UserError(
-                    f'{self._environment}: info had the mask "{self._key}" at the first reset but lacks it now; '
+                    f'{self._environment}: info had the mask "{self.mask_key}" at the first reset but lacks it now; '
                     "give it at every reset and step."
                 )
             arrays.update(self.masks.read(tree, batch))
         return arrays
-
-    def missing_mask(self, info: Mapping[str, Any]) -> str:
-        """Return the key of the mask that ``info`` lacks; "" if it lacks none."""
-        return self._key if self.masks is not None and self._in_info and info.get(self._key) is None else ""
 
     def mark_frame_stack(self, frames: int) -> None:
         """Mark images in the specs as stacks of so many frames, of which a replay buffer stores one."""

@@ -53,8 +53,8 @@ class BatchManager(EnvironmentManager):
         self.name, self.batch = name, batch
         self.groups = [slice(*cut) for cut in pairwise(batch * group // groups for group in range(groups + 1))]
         self.observation, self.action = reader.specs, actions.specs
-        self._reader, self._layout = reader, actions
-        self._preprocess_actions = ActionPreprocessor(self.action, {})
+        self.reader, self.layout = reader, actions
+        self.preprocess_actions = ActionPreprocessor(self.action, {})
         self._memory = StepArrays.allocate(self.observation, batch) if memory is None else memory
         self._real = np.zeros(batch, np.bool_)  # ~first, since rows are reset at the step after an ending
         self._steps, self._stats = [], []
@@ -90,7 +90,7 @@ class BatchManager(EnvironmentManager):
         """
 
     def set_action_transform(self, action_transform: Mapping[str, str]) -> None:
-        self._preprocess_actions = ActionPreprocessor(self.action, action_transform)
+        self.preprocess_actions = ActionPreprocessor(self.action, action_transform)
 
     def reset(self, seed: int) -> EnvStep:
         if seed < 0:
@@ -104,7 +104,7 @@ class BatchManager(EnvironmentManager):
         return self._last
 
     def send(self, actions: Tensors, group: int = 0) -> None:
-        pending = self._pending[group] = self._preprocess_actions(_to_numpy(actions))
+        pending = self._pending[group] = self.preprocess_actions(_to_numpy(actions))
         history = self._stats[group].history
         if history is not None:
             history.append(pending)
@@ -129,56 +129,6 @@ class BatchManager(EnvironmentManager):
 
     def last_step(self) -> EnvStep:
         return self._last
-
-    def parse_observation(self, observation: Any, info: Mapping[str, Any]) -> tuple[Arrays, bool]:
-        """Return an observation of one environment or of a batch as arrays ``[B, …]``, and whether it was a batch."""
-        try:
-            name, array = next(iter(self._reader.layout.flatten(observation).items()))
-        except (KeyError, IndexError, TypeError) as error:
-            parts = ", ".join(self._reader.layout.specs)
-            raise UserError(
-                f"{self.name}: the observation is a {type(observation).__name__} that lacks a part of {parts}; give it "
-                "as the environment does."
-            ) from error
-        if key := self._reader.missing_mask(info):
-            raise UserError(
-                f'{self.name} gives the action mask "{key}" in info: give it too, as in policy.act(observation, info).'
-            )
-        batched = array.ndim == len(self.observation[name].shape) + 1
-        arrays = self._reader.read(observation, info, (len(array),) if batched else ())
-        for name, x in arrays.items():
-            expected = self.observation[name].shape
-            if x.shape[batched:] != expected:
-                raise UserError(
-                    f'{self.name}: the observation "{name}" has shape {x.shape}; give {expected}, or a batch of such.'
-                )
-            self._check_integers(name, x)
-            typed = x.astype(self.observation[name].dtype, copy=False)
-            arrays[name] = np.ascontiguousarray(typed if batched else typed[None])
-        return arrays, batched
-
-    def _check_integers(self, name: str, x: NDArray[Any]) -> None:
-        """Refuse numbers that the integer type of an observation cannot hold, such as an image divided by 255."""
-        wanted = np.dtype(self.observation[name].dtype)
-        if x.dtype == wanted or not np.issubdtype(wanted, np.integer) or not np.issubdtype(x.dtype, np.number):
-            return
-        limits = np.iinfo(wanted)
-        wrong = (x < limits.min) | (x > limits.max) | (x != np.trunc(x))  # also where x is NaN
-        if wrong.any():
-            value = np.asarray(x)[wrong].flat[0]
-            raise UserError(
-                f'{self.name}: the observation "{name}" is {x.dtype} and has {value:g}, but its space is {wanted}: '
-                f"give whole numbers from {limits.min} to {limits.max}, as the environment does."
-            )
-
-    def format_actions(self, actions: Tensors, batched: bool) -> Any:
-        """Return policy-space actions ``[B, …]`` as the environment takes them: a batch, or the only row."""
-        arrays = self._preprocess_actions(_to_numpy(actions))
-        return self._layout.unflatten(arrays) if batched else self._layout.unflatten_row(arrays, 0)
-
-    def nest_actions(self, values: Mapping[str, Any]) -> Any:
-        """Nest values by action name like the environment's action space; return a single one alone."""
-        return self._layout.nest(values)
 
     def goal_reward(self) -> GoalReward | None:
         if self._goal_env is None:
@@ -258,7 +208,7 @@ class BatchManager(EnvironmentManager):
 
     def _write_reset(self, observation: Any, infos: Mapping[str, Any]) -> None:
         """Write the reset of environments that step as a batch, and check that it matches their spaces."""
-        for name, x in self._reader.read(observation, infos, (self.batch,)).items():
+        for name, x in self.reader.read(observation, infos, (self.batch,)).items():
             target = self._memory.observation[name]
             if x.shape != target.shape or not np.can_cast(x.dtype, target.dtype, "same_kind"):
                 raise UserError(
@@ -284,10 +234,10 @@ class BatchManager(EnvironmentManager):
 
     def _write_observation(self, observation: Any, infos: Mapping[str, Any]) -> None:
         target = self._memory.observation
-        for name, x in self._reader.read(observation, infos, (self.batch,)).items():
+        for name, x in self.reader.read(observation, infos, (self.batch,)).items():
             target[name][...] = x
-        if self._reader.masks is not None:
-            self._reader.masks.resolve_empty(target, self._stats[0].ended)
+        if self.reader.masks is not None:
+            self.reader.masks.resolve_empty(target, self._stats[0].ended)
 
     def _episode_reward(self, infos: Mapping[str, Any]) -> NDArray[Any]:
         """Return the reward that is summed to the return of an episode."""

@@ -65,7 +65,7 @@ class EnvPoolManager(BatchManager):
     def send(self, actions: Tensors, group: int = 0) -> None:
         """Start the step in the pool's threads."""
         super().send(actions, group)
-        arrays = self._layout.unflatten(self._pending[group])
+        arrays = self.layout.unflatten(self._pending[group])
         if not self._cut.any():
             self._pool.send(arrays)
             return

@@ -50,7 +50,7 @@ class TensorEnvManager(BatchManager):
         self._functions = {
             name: tensor_transform(self.action[name], how) for name, how in action_transform.items() if how != "none"
         }
-        for name, leaf in self._layout.leaves.items():
+        for name, leaf in self.layout.leaves.items():
             if leaf.start is not None:
                 self._functions[name] = _shift(leaf.start)
 

@@ -51,7 +51,7 @@ class VectorEnvManager(BatchManager):
         self._write_reset(*result)
 
     def _step_rows(self, group: int) -> None:
-        actions = self._layout.unflatten(self._pending[group])
+        actions = self.layout.unflatten(self._pending[group])
         try:
             result = self._env.step(actions)
         except Exception as error:

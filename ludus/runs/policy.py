@@ -34,6 +34,7 @@ from ludus.managers.base import BatchManager
 from ludus.managers.make import make_manager
 from ludus.runs import checkpoint as checkpoints
 from ludus.runs.folder import RunDirectory, check_checkpoint_name
+from ludus.runs.translate import Translator
 from ludus.settings.parse import format_value
 from ludus.settings.settings import Settings, class_overrides, from_flat, to_flat
 from ludus.settings.trust import read_run_settings
@@ -62,6 +63,7 @@ class Player:
         self.settings, self.meta, self._make = settings, meta, environment
         self.device = choose_device(device)
         self._world = world or make_manager(settings.env, 1, environment=environment)
+        self._translator = Translator(self._world)
         quick = replace(
             settings, network=replace(settings.network, orthogonal=False)
         )  # initial weights are overwritten
@@ -106,7 +108,7 @@ class Player:
         else:
             before = self._check_state(state, rows)
         agent_step = self.agent.act(step, before, None if greedy else self._next_noise(rows))
-        action = self._world.format_actions({name: x.cpu() for name, x in agent_step.action.items()}, batched)
+        action = self._translator.format_actions(agent_step.action, batched)
         if state is not None:
             return action, agent_step.state
         self._state = agent_step.state
@@ -159,11 +161,11 @@ class Player:
             name: {key: x.cpu().numpy() if batched else x[0].cpu().numpy() for key, x in parts.items()}
             for name, parts in found.items()
         }
-        return self._world.nest_actions(plain)
+        return self._translator.nest_actions(plain)
 
     def _read(self, observation: Any, info: Mapping[str, Any] | None, first: Any) -> tuple[EnvStep, bool, int]:
         """Return the observation as the agent sees it, whether it is a batch, and the number of rows."""
-        arrays, batched = self._world.parse_observation(observation, info or {})
+        arrays, batched = self._translator.parse_observation(observation, info or {})
         for name, x in arrays.items():
             if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
                 element = np.argwhere(~np.isfinite(x if batched else x[0]))[0].tolist()

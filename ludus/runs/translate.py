@@ -1,0 +1,73 @@
+"""Translate observations and actions between an environment and a loaded policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ludus.core.errors import UserError
+from ludus.core.types import Tensors
+from ludus.environments.spaces import Arrays
+from ludus.managers.base import BatchManager
+
+
+class Translator:
+    """Converts between values of an environment's spaces and named arrays ``[B, …]``, as its manager does."""
+
+    def __init__(self, manager: BatchManager) -> None:
+        self._manager, self._name, self._specs = manager, manager.name, manager.observation
+
+    def parse_observation(self, observation: Any, info: Mapping[str, Any]) -> tuple[Arrays, bool]:
+        """Return an observation of one environment or of a batch as arrays ``[B, …]``, and whether it was a batch."""
+        reader = self._manager.reader
+        try:
+            name, array = next(iter(reader.layout.flatten(observation).items()))
+        except (KeyError, IndexError, TypeError) as error:
+            raise UserError(
+                f"{self._name}: the observation is a {type(observation).__name__} that lacks a part of "
+                f"{', '.join(reader.layout.specs)}; give it as the environment does."
+            ) from error
+        if reader.mask_in_info and info.get(reader.mask_key) is None:
+            raise UserError(
+                f'{self._name} gives the action mask "{reader.mask_key}" in info: give it too, as in '
+                "policy.act(observation, info)."
+            )
+        batched = array.ndim == len(self._specs[name].shape) + 1
+        arrays = reader.read(observation, info, (len(array),) if batched else ())
+        for name, x in arrays.items():
+            expected = self._specs[name].shape
+            if x.shape[batched:] != expected:
+                raise UserError(
+                    f'{self._name}: the observation "{name}" has shape {x.shape}; give {expected}, or a batch of such.'
+                )
+            self._check_integers(name, x)
+            typed = x.astype(self._specs[name].dtype, copy=False)
+            arrays[name] = np.ascontiguousarray(typed if batched else typed[None])
+        return arrays, batched
+
+    def format_actions(self, actions: Tensors, batched: bool) -> Any:
+        """Return policy-space actions ``[B, …]`` as the environment takes them: a batch, or the only row."""
+        manager = self._manager
+        arrays = manager.preprocess_actions({name: x.cpu().numpy() for name, x in actions.items()})
+        return manager.layout.unflatten(arrays) if batched else manager.layout.unflatten_row(arrays, 0)
+
+    def nest_actions(self, values: Mapping[str, Any]) -> Any:
+        """Nest values by action name like the environment's action space; return a single one alone."""
+        return self._manager.layout.nest(values)
+
+    def _check_integers(self, name: str, x: NDArray[Any]) -> None:
+        """Refuse numbers that the integer type of an observation cannot hold, such as an image divided by 255."""
+        wanted = np.dtype(self._specs[name].dtype)
+        if x.dtype == wanted or not np.issubdtype(wanted, np.integer) or not np.issubdtype(x.dtype, np.number):
+            return
+        limits = np.iinfo(wanted)
+        wrong = (x < limits.min) | (x > limits.max) | (x != np.trunc(x))  # also where x is NaN
+        if wrong.any():
+            value = np.asarray(x)[wrong].flat[0]
+            raise UserError(
+                f'{self._name}: the observation "{name}" is {x.dtype} and has {value:g}, but its space is {wanted}: '
+                f"give whole numbers from {limits.min} to {limits.max}, as the environment does."
+            )
