@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,35 +19,54 @@ LOG_STD = (-5.0, 2.0)  # bounds of a log standard deviation computed by a networ
 TRIES = 8  # of the rejection sampling of a Beta
 
 
-class ActionHead(nn.Module, ABC):
-    """The distribution of one action, made from ``size`` network outputs."""
+class Functions(NamedTuple):
+    """The functions of a distribution; their first arguments are its parameters."""
 
+    sample: Callable[..., Tensor]
+    mode: Callable[..., Tensor]
+    log_prob: Callable[..., Tensor]
+    entropy: Callable[..., Tensor]
+    kl: Callable[..., Tensor]
+
+
+class ActionHead(nn.Module):
+    """The distribution of one action, made from ``size`` network outputs; by default of logits."""
+
+    functions = Functions(
+        *(ops.categorical_sample, ops.categorical_mode, ops.categorical_log_prob),
+        *(ops.categorical_entropy, ops.categorical_kl),
+    )
     action_transform = "none"  # applied before the action goes to the environment
     parameter_count = 1
     size: int
 
     def decode(self, output: Tensor, mask: Tensor | None) -> Parameters:
-        """Return the parameters of the distribution from the network's output; logits unless overridden."""
+        """Return the parameters of the distribution from the network's output."""
         return (output if mask is None else ops.mask_logits(output, mask),)
 
     def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Draw the noise for ``sample``, with ``leading`` dimensions; Gumbel noise unless overridden."""
+        """Draw the noise for ``sample``, with ``leading`` dimensions."""
         return ops.gumbel(torch.rand(*leading, self.size, generator=generator, device=generator.device))
 
-    @abstractmethod
-    def sample(self, p: Parameters, noise: Tensor) -> Tensor: ...
+    def sample(self, p: Parameters, noise: Tensor) -> Tensor:
+        """Return the action that ``noise`` selects."""
+        return self.functions.sample(*p, noise)
 
-    @abstractmethod
-    def mode(self, p: Parameters) -> Tensor: ...
+    def mode(self, p: Parameters) -> Tensor:
+        """Return the most likely action."""
+        return self.functions.mode(*p)
 
-    @abstractmethod
-    def log_prob(self, p: Parameters, action: Tensor) -> Tensor: ...
+    def log_prob(self, p: Parameters, action: Tensor) -> Tensor:
+        """Return the log-probability of ``action``."""
+        return self.functions.log_prob(*p, action)
 
-    @abstractmethod
-    def entropy(self, p: Parameters) -> Tensor: ...
+    def entropy(self, p: Parameters) -> Tensor:
+        """Return the entropy."""
+        return self.functions.entropy(*p)
 
-    @abstractmethod
-    def kl(self, p: Parameters, q: Parameters) -> Tensor: ...
+    def kl(self, p: Parameters, q: Parameters) -> Tensor:
+        """Return KL(p‖q)."""
+        return self.functions.kl(*p, *q)
 
     def evaluate(self, p: Parameters, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probability of ``action`` and the entropy."""
@@ -72,53 +92,39 @@ class Categorical(ActionHead):
         super().__init__()
         self.size = spec.sizes[0]
 
-    def sample(self, p: Parameters, noise: Tensor) -> Tensor:
-        return ops.categorical_sample(p[0], noise)
-
-    def mode(self, p: Parameters) -> Tensor:
-        return ops.categorical_mode(p[0])
-
-    def log_prob(self, p: Parameters, action: Tensor) -> Tensor:
-        return ops.categorical_log_prob(p[0], action)
-
-    def entropy(self, p: Parameters) -> Tensor:
-        return ops.categorical_entropy(p[0])
-
     def evaluate(self, p: Parameters, action: Tensor) -> tuple[Tensor, Tensor]:
         return categorical_terms(p[0], action)
 
-    def kl(self, p: Parameters, q: Parameters) -> Tensor:
-        return ops.categorical_kl(p[0], q[0])
-
 
 class MultiCategorical(ActionHead):
-    """Several independent choices, out of ``sizes[i]`` each."""
+    """k independent choices, out of ``sizes[i]`` each: one categorical ``[…, k, max(sizes)]``, padded."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        self.sizes, self.size = spec.sizes, sum(spec.sizes)
+        self._sizes, self.size = spec.sizes, sum(spec.sizes)
 
-    def sample(self, p: Parameters, noise: Tensor) -> Tensor:
-        return ops.multi_categorical_sample(p[0], self.sizes, noise)
+    def decode(self, output: Tensor, mask: Tensor | None) -> Parameters:
+        return (ops.pad_choices(super().decode(output, mask)[0], self._sizes),)
 
-    def mode(self, p: Parameters) -> Tensor:
-        return ops.multi_categorical_mode(p[0], self.sizes)
+    def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return ops.pad_choices(super().draw_noise(leading, generator), self._sizes)
 
     def log_prob(self, p: Parameters, action: Tensor) -> Tensor:
-        return ops.multi_categorical_log_prob(p[0], self.sizes, action)
+        return super().log_prob(p, action).sum(-1)
 
     def entropy(self, p: Parameters) -> Tensor:
-        return ops.multi_categorical_entropy(p[0], self.sizes)
+        return super().entropy(p).sum(-1)
 
     def kl(self, p: Parameters, q: Parameters) -> Tensor:
-        return ops.multi_categorical_kl(p[0], q[0], self.sizes)
-
-    def describe(self, p: Parameters) -> dict[str, Tensor]:
-        return {"probabilities": ops.multi_categorical_probabilities(p[0], self.sizes)}
+        return super().kl(p, q).sum(-1)
 
 
 class Bernoulli(ActionHead):
     """Independent bits."""
+
+    functions = Functions(
+        ops.bernoulli_sample, ops.bernoulli_mode, ops.bernoulli_log_prob, ops.bernoulli_entropy, ops.bernoulli_kl
+    )
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -132,21 +138,6 @@ class Bernoulli(ActionHead):
     def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.rand(*leading, self.size, generator=generator, device=generator.device)
 
-    def sample(self, p: Parameters, noise: Tensor) -> Tensor:
-        return ops.bernoulli_sample(p[0], noise)
-
-    def mode(self, p: Parameters) -> Tensor:
-        return ops.bernoulli_mode(p[0])
-
-    def log_prob(self, p: Parameters, action: Tensor) -> Tensor:
-        return ops.bernoulli_log_prob(p[0], action)
-
-    def entropy(self, p: Parameters) -> Tensor:
-        return ops.bernoulli_entropy(p[0])
-
-    def kl(self, p: Parameters, q: Parameters) -> Tensor:
-        return ops.bernoulli_kl(p[0], q[0])
-
     def describe(self, p: Parameters) -> dict[str, Tensor]:
         return {"probabilities": p[0].sigmoid()}
 
@@ -154,6 +145,9 @@ class Bernoulli(ActionHead):
 class Gaussian(ActionHead):
     """A diagonal Gaussian with its mean from the network and a state-independent standard deviation."""
 
+    functions = Functions(
+        ops.gaussian_sample, ops.gaussian_mode, ops.gaussian_log_prob, ops.gaussian_entropy, ops.gaussian_kl
+    )
     action_transform = "clip"
     parameter_count = 2
 
@@ -168,21 +162,6 @@ class Gaussian(ActionHead):
     def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn(*leading, self.size, generator=generator, device=generator.device)
 
-    def sample(self, p: Parameters, noise: Tensor) -> Tensor:
-        return ops.gaussian_sample(p[0], p[1], noise)
-
-    def mode(self, p: Parameters) -> Tensor:
-        return ops.gaussian_mode(p[0], p[1])
-
-    def log_prob(self, p: Parameters, action: Tensor) -> Tensor:
-        return ops.gaussian_log_prob(p[0], p[1], action)
-
-    def entropy(self, p: Parameters) -> Tensor:
-        return ops.gaussian_entropy(p[0], p[1])
-
-    def kl(self, p: Parameters, q: Parameters) -> Tensor:
-        return ops.gaussian_kl(p[0], p[1], q[0], q[1])
-
     def describe(self, p: Parameters) -> dict[str, Tensor]:
         scale, shift = (torch.from_numpy(x).to(p[0]).broadcast_to(self._spec.shape) for x in rescaling(self._spec))
         mean, std = p[0], p[1].exp().expand_as(p[0])
@@ -192,6 +171,10 @@ class Gaussian(ActionHead):
 class TanhGaussian(ActionHead):
     """A diagonal Gaussian over u with mean and standard deviation from the network; the environment gets tanh(u)."""
 
+    functions = Functions(
+        *(ops.tanh_gaussian_sample, ops.tanh_gaussian_mode, ops.tanh_gaussian_log_prob),
+        *(ops.tanh_gaussian_entropy, ops.tanh_gaussian_kl),
+    )
     action_transform = "tanh"
     parameter_count = 2
 
@@ -207,21 +190,6 @@ class TanhGaussian(ActionHead):
     def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn(*leading, self._action_size, generator=generator, device=generator.device)
 
-    def sample(self, p: Parameters, noise: Tensor) -> Tensor:
-        return ops.tanh_gaussian_sample(p[0], p[1], noise)
-
-    def mode(self, p: Parameters) -> Tensor:
-        return ops.tanh_gaussian_mode(p[0], p[1])
-
-    def log_prob(self, p: Parameters, action: Tensor) -> Tensor:
-        return ops.tanh_gaussian_log_prob(p[0], p[1], action)
-
-    def entropy(self, p: Parameters) -> Tensor:
-        return ops.tanh_gaussian_entropy(p[0], p[1])
-
-    def kl(self, p: Parameters, q: Parameters) -> Tensor:
-        return ops.tanh_gaussian_kl(p[0], p[1], q[0], q[1])
-
     def describe(self, p: Parameters) -> dict[str, Tensor]:
         return {"mean_before_tanh": p[0], "std_before_tanh": p[1].exp()}
 
@@ -229,6 +197,7 @@ class TanhGaussian(ActionHead):
 class Beta(ActionHead):
     """Beta distributions on [0, 1] with both parameters from the network, above 1 so that they are unimodal."""
 
+    functions = Functions(ops.beta_sample, ops.beta_mode, ops.beta_log_prob, ops.beta_entropy, ops.beta_kl)
     action_transform = "unit"
     parameter_count = 2
 
@@ -243,21 +212,6 @@ class Beta(ActionHead):
         shape = (*leading, self._action_size, 2, TRIES)
         normal = torch.randn(*shape, generator=generator, device=generator.device)
         return torch.stack([normal, torch.rand(*shape, generator=generator, device=generator.device)], -1)
-
-    def sample(self, p: Parameters, noise: Tensor) -> Tensor:
-        return ops.beta_sample(p[0], p[1], *noise.unbind(-1))
-
-    def mode(self, p: Parameters) -> Tensor:
-        return ops.beta_mode(p[0], p[1])
-
-    def log_prob(self, p: Parameters, action: Tensor) -> Tensor:
-        return ops.beta_log_prob(p[0], p[1], action)
-
-    def entropy(self, p: Parameters) -> Tensor:
-        return ops.beta_entropy(p[0], p[1])
-
-    def kl(self, p: Parameters, q: Parameters) -> Tensor:
-        return ops.beta_kl(p[0], p[1], q[0], q[1])
 
     def describe(self, p: Parameters) -> dict[str, Tensor]:
         return {"alpha": p[0], "beta": p[1]}

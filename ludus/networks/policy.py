@@ -78,7 +78,7 @@ class Policy(nn.Module):
         for part, head, p in self._decode(outputs, observation):
             flat = action[part.name]
             if part.shape is not None:
-                flat = flat.reshape(*p[0].shape[:-1], -1)
+                flat = flat.reshape(*flat.shape[: flat.dim() - len(part.shape)], -1)
             terms.append(head.evaluate(p, flat))
         log_probs, entropies = zip(*terms, strict=True)
         return {"log_prob": reduce(torch.add, log_probs), "entropy": reduce(torch.add, entropies)}

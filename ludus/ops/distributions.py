@@ -61,47 +61,16 @@ def categorical_kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
     return (log_p.exp() * (log_p - logits_q.log_softmax(-1))).sum(-1)
 
 
-# Multi-categorical: k independent choices of sizes[i] each; logits [..., Σ sizes], action [..., k] int64.
+def pad_choices(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Pad k choices ``[..., Σ sizes]`` to ``[..., k, max(sizes)]``, which makes them one categorical of k rows.
 
-
-def _pad_choices(logits: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Pad the logits to ``[..., k, max(sizes)]``, so that all choices are one categorical call."""
+    ``x`` are logits, or noise for ``categorical_sample``; the padding is never chosen.
+    """
     longest = max(sizes)
     if min(sizes) == longest:
-        return logits.reshape(*logits.shape[:-1], len(sizes), longest)
-    rows = [F.pad(x, (0, longest - x.shape[-1]), value=MASKED) for x in torch.split(logits, list(sizes), -1)]
+        return x.reshape(*x.shape[:-1], len(sizes), longest)
+    rows = [F.pad(part, (0, longest - part.shape[-1]), value=MASKED) for part in torch.split(x, list(sizes), -1)]
     return torch.stack(rows, -2)
-
-
-def multi_categorical_probabilities(logits: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Return probabilities ``[..., k, max(sizes)]``, 0 for padding."""
-    return _pad_choices(logits, sizes).softmax(-1)
-
-
-def multi_categorical_sample(logits: Tensor, sizes: tuple[int, ...], gumbel: Tensor) -> Tensor:
-    """Sample every choice with the Gumbel-max trick and noise ``[..., Σ sizes]``."""
-    return _pad_choices(logits + gumbel, sizes).argmax(-1)
-
-
-def multi_categorical_mode(logits: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Return the most likely option of every choice."""
-    return _pad_choices(logits, sizes).argmax(-1)
-
-
-def multi_categorical_log_prob(logits: Tensor, sizes: tuple[int, ...], action: Tensor) -> Tensor:
-    """Return Σ log p_i(action_i)."""
-    return categorical_log_prob(_pad_choices(logits, sizes), action).sum(-1)
-
-
-def multi_categorical_entropy(logits: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Return Σ H(p_i)."""
-    log_p = _pad_choices(logits, sizes).log_softmax(-1)
-    return -(log_p.exp() * log_p).sum((-2, -1))
-
-
-def multi_categorical_kl(logits_p: Tensor, logits_q: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Return Σ KL(p_i‖q_i)."""
-    return categorical_kl(_pad_choices(logits_p, sizes), _pad_choices(logits_q, sizes)).sum(-1)
 
 
 # Bernoulli: K independent bits; logits [..., K], action [..., K] of any dtype with 0 and 1.
@@ -219,13 +188,14 @@ def tanh_gaussian_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
 # Beta on [0, 1]: alpha, beta [..., K] > 0 (≥ 1, unimodal, for samples and modes), action [..., K].
 
 
-def beta_sample(alpha: Tensor, beta: Tensor, normal: Tensor, uniform: Tensor) -> Tensor:
+def beta_sample(alpha: Tensor, beta: Tensor, noise: Tensor) -> Tensor:
     """Sample X/(X+Y), X ~ Gamma(α), Y ~ Gamma(β), by rejection with a fixed number of tries (Marsaglia & Tsang 2000).
 
-    ``normal`` and ``uniform`` are ``[..., K, 2, tries]``. A try is accepted with a probability of at least 95%, so 8
-    tries all fail once in 10¹⁰ samples; the first is used then. Samples are clipped away from 0 and 1, where the
-    log-density may be infinite.
+    ``noise`` is ``[..., K, 2, tries, 2]``: standard normal, then uniform. A try is accepted with a probability of at
+    least 95%, so 8 tries all fail once in 10¹⁰ samples; the first is used then. Samples are clipped away from 0 and 1,
+    where the log-density may be infinite.
     """
+    normal, uniform = noise.unbind(-1)
     d = torch.stack([alpha, beta], -1).unsqueeze(-1) - 1 / 3  # [..., K, 2, 1]
     v = (1 + normal / (9 * d).sqrt()) ** 3
     accepted = uniform.log() < 0.5 * normal.square() + d * (1 - v + v.log())  # NaN, so rejected, if v ≤ 0

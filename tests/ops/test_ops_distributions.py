@@ -100,42 +100,44 @@ def test_gumbel_is_finite_at_0_and_1_and_has_the_right_moments(dtype: torch.dtyp
     moments_are(noise, torch.tensor(0.5772156649).double(), torch.tensor(math.pi**2 / 6).double())
 
 
-# Multi-categorical.
+# Several choices, padded to one categorical.
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_multi_categorical_against_torch(sizes: tuple[int, ...]) -> None:
+def test_padded_choices_against_torch(sizes: tuple[int, ...]) -> None:
     logits, other = randn(7, sum(sizes)), randn(7, sum(sizes), seed=1)
+    padded = ops.pad_choices(logits, sizes)
     ps = [D.Categorical(logits=x) for x in logits.split(sizes, -1)]
     qs = [D.Categorical(logits=x) for x in other.split(sizes, -1)]
     action = torch.stack([p.sample() for p in ps], -1)
     log_prob = sum(p.log_prob(a) for p, a in zip(ps, action.unbind(-1), strict=True))
-    close(ops.multi_categorical_log_prob(logits, sizes, action), log_prob)
-    close(ops.multi_categorical_entropy(logits, sizes), sum(p.entropy() for p in ps))
+    close(ops.categorical_log_prob(padded, action).sum(-1), log_prob)
+    close(ops.categorical_entropy(padded).sum(-1), sum(p.entropy() for p in ps))
     kl = sum(D.kl_divergence(p, q) for p, q in zip(ps, qs, strict=True))
-    close(ops.multi_categorical_kl(logits, other, sizes), kl)
+    close(ops.categorical_kl(padded, ops.pad_choices(other, sizes)).sum(-1), kl)
     mode = torch.stack([p.probs.argmax(-1) for p in ps], -1)
-    assert torch.equal(ops.multi_categorical_mode(logits, sizes), mode)
+    assert torch.equal(ops.categorical_mode(padded), mode)
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_multi_categorical_samples(sizes: tuple[int, ...]) -> None:
+def test_padded_choices_samples(sizes: tuple[int, ...]) -> None:
     logits = randn(sum(sizes))
-    samples = ops.multi_categorical_sample(logits, sizes, ops.gumbel(rand(DRAWS, sum(sizes))))
+    noise = ops.gumbel(rand(DRAWS, sum(sizes)))
+    samples = ops.categorical_sample(ops.pad_choices(logits, sizes), ops.pad_choices(noise, sizes))
     assert samples.shape == (DRAWS, len(sizes))
     for sample, part in zip(samples.unbind(-1), logits.split(sizes), strict=True):
         mean_is(torch.nn.functional.one_hot(sample, len(part)).double(), part.softmax(-1))
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_multi_categorical_mask(sizes: tuple[int, ...]) -> None:
+def test_padded_choices_mask(sizes: tuple[int, ...]) -> None:
     logits = randn(sum(sizes)).requires_grad_()
     mask = torch.ones(sum(sizes), dtype=torch.bool)
     mask[0] = False
     masked = ops.mask_logits(logits, mask)
     rest = D.Categorical(logits=logits.detach()[1 : sizes[0]]).entropy()
     rest = rest + sum(D.Categorical(logits=x).entropy() for x in logits.detach()[sizes[0] :].split(sizes[1:]))
-    entropy = ops.multi_categorical_entropy(masked, sizes)
+    entropy = ops.categorical_entropy(ops.pad_choices(masked, sizes)).sum(-1)
     close(entropy.detach(), rest)
     (gradient,) = torch.autograd.grad(entropy, logits)
     assert gradient[0] == 0
@@ -293,7 +295,7 @@ def test_beta_mode_is_where_the_density_is_highest() -> None:
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (1.0, 7.0), (2.5, 1.5), (60.0, 20.0), (300.0, 1.2)])
 def test_beta_samples(alpha: float, beta: float) -> None:
     a, b = torch.tensor([alpha]).double(), torch.tensor([beta]).double()
-    samples = ops.beta_sample(a, b, randn(DRAWS, 1, 2, 8), rand(DRAWS, 1, 2, 8, seed=1))
+    samples = ops.beta_sample(a, b, torch.stack([randn(DRAWS, 1, 2, 8), rand(DRAWS, 1, 2, 8, seed=1)], -1))
     p = D.Beta(a, b)
     assert samples.shape == (DRAWS, 1)
     moments_are(samples, p.mean, p.variance)
@@ -306,7 +308,7 @@ def test_beta_samples_exclude_0_and_1() -> None:
     normal[0], normal[1, :, 0], normal[1, :, 1], normal[2] = -9, 9, -9, 9
     uniform = torch.full((3, 1, 2, 8), 0.9999999)
     one = torch.ones(3, 1)
-    samples = ops.beta_sample(one, one, normal, uniform)
+    samples = ops.beta_sample(one, one, torch.stack([normal, uniform], -1))
     assert ((samples > 0) & (samples < 1)).all()
     assert ops.beta_log_prob(one + 4, one + 4, samples).isfinite().all()
 
