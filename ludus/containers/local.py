@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import torch
 
-from ludus.containers.build import build_cache, bytes_of
+from ludus.containers.build import build_cache
 from ludus.containers.evaluate import Evaluation, Evaluator, evaluate_worker
 from ludus.containers.guard import Guard
+from ludus.containers.hook import HOOK, OnUpdate, UpdateHook, UpdateNumbers
 from ludus.containers.loop import begin, collect, improve
 from ludus.core.agent import Agent
-from ludus.core.config import Plan
 from ludus.core.container import Container
 from ludus.core.environment import EnvironmentManager
-from ludus.core.errors import Stop, UserError
+from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.rows import Rows
 from ludus.core.seat import Seat
@@ -27,54 +25,11 @@ from ludus.core.types import State, Tensors
 from ludus.core.updater import Updater
 from ludus.logging.clock import Clock
 from ludus.logging.episodes import RecentEpisodes
-from ludus.managers.history import MAX_BYTES, MAX_STEPS
 from ludus.parallel.orphans import StartedProcesses
 from ludus.settings.settings import Settings
 
 if TYPE_CHECKING:
     from ludus.runs.report import Reporter
-
-OnUpdate = Callable[..., Any]  # hook(numbers, worker), or hook(numbers)
-# upper bounds in bytes for the size of a checkpoint: of a step beside observation and action, of an environment's
-# snapshot, and of everything of fixed size
-STEP, SNAPSHOT, FIXED = 256, 1 << 20, 1 << 26
-HOOK = "on_update"  # prefix of ``stopping`` where the hook ended the run
-
-
-class UpdateNumbers(Mapping[str, float]):
-    """The metrics after one update, each converted to a float when it is first read."""
-
-    def __init__(self, step: int, metrics: Tensors, progress: Callable[[], Mapping[str, float]]) -> None:
-        self._numbers, self._metrics = {"step": float(step)}, metrics
-        self._progress: Callable[[], Mapping[str, float]] | None = progress
-
-    def add(self, numbers: Mapping[str, float]) -> None:
-        """Add floats."""
-        self._numbers |= numbers
-
-    def compute(self) -> dict[str, float]:
-        """Convert all of them, so that they no longer depend on the worker."""
-        if self._progress is not None:
-            metrics = {name: float(x) for name, x in self._metrics.items()}
-            self._numbers = {**self._progress(), **metrics, **self._numbers}
-            self._progress = None
-        return self._numbers
-
-    def __getitem__(self, name: str) -> float:
-        if name not in self._numbers and name in self._metrics:
-            self._numbers[name] = float(self._metrics[name])
-        if name not in self._numbers and name not in self.compute():
-            raise KeyError(f'there is no metric "{name}" after this update; there are {", ".join(sorted(self))}')
-        return self._numbers[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.compute())
-
-    def __len__(self) -> int:
-        return len(self.compute())
-
-    def __repr__(self) -> str:
-        return repr(self.compute())
 
 
 class LocalWorker(Container):
@@ -91,8 +46,8 @@ class LocalWorker(Container):
     ) -> None:
         self.settings, self.agent, self.manager = settings, agent, manager
         self.updater: Updater = updater
-        self.evaluator, self.on_update = evaluator, on_update
-        self._hook_takes_worker = on_update is not None and takes_worker(on_update)
+        self.evaluator = evaluator
+        self._hook = None if on_update is None else UpdateHook(on_update)
         self.reporter: Reporter | None = None  # None: no output and no run folder
         self.started = StartedProcesses()  # child processes of environments, ended with the run
         self.compiling = False
@@ -156,14 +111,15 @@ class LocalWorker(Container):
         log_due = bool(settings.log_every) and (ends or self._passed(before, settings.log_every))
         self.owed = evaluation_due = self._passed(before, settings.evaluation.every)
         save_due = self._passed(before, settings.checkpoint_every)
-        if log_due or self.on_update is not None:
+        if log_due or self._hook is not None:
             values = UpdateNumbers(self.local_step_count, metrics, self.progress)
             if log_due:
                 values.add(self.episodes.take_infos())
                 if self.reporter is not None:
                     self.reporter.log(self.local_step_count, {k: x for k, x in values.items() if k != "step"})
-            if self.on_update is not None:
-                self._call_hook(values)
+            if self._hook is not None:
+                if reason := self._hook(values, self):
+                    self.stopping = reason
                 alive = weakref.ref(values)
                 del values
                 if (kept := alive()) is not None:  # the hook kept a reference: convert them now
@@ -176,17 +132,6 @@ class LocalWorker(Container):
         if self.reporter is not None and save_due:
             self.reporter.checkpoint(self)
         self.clock.lap("other")
-
-    def _call_hook(self, numbers: Mapping[str, float]) -> None:
-        """Call ``on_update``, which ends the run by returning False or raising Stop."""
-        assert self.on_update is not None
-        try:
-            answer = self.on_update(numbers, self) if self._hook_takes_worker else self.on_update(numbers)
-        except Stop as stop:
-            self.stopping = f"{HOOK} raised Stop" + (f": {stop}" if str(stop) else "")
-        else:
-            if isinstance(answer, bool | np.bool_) and not answer:
-                self.stopping = f"{HOOK} returned False"
 
     @property
     def interrupted(self) -> bool:
@@ -292,16 +237,6 @@ class LocalWorker(Container):
         self.began = True
         return self.manager.restored
 
-    def max_state_bytes(self) -> int:
-        """Return an upper bound of the size of ``state_dict`` for the environments of Ludus and Gymnasium."""
-        rows, manager = self.manager.batch, self.manager
-        action = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.action.values())
-        step = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in manager.observation.values()) + action + STEP
-        plan: Plan = self.settings.agent.plan(rows)
-        experience = self.cache.max_bytes + rows * step * (plan.rollout + 2)
-        actions = min(MAX_BYTES, MAX_STEPS * rows * action)
-        return 8 * bytes_of(self.agent) + 2 * (experience + actions) + rows * SNAPSHOT + FIXED
-
     def close(self) -> None:
         """Close the environments and the reporter."""
         with ExitStack() as stack:  # closes all even if one raises
@@ -309,17 +244,6 @@ class LocalWorker(Container):
             for part in (self.reporter, self.evaluator, self.manager):
                 if part is not None:
                     stack.callback(part.close)
-
-
-def takes_worker(hook: OnUpdate) -> bool:
-    """Return whether a hook also takes the worker: it has two parameters without a default, or ``*args``."""
-    try:
-        parameters = inspect.signature(hook).parameters.values()
-    except (TypeError, ValueError):  # builtins have no signature
-        return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = sum(p.kind in positional and p.default is p.empty for p in parameters)
-    return needed >= 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
 def generators(agent: Agent) -> dict[str, torch.Generator]:

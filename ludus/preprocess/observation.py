@@ -1,6 +1,6 @@
 """Preprocess observations for networks: float32, features first, rank 1 to 4.
 
-An op maps tensors ``[T, B, *shape]``; its method ``shape`` maps the shape of one row.
+An op is a module that maps tensors ``[T, B, *shape]``.
 """
 
 from __future__ import annotations
@@ -14,15 +14,11 @@ from ludus.core.errors import UserError
 from ludus.core.spec import Spec, Specs, network_inputs
 from ludus.core.types import Tensors
 
-Shape = tuple[int, ...]
 CHANNELS = (1, 3, 4)  # sizes of the last dimension of an image that are taken for channels
 
 
 class ToFloat(nn.Module):
     """Convert any dtype to float32."""
-
-    def shape(self, shape: Shape) -> Shape:
-        return shape
 
     def forward(self, x: Tensor) -> Tensor:
         return x.float()
@@ -31,18 +27,12 @@ class ToFloat(nn.Module):
 class ScaleImage(nn.Module):
     """Scale uint8 0…255 to float32 0…1 on the network's device; buffers hold uint8."""
 
-    def shape(self, shape: Shape) -> Shape:
-        return shape
-
     def forward(self, x: Tensor) -> Tensor:
         return x / 255.0
 
 
 class ChannelsFirst(nn.Module):
     """Move channels first without a copy: ``[…, H, W, C]`` → ``[…, C, H, W]``."""
-
-    def shape(self, shape: Shape) -> Shape:
-        return (*shape[:-3], shape[-1], *shape[-3:-1])
 
     def forward(self, x: Tensor) -> Tensor:
         return x.movedim(-1, -3)
@@ -51,18 +41,12 @@ class ChannelsFirst(nn.Module):
 class StackFrames(nn.Module):
     """Merge stacked frames ``[S, C, H, W]`` into one image ``[S·C, H, W]``."""
 
-    def shape(self, shape: Shape) -> Shape:
-        return (shape[0] * shape[1], *shape[2:])
-
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(-4, -3)  # copies uint8 if channels were last, which is faster than a channels-last image
 
 
 class ScalarToVector(nn.Module):
     """Convert a scalar to a vector of size 1."""
-
-    def shape(self, shape: Shape) -> Shape:
-        return (1,)
 
     def forward(self, x: Tensor) -> Tensor:
         return x.unsqueeze(-1)
@@ -80,9 +64,6 @@ class OneHot(nn.Module):
         element = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes), output_size=sum(sizes))
         self.register_buffer("element", element, persistent=False)
 
-    def shape(self, shape: Shape) -> Shape:
-        return tuple(self.choice.shape)
-
     def forward(self, x: Tensor) -> Tensor:
         if self._rank == 0:
             return (x.unsqueeze(-1) == self.choice).float()
@@ -97,10 +78,8 @@ class ObsPreprocessor(nn.Module):
         super().__init__()
         self.specs = specs = network_inputs(observation)
         self.ops = nn.ModuleList(nn.ModuleList(make_ops(name, spec)) for name, spec in specs.items())
-        self.shapes = {name: spec.shape for name, spec in specs.items()}
-        for name, ops in zip(specs, self.ops, strict=True):
-            for op in ops:  # type: ignore[attr-defined]
-                self.shapes[name] = op.shape(self.shapes[name])
+        empty = {name: torch.zeros((1, 0, *spec.shape)) for name, spec in specs.items()}
+        self.shapes = {name: tuple(x.shape[2:]) for name, x in self(empty).items()}
 
     def forward(self, observation: Tensors) -> Tensors:
         result: Tensors = {}

@@ -7,14 +7,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import ludus
+from ludus.containers.build import bytes_of
+from ludus.containers.local import LocalWorker
+from ludus.core.config import Plan
 from ludus.core.errors import UserError
 from ludus.core.types import State
+from ludus.managers.history import MAX_BYTES, MAX_STEPS
 from ludus.runs.checkpoint import Checkpoint, open_newest
 from ludus.runs.folder import RunDirectory
 from ludus.settings.config_file import read_origins
 from ludus.settings.settings import Flat, Resolved, Settings, from_flat
 from ludus.settings.trust import read_run_settings
+
+# upper bounds in bytes for the size of a checkpoint: of a step beside observation and action, of an environment's
+# snapshot, and of everything of fixed size
+STEP, SNAPSHOT, FIXED = 256, 1 << 20, 1 << 26
 
 
 class SavedRun(NamedTuple):
@@ -127,3 +137,16 @@ def _why_complete(run: RunDirectory, settings: Settings[Any], state: State) -> s
     if target is not None and mean is not None and mean >= target:
         return f"its evaluation reached {target:g}; to train further, resume it with a higher --stop-at"
     return ""
+
+
+def max_checkpoint_bytes(worker: LocalWorker) -> int:
+    """Return an upper bound of the size of a worker's checkpoint, for the environments of Ludus and Gymnasium."""
+    manager, rows = worker.manager, worker.manager.batch
+    action, observation = (
+        sum(spec.size * np.dtype(spec.dtype).itemsize for spec in specs.values())
+        for specs in (manager.action, manager.observation)
+    )
+    plan: Plan = worker.settings.agent.plan(rows)
+    experience = worker.cache.max_bytes + rows * (observation + action + STEP) * (plan.rollout + 2)
+    actions = min(MAX_BYTES, MAX_STEPS * rows * action)
+    return 8 * bytes_of(worker.agent) + 2 * (experience + actions) + rows * SNAPSHOT + FIXED

@@ -26,7 +26,8 @@ from ludus.containers.build import (
 from ludus.containers.evaluate import Evaluation
 from ludus.containers.guard import TrainingFailed
 from ludus.containers.hang import warn_of_hangs
-from ludus.containers.local import LocalWorker, OnUpdate
+from ludus.containers.hook import OnUpdate
+from ludus.containers.local import LocalWorker
 from ludus.containers.signals import StopOnSignals, without_signals
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.updater import LocalUpdater
@@ -39,7 +40,7 @@ from ludus.logging.logfile import LogFile
 from ludus.managers.make import make_manager
 from ludus.parallel.orphans import StartedProcesses
 from ludus.runs.failure import save_failure
-from ludus.runs.open_run import SavedRun, new_run, open_run
+from ludus.runs.open_run import SavedRun, max_checkpoint_bytes, new_run, open_run
 from ludus.runs.policy import Player, agent_of_checkpoint, initialise_from, load, refuse_mismatch
 from ludus.runs.report import Reporter
 from ludus.settings.settings import Resolved, class_overrides, resolve_settings, to_flat
@@ -210,7 +211,7 @@ def _build(
         restored = ""
         if saved is not None and saved.checkpoint is not None:
             if environment is None and not dict(find_imports(to_flat(settings))):
-                saved.checkpoint.refuse_larger(worker.max_state_bytes())
+                saved.checkpoint.refuse_larger(max_checkpoint_bytes(worker))
             restored = worker.load_state_dict(saved.checkpoint.read())
     run = stack.enter_context(new_run(settings)) if saved is None else saved.run
     signs = saved is None or saved.signs

@@ -9,7 +9,8 @@ import torch
 
 import ludus
 from ludus.containers.build import build_agent, build_evaluator, build_manager
-from ludus.containers.local import LocalWorker, OnUpdate
+from ludus.containers.hook import OnUpdate
+from ludus.containers.local import LocalWorker
 from ludus.containers.updater import LocalUpdater
 from ludus.core.types import State
 from ludus.runs import checkpoint as checkpoints

@@ -15,7 +15,7 @@ from containers_setup import COUNTING, UNSCALED, make_worker, saved, train
 from gymnasium import spaces
 
 import ludus
-from ludus.containers.local import UpdateNumbers
+from ludus.containers.hook import UpdateNumbers
 from ludus.containers.loop import begin, collect, improve
 from ludus.core.errors import UserError
 from ludus.environments.toy import CountingEnv
@@ -152,9 +152,9 @@ def test_an_updates_numbers_are_computed_when_they_are_read(name: str, metric: i
 
 
 def test_a_hook_that_reads_nothing_has_nothing_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = make_worker("CartPole-v1", "dqn", nb_step=100, agent__warmup=20, agent__batch_size=8, log_every=0)
     steps: list[float] = []
-    worker.on_update = lambda values: steps.append(values["step"])
+    settings: dict[str, Any] = {"nb_step": 100, "agent__warmup": 20, "agent__batch_size": 8, "log_every": 0}
+    worker = make_worker("CartPole-v1", "dqn", lambda values: steps.append(values["step"]), **settings)
     monkeypatch.setattr(worker, "progress", lambda: pytest.fail("nothing was read"))
     worker.run(100)
     assert steps[-1] >= 100

@@ -14,7 +14,7 @@ from containers_setup import TOY, make_worker, train
 from test_runs_resume import MANAGERS, all_but_offset, assert_same_run
 
 import ludus
-from ludus.containers import local
+from ludus.runs import open_run
 
 SMALL: dict[str, Any] = {
     "nb_step": 360,
@@ -135,8 +135,8 @@ def test_a_replay_that_keeps_whole_stacks_comes_back_and_says_so_once(tmp_path: 
 def test_a_replay_with_whole_stacks_is_within_the_bound_of_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "FIXED", 0)  # nothing to spare: the replay itself must be counted
-    monkeypatch.setattr(local, "SNAPSHOT", 0)
+    monkeypatch.setattr(open_run, "FIXED", 0)  # nothing to spare: the replay itself must be counted
+    monkeypatch.setattr(open_run, "SNAPSHOT", 0)
     stack, repeat = "FrameStackObservation(stack_size=8)", "RepeatAction(num_repeats=2)"
     wrappers = tuple(f"gymnasium.wrappers:{wrapper}" for wrapper in (stack, repeat))
     settings = SMALL | {"evaluation__every": 0, "checkpoint_every": 0, "network__hidden": (8,)}
@@ -150,6 +150,6 @@ def test_a_replay_with_whole_stacks_is_within_the_bound_of_a_checkpoint(
 @pytest.mark.parametrize("agent", ["dqn", "acer"])
 def test_the_bound_of_a_checkpoint_counts_the_replay(agent: str) -> None:
     small, worker = (make_worker(CHOICE, agent, agent__replay=replay) for replay in (1_000, 10_000))
-    assert worker.max_state_bytes() >= small.max_state_bytes() + 2 * 90 * 1000
+    assert open_run.max_checkpoint_bytes(worker) >= open_run.max_checkpoint_bytes(small) + 2 * 90 * 1000
     small.close()
     worker.close()
