@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
 SumOverRanks = Callable[[Tensor], Tensor]  # see ``Updater.sum``
 State = dict[str, Any]  # nested dicts of tensors and plain values (numbers, strings, lists, None)
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """An object whose state is saved in checkpoints."""
-
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: State) -> Any: ...
 
 
 def single_rank(x: Tensor) -> Tensor:

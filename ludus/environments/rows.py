@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -291,31 +293,29 @@ class EnvRows:
 
     def _restore_episode(self, row: int, snapshot: Mapping[str, Any] | None, actions: Arrays | None) -> str:
         """Restore the running episode of a row; return why that failed, or ""."""
-        i, saved = row - self._start, _copy(self._memory, row)
-        episode = self._episodes[i]
+        i, memory = row - self._start, self._memory
+        arrays = [*memory.observation.values(), memory.reward, memory.terminated, memory.truncated]
+        saved, episode = [x[row].copy() for x in arrays], self._episodes[i]
         try:
-            reset = self._reset(row, int(self._memory.seed[row]))
+            reset = self._reset(row, int(memory.seed[row]))
             if snapshot is not None:
                 restore_snapshot(self._envs[i], snapshot)
                 return ""
             if actions is None:
                 return TOO_LONG
-            self._memory.reward[row] = 0
+            memory.reward[row] = 0
             self._write(row, *reset)
-            self._step_rows(self._counting(i, self._unflatten(actions, slice(None))))
+            for action in self._unflatten(actions, slice(None)):
+                self.status[REPLAYED] += 1
+                self._step_rows([(i, action)])
         except Exception as error:
             return f"it cannot be restored ({str(environment_error(self.name, 'restore', error)).rstrip('.')})"
         # an ending during the replay shows as another episode number, or as another flag
-        same = self._episodes[i] == episode and all(map(_same, saved, _copy(self._memory, row)))
-        for x, value in zip(_arrays(self._memory), saved, strict=True):
+        same = self._episodes[i] == episode
+        for x, value in zip(arrays, saved, strict=True):
+            same = same and _same(x[row], value)
             x[row] = value  # a NaN keeps its bits
         return "" if same else DIFFERS
-
-    def _counting(self, i: int, actions: Iterable[Any]) -> Iterable[tuple[int, Any]]:
-        """Yield the steps of one environment and count them in ``status``."""
-        for action in actions:
-            self.status[REPLAYED] += 1
-            yield i, action
 
     def _check_first_reset(self) -> None:
         """Refuse a first observation with NaN, unknown choices or an empty mask, before training begins."""
@@ -354,9 +354,8 @@ class EnvRows:
     def _check(self, key: str, value: NDArray[Any], observation: Any) -> None:
         """Refuse an array that does not have the shape and type of its space, unless no precision is lost."""
         leaf, shape = self.reader.layout.leaves[key], self._memory.observation[key].shape[1:]
-        for part in leaf.path:
-            observation = observation[part]
-        if value.shape == shape and _is_lossless(observation, value.dtype, leaf.dtype):
+        given = reduce(getitem, leaf.path, observation)
+        if value.shape == shape and _is_lossless(given, value.dtype, leaf.dtype):
             return
         if value.shape == shape and is_float_cast(value.dtype, leaf.dtype):
             self.status[WARNING_BITS] |= CAST
@@ -388,19 +387,8 @@ def _is_lossless(given: Any, found: np.dtype[Any], wanted: np.dtype[Any]) -> boo
     return isinstance(given, int | float | list) and np.issubdtype(found, np.number)
 
 
-def _arrays(memory: StepArrays) -> list[NDArray[Any]]:
-    return [*memory.observation.values(), memory.reward, memory.terminated, memory.truncated]
-
-
-def _copy(memory: StepArrays, row: int) -> list[NDArray[Any]]:
-    return [np.array(x[row]) for x in _arrays(memory)]
-
-
 def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:
     """Compare bit by bit; all NaNs are equal."""
-    if a.tobytes() == b.tobytes():
-        return True
-    if not np.issubdtype(a.dtype, np.inexact):
-        return False
-    a, b = (np.where(np.isnan(x), np.nan, x) for x in (a, b))
+    if np.issubdtype(a.dtype, np.inexact):
+        a, b = (np.where(np.isnan(x), np.nan, x) for x in (a, b))
     return a.tobytes() == b.tobytes()

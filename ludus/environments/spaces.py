@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -47,36 +49,36 @@ class Layout:
         """Return the named arrays of a nested value; discrete values count from 0."""
         if self._plain is not None:
             return {self.root: _flatten_leaf(value, self._plain)}
-        return {name: _flatten_leaf(_at(value, leaf.path), leaf) for name, leaf in self.leaves.items()}
+        return {name: _flatten_leaf(reduce(getitem, leaf.path, value), leaf) for name, leaf in self.leaves.items()}
 
     def unflatten(self, arrays: Mapping[str, Array]) -> Any:
         """Return the nested value of a batch: each leaf ``[B, …]`` in the dtype of its space."""
         if self._plain is not None:
             return _unflatten_leaf(arrays[self.root], self._plain)
-        return _build(self.space, (), lambda path: self._to_space(arrays, path))
+        return self.nest({name: _unflatten_leaf(arrays[name], leaf) for name, leaf in self.leaves.items()})
 
     def unflatten_row(self, arrays: Mapping[str, Array], row: int) -> Any:
         """Return the nested value of one row of a batch."""
-        if self._plain is not None:
-            return _unflatten_leaf(arrays[self.root][row], self._plain)
-        rows = {name: x[row] for name, x in arrays.items()}
-        return _build(self.space, (), lambda path: self._to_space(rows, path))
+        return self.unflatten({name: x[row] for name, x in arrays.items()})
 
     def nest(self, values: Mapping[str, Any]) -> Any:
         """Nest values, given by name, like the space."""
-        return _build(self.space, (), lambda path: values[self._name(path)])
+        return self._nest(values, self.space, ())
 
-    def _to_space(self, arrays: Mapping[str, Array], path: tuple[str | int, ...]) -> Any:
-        name = self._name(path)
-        return _unflatten_leaf(arrays[name], self.leaves[name])
+    def _nest(self, values: Mapping[str, Any], space: spaces.Space[Any], path: tuple[str | int, ...]) -> Any:
+        if isinstance(space, spaces.Dict):
+            return {key: self._nest(values, child, (*path, key)) for key, child in space.spaces.items()}
+        if isinstance(space, spaces.Tuple):
+            return tuple(self._nest(values, child, (*path, key)) for key, child in enumerate(space.spaces))
+        return values[self._name(path)]
 
     def _name(self, path: tuple[str | int, ...]) -> str:
         return "/".join(map(str, path)) or self.root
 
     def _add(self, space: spaces.Space[Any], path: tuple[str | int, ...], environment: str) -> None:
-        for key, child in _children(space):
-            self._add(child, (*path, key), environment)
         if isinstance(space, spaces.Dict | spaces.Tuple):
+            for key, child in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+                self._add(child, (*path, key), environment)
             return
         name = self._name(path)
         if name in self.leaves:
@@ -84,26 +86,6 @@ class Layout:
         self.leaves[name] = _leaf(space, path, f'{environment}: {self.root} space "{name}"')
         if not self.leaves[name].spec.size:
             raise UserError(f'{environment}: the {self.root} space "{name}" is empty; remove it, or give it a size.')
-
-
-def _children(space: spaces.Space[Any]) -> list[tuple[str | int, spaces.Space[Any]]]:
-    if isinstance(space, spaces.Dict):
-        return list(space.spaces.items())
-    return list(enumerate(space.spaces)) if isinstance(space, spaces.Tuple) else []
-
-
-def _build(space: spaces.Space[Any], path: tuple[str | int, ...], leaf: Callable[[tuple[str | int, ...]], Any]) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {key: _build(child, (*path, key), leaf) for key, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_build(child, (*path, key), leaf) for key, child in enumerate(space.spaces))
-    return leaf(path)
-
-
-def _at(value: Any, path: tuple[str | int, ...]) -> Any:
-    for key in path:
-        value = value[key]
-    return value
 
 
 def _flatten_leaf(value: Any, leaf: Leaf) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import torch
@@ -36,12 +37,11 @@ class Bounds:
         for name, spec in observation.items():
             if spec.kind != "continuous" or spec.dtype == "uint8" or is_mask(name):
                 continue
-            low, high = (torch.tensor(x, dtype=torch.float64) for x in (spec.low, spec.high))
-            if not bool(torch.isfinite(torch.cat([low.flatten(), high.flatten()])).any()):
-                continue
-            shape = spec.shape if low.dim() or high.dim() else ()
-            self._limits[name] = tuple(x.expand(spec.size).reshape(shape) if shape else x for x in (low, high))  # type: ignore[assignment]
-        self._limits = {n: (a.to(device), b.to(device)) for n, (a, b) in self._limits.items()}
+            each = isinstance(spec.low, tuple) or isinstance(spec.high, tuple)  # bounds differ by element
+            bounds = spec.bounds if each else (spec.low, spec.high)
+            low, high = (torch.tensor(x, dtype=torch.float64, device=device) for x in bounds)
+            if bool(low.isfinite().any()) or bool(high.isfinite().any()):
+                self._limits[name] = low, high
 
     def find(self, observation: Tensors) -> dict[str, float]:
         """Return one value outside of the bounds for each observation that has one."""
@@ -61,11 +61,7 @@ def finite_flags(batch: Batch, action: Specs) -> list[Tensor]:
     """Return scalar tensors, one of which is not finite if ``check_batch`` would raise (or a sum overflows)."""
     seen = [x for x in batch.observation.values() if x.is_floating_point()]
     flags = [x.sum() for x in (*seen, batch.reward)]
-    for name, spec in action.items():
-        if (mask := batch.observation.get(mask_name(name, action))) is not None:
-            empty = _empty_masks(mask[:-1], batch, spec.choices).any()
-            flags.append(torch.where(empty, torch.nan, 0.0))
-    return flags
+    return flags + [torch.where(empty.any(), torch.nan, 0.0) for _, empty in _empty_masks(batch, action)]
 
 
 def check_batch(batch: Batch, action: Specs, environment: str) -> None:
@@ -78,9 +74,8 @@ def check_batch(batch: Batch, action: Specs, environment: str) -> None:
             f'{where}: a number in observation "{fault.name}", at element {fault.element}, is not finite; '
             f"`ludus check {environment}` helps to find the step that returns it."
         )
-    for name, spec in action.items():
-        mask = batch.observation.get(mask_name(name, action))
-        if mask is not None and bool((empty := _empty_masks(mask[:-1], batch, spec.choices)).any()):
+    for name, empty in _empty_masks(batch, action):
+        if bool(empty.any()):
             where = describe_row(batch, int(empty.nonzero()[0, 1]))
             raise UserError(
                 f'{environment}: the mask of action "{name}" allows nothing ({where}); allow at least one choice, or '
@@ -122,7 +117,9 @@ def _finite(x: Tensor) -> bool:
     return not x.is_floating_point() or bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
 
 
-def _empty_masks(mask: Tensor, batch: Batch, sizes: tuple[int, ...]) -> Tensor:
-    """Whether a mask forbids all options of one of its choices, ``[T, B]``."""
-    parts = [part.any(-1) for part in torch.split(mask.bool(), list(sizes), dim=-1)]
-    return ~torch.stack(parts).all(0) & batch.real
+def _empty_masks(batch: Batch, action: Specs) -> Iterator[tuple[str, Tensor]]:
+    """Yield each masked action, and where its mask forbids all options of one of its choices, ``[T, B]``."""
+    for name, spec in action.items():
+        if (mask := batch.observation.get(mask_name(name, action))) is not None:
+            parts = [part.any(-1) for part in torch.split(mask[:-1].bool(), list(spec.choices), dim=-1)]
+            yield name, ~torch.stack(parts).all(0) & batch.real
