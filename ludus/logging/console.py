@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self, TextIO
 
 from ludus.core.text import printable
-from ludus.logging.clock import Rate
+from ludus.logging.rate import Rate
 from ludus.logging.status import Evaluation, Status, duration
 
 if TYPE_CHECKING:

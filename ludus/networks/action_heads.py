@@ -38,7 +38,12 @@ class ActionHead(nn.Module):
     )
     action_transform = "none"  # applied before the action goes to the environment
     parameter_count = 1
-    size: int
+    outputs = 1  # of the network, per element of a continuous or binary action
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.size = sum(spec.sizes) if spec.kind == "categorical" else self.outputs * spec.size
 
     def decode(self, output: Tensor, mask: Tensor | None) -> Parameters:
         """Return the parameters of the distribution from the network's output."""
@@ -88,10 +93,6 @@ class ActionHead(nn.Module):
 class Categorical(ActionHead):
     """One choice out of n."""
 
-    def __init__(self, spec: Spec) -> None:
-        super().__init__()
-        self.size = spec.sizes[0]
-
     def evaluate(self, p: Parameters, action: Tensor) -> tuple[Tensor, Tensor]:
         return categorical_terms(p[0], action)
 
@@ -99,15 +100,11 @@ class Categorical(ActionHead):
 class MultiCategorical(ActionHead):
     """k independent choices, out of ``sizes[i]`` each: one categorical ``[…, k, max(sizes)]``, padded."""
 
-    def __init__(self, spec: Spec) -> None:
-        super().__init__()
-        self._sizes, self.size = spec.sizes, sum(spec.sizes)
-
     def decode(self, output: Tensor, mask: Tensor | None) -> Parameters:
-        return (ops.pad_choices(super().decode(output, mask)[0], self._sizes),)
+        return (ops.pad_choices(super().decode(output, mask)[0], self.spec.sizes),)
 
     def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return ops.pad_choices(super().draw_noise(leading, generator), self._sizes)
+        return ops.pad_choices(super().draw_noise(leading, generator), self.spec.sizes)
 
     def log_prob(self, p: Parameters, action: Tensor) -> Tensor:
         return super().log_prob(p, action).sum(-1)
@@ -125,10 +122,6 @@ class Bernoulli(ActionHead):
     functions = Functions(
         ops.bernoulli_sample, ops.bernoulli_mode, ops.bernoulli_log_prob, ops.bernoulli_entropy, ops.bernoulli_kl
     )
-
-    def __init__(self, spec: Spec) -> None:
-        super().__init__()
-        self.size = spec.size
 
     def decode(self, output: Tensor, mask: Tensor | None) -> Parameters:
         return (
@@ -152,8 +145,7 @@ class Gaussian(ActionHead):
     parameter_count = 2
 
     def __init__(self, spec: Spec, log_std_init: float) -> None:
-        super().__init__()
-        self.size, self._spec = spec.size, spec
+        super().__init__(spec)
         self.log_std = nn.Parameter(torch.full((spec.size,), log_std_init))
 
     def decode(self, output: Tensor, mask: Tensor | None) -> Parameters:
@@ -163,7 +155,7 @@ class Gaussian(ActionHead):
         return torch.randn(*leading, self.size, generator=generator, device=generator.device)
 
     def describe(self, p: Parameters) -> dict[str, Tensor]:
-        scale, shift = (torch.from_numpy(x).to(p[0]).broadcast_to(self._spec.shape) for x in rescaling(self._spec))
+        scale, shift = (torch.from_numpy(x).to(p[0]).broadcast_to(self.spec.shape) for x in rescaling(self.spec))
         mean, std = p[0], p[1].exp().expand_as(p[0])
         return {"mean": mean * scale.reshape(-1) + shift.reshape(-1), "std": std * scale.reshape(-1)}
 
@@ -176,11 +168,10 @@ class TanhGaussian(ActionHead):
         *(ops.tanh_gaussian_entropy, ops.tanh_gaussian_kl),
     )
     action_transform = "tanh"
-    parameter_count = 2
+    parameter_count = outputs = 2
 
     def __init__(self, spec: Spec, log_std_init: float) -> None:
-        super().__init__()
-        self._action_size, self.size = spec.size, 2 * spec.size
+        super().__init__(spec)
         self._log_std_init = log_std_init
 
     def decode(self, output: Tensor, mask: Tensor | None) -> Parameters:
@@ -188,7 +179,7 @@ class TanhGaussian(ActionHead):
         return mean, (log_std + self._log_std_init).clamp(*LOG_STD)
 
     def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randn(*leading, self._action_size, generator=generator, device=generator.device)
+        return torch.randn(*leading, self.spec.size, generator=generator, device=generator.device)
 
     def describe(self, p: Parameters) -> dict[str, Tensor]:
         return {"mean_before_tanh": p[0], "std_before_tanh": p[1].exp()}
@@ -199,17 +190,13 @@ class Beta(ActionHead):
 
     functions = Functions(ops.beta_sample, ops.beta_mode, ops.beta_log_prob, ops.beta_entropy, ops.beta_kl)
     action_transform = "unit"
-    parameter_count = 2
-
-    def __init__(self, spec: Spec) -> None:
-        super().__init__()
-        self._action_size, self.size = spec.size, 2 * spec.size
+    parameter_count = outputs = 2
 
     def decode(self, output: Tensor, mask: Tensor | None) -> Parameters:
         return (1 + functional.softplus(output)).chunk(2, -1)
 
     def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        shape = (*leading, self._action_size, 2, TRIES)
+        shape = (*leading, self.spec.size, 2, TRIES)
         normal = torch.randn(*shape, generator=generator, device=generator.device)
         return torch.stack([normal, torch.rand(*shape, generator=generator, device=generator.device)], -1)
 

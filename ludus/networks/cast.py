@@ -1,4 +1,4 @@
-"""Reshape tensors from one rank to another: features first, then space.
+"""Reshape tensors from one rank to another, and join shapes of the same rank: features first, then space.
 
 ======================  =========  ========  =========  =========
 from                    to 1D      to 2D     to 3D      to 4D
@@ -16,7 +16,8 @@ from math import prod
 
 from torch import Tensor
 
-from ludus.core.network import Shape
+from ludus.core.errors import UserError
+from ludus.core.network import Shape, Shapes
 
 
 def cast_shape(shape: Shape, dim: int | None) -> Shape:
@@ -38,3 +39,21 @@ def cast(x: Tensor, dim: int) -> Tensor:
     if x.dim() - 1 == dim:
         return x
     return x.reshape(x.shape[0], *cast_shape(tuple(x.shape[1:]), dim))
+
+
+def join_shapes(shapes: Shapes, body: str) -> Shape:
+    """Return the shape of sources concatenated on features, with sizes of 1 expanded to those of the others."""
+    names = list(shapes)
+    space = list(shapes[names[0]][1:])
+    source = [names[0]] * len(space)  # the source that set each size
+    for name in names[1:]:
+        for i, size in enumerate(shapes[name][1:]):
+            if size != space[i] and 1 not in (size, space[i]):
+                raise UserError(
+                    f'Observations "{source[i]}" and "{name}" cannot be joined for the body {body}: their sources have '
+                    f"the shapes {shapes[source[i]]} and {shapes[name]}; choose other pieces for them, or a body of "
+                    "rank 1."
+                )
+            if space[i] == 1:
+                space[i], source[i] = size, name
+    return (sum(shape[0] for shape in shapes.values()), *space)

@@ -13,7 +13,7 @@ from ludus.core.imports import resolve
 from ludus.core.network import Network, Shape, Shapes, SubModule
 from ludus.core.types import Tensors
 from ludus.networks import SUBMODULES
-from ludus.networks.cast import cast, cast_shape
+from ludus.networks.cast import cast, cast_shape, join_shapes
 from ludus.networks.config import NetworkConfig
 from ludus.networks.identity import Identity
 from ludus.networks.module_checks import HookCheck
@@ -194,21 +194,3 @@ def piece_rank(name: str, setting: str, needed: int | None = None) -> int:
             f'network.{setting} is "{name}", which takes tensors of rank {rank}: choose a piece of rank {needed}.'
         )
     return rank
-
-
-def join_shapes(shapes: Shapes, body: str) -> Shape:
-    """Return the shape of sources concatenated on features, with sizes of 1 expanded to those of the others."""
-    names = list(shapes)
-    space = list(shapes[names[0]][1:])
-    source = [names[0]] * len(space)  # the source that set each size
-    for name in names[1:]:
-        for i, size in enumerate(shapes[name][1:]):
-            if size != space[i] and 1 not in (size, space[i]):
-                raise UserError(
-                    f'Observations "{source[i]}" and "{name}" cannot be joined for the body {body}: their sources have '
-                    f"the shapes {shapes[source[i]]} and {shapes[name]}; choose other pieces for them, or a body of "
-                    "rank 1."
-                )
-            if space[i] == 1:
-                space[i], source[i] = size, name
-    return (sum(shape[0] for shape in shapes.values()), *space)

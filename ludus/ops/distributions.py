@@ -148,14 +148,10 @@ tanh_gaussian_mode = gaussian_mode  # tanh of it is the median
 tanh_gaussian_kl = gaussian_kl  # invariant under bijections
 
 
-def _log_slope(u: Tensor) -> Tensor:
-    """Return log(1 − tanh²u) as 2(log 2 − u − log(1 + e⁻²ᵘ)), which is stable for large |u|."""
-    return 2 * (math.log(2) - u - F.softplus(-2 * u))
-
-
 def tanh_gaussian_log_prob(mean: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
     """Return the log-density of tanh(u): log N(u; μ, σ) − Σ log(1 − tanh²u)."""
-    return gaussian_log_prob(mean, log_std, u) - _log_slope(u).sum(-1)
+    log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))  # log(1 − tanh²u), stable for large |u|
+    return gaussian_log_prob(mean, log_std, u) - log_slope.sum(-1)
 
 
 def tanh_gaussian_draw(mean: Tensor, log_std: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,7 +161,7 @@ def tanh_gaussian_draw(mean: Tensor, log_std: Tensor, normal: Tensor) -> tuple[T
     """
     u = gaussian_sample(mean, log_std, normal)
     inside = torch.add(log_std, normal.square(), alpha=0.5)
-    slope = torch.add(inside, u + F.softplus(-2 * u), alpha=-2)  # as in _log_slope, without its constant
+    slope = torch.add(inside, u + F.softplus(-2 * u), alpha=-2)  # log(1 − tanh²u) as above, without its constant
     return u, -mean.shape[-1] * (HALF_LOG_2PI + 2 * math.log(2)) - slope.sum(-1)
 
 

@@ -13,11 +13,11 @@ from ludus.containers.evaluate import Evaluation
 from ludus.core.agent import Agent
 from ludus.core.errors import UserError
 from ludus.core.types import State
-from ludus.logging.clock import Rate
 from ludus.logging.console import Console
 from ludus.logging.curve import curve
 from ludus.logging.logfile import LogFile
 from ludus.logging.metrics import Metrics, read_metrics
+from ludus.logging.rate import Rate
 from ludus.runs.checkpoint import CheckpointManager
 from ludus.runs.folder import RunDirectory
 from ludus.runs.open_run import SavedRun

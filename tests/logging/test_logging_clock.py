@@ -2,7 +2,8 @@ import time
 
 import pytest
 
-from ludus.logging.clock import Clock, Rate
+from ludus.logging.clock import Clock
+from ludus.logging.rate import Rate
 
 
 def test_each_lap_gives_its_time_to_the_phase_it_names(monkeypatch):

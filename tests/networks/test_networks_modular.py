@@ -6,8 +6,9 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import NetworkSpec, SubModule
 from ludus.networks import SUBMODULES
 from ludus.networks.build import build_network
+from ludus.networks.cast import join_shapes
 from ludus.networks.config import NetworkConfig
-from ludus.networks.modular import ModularNetwork, join_shapes
+from ludus.networks.modular import ModularNetwork
 
 T, B = 3, 2
 FIRST = torch.zeros(T, B, dtype=torch.bool)
