@@ -9,15 +9,14 @@ from torch import Tensor, nn
 
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
-from ludus.core.imports import resolve
-from ludus.core.network import Network, Shape, Shapes, SubModule
+from ludus.core.network import Network, Shape, Shapes
 from ludus.core.types import Tensors
-from ludus.networks import SUBMODULES
 from ludus.networks.cast import cast, cast_shape, join_shapes
 from ludus.networks.config import NetworkConfig
 from ludus.networks.identity import Identity
 from ludus.networks.module_checks import HookCheck
 from ludus.networks.net1d.mlp import MLP
+from ludus.networks.pieces import make_piece, piece_rank
 from ludus.networks.projection import make_projection
 from ludus.ops import fused
 
@@ -97,15 +96,7 @@ class ModularNetwork(Network):
 
     def _add(self, slot_name: str, name: str, shape: Shape, config: NetworkConfig) -> tuple[_Slot, Shape]:
         """Make the piece called ``name``, register it unless it is an identity, and return it with its output shape."""
-        try:
-            piece: SubModule = resolve(name, SUBMODULES, "piece of a network")(shape, config)
-        except Exception as error:
-            if ":" not in name or isinstance(error, UserError):
-                raise
-            raise UserError(
-                f'The piece "{name}" of the network cannot be made for an input of shape {shape}: '
-                f"{type(error).__name__}: {error}; fix its constructor."
-            ) from error
+        piece = make_piece(name, shape, config)
         if isinstance(piece, Identity):
             return _Slot(slot_name, None, recurrent=False), piece.output_shape()
         self.pieces[slot_name] = piece
@@ -179,18 +170,3 @@ class ModularNetwork(Network):
 def module_key(name: str) -> str:
     """Return the key of a name in a ModuleDict, where PyTorch forbids dots."""
     return name.replace(".", "·")
-
-
-def piece_rank(name: str, setting: str, needed: int | None = None) -> int:
-    """Return the rank of the tensors that a piece takes, and check that it is ``needed``."""
-    piece = resolve(name, SUBMODULES, f"network.{setting}")
-    rank: int | None = getattr(piece, "dim", None)
-    if rank not in (1, 2, 3, 4) or not (isinstance(piece, type) and issubclass(piece, SubModule)):
-        raise UserError(
-            f'network.{setting} "{name}" is not a piece of a network: it must be a ludus.core.network.SubModule.'
-        )
-    if needed not in (None, rank):
-        raise UserError(
-            f'network.{setting} is "{name}", which takes tensors of rank {rank}: choose a piece of rank {needed}.'
-        )
-    return rank

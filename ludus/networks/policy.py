@@ -28,6 +28,7 @@ Distribution = Literal["gaussian", "tanh", "beta"]
 
 class _Action(NamedTuple):
     name: str
+    head: ActionHead
     output: str  # the network output that its distribution is made from
     mask: str  # the observation that masks it, if there is one
     shape: tuple[int, ...] | None  # the action's shape where it differs from the head's, else None
@@ -47,70 +48,66 @@ class Policy(nn.Module):
         self.heads = nn.ModuleDict({module_key(f"policy/{name}"): head for name, head in heads.items()})
         self.outputs: Shapes = {f"policy/{name}": (head.size,) for name, head in heads.items()}
         self.action_transform = {name: head.action_transform for name, head in heads.items()}
-        self._actions = []
+        self._actions = []  # in a list, so that PyTorch does not register the heads twice
         for name, spec in action.items():
             same_shape = len(spec.shape) == 1 or (spec.kind == "categorical" and not spec.shape)
             shape = None if same_shape else spec.shape
-            self._actions.append(_Action(name, f"policy/{name}", mask_name(name, action), shape))
+            self._actions.append(_Action(name, heads[name], f"policy/{name}", mask_name(name, action), shape))
 
     @property
     def log_std(self) -> dict[str, nn.Parameter]:
         """Return the learned, state-independent log standard deviations of Gaussians, by action name."""
-        return {action.name: head.log_std for action, head in self._heads() if isinstance(head, Gaussian)}
+        return {action.name: action.head.log_std for action in self._actions if isinstance(action.head, Gaussian)}
 
     def draw(self, steps: int, batch: int, generator: torch.Generator) -> Tensors:
         """Draw the noise for ``steps`` samples of ``batch`` rows: ``[steps, batch, …]`` by action name."""
-        return {action.name: head.draw_noise((steps, batch), generator) for action, head in self._heads()}
+        return {action.name: action.head.draw_noise((steps, batch), generator) for action in self._actions}
 
     def sample(self, outputs: Tensors, observation: Tensors, noise: Tensors | None) -> tuple[Tensors, Tensor]:
         """Return actions (the mode without ``noise``) and their log-probability; ``observation`` has the masks."""
         actions: Tensors = {}
         log_probs = []
-        for action, head, p in self._decode(outputs, observation):
-            flat = head.mode(p) if noise is None else head.sample(p, noise[action.name])
-            log_probs.append(head.log_prob(p, flat))
+        for action, p in self._decode(outputs, observation):
+            flat = action.head.mode(p) if noise is None else action.head.sample(p, noise[action.name])
+            log_probs.append(action.head.log_prob(p, flat))
             actions[action.name] = flat if action.shape is None else flat.reshape(*flat.shape[:-1], *action.shape)
         return actions, reduce(torch.add, log_probs)
 
     def evaluate(self, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensors:
         """Return the ``log_prob`` of actions and the ``entropy`` of the distribution."""
         terms = []
-        for part, head, p in self._decode(outputs, observation):
+        for part, p in self._decode(outputs, observation):
             flat = action[part.name]
             if part.shape is not None:
                 flat = flat.reshape(*flat.shape[: flat.dim() - len(part.shape)], -1)
-            terms.append(head.evaluate(p, flat))
+            terms.append(part.head.evaluate(p, flat))
         log_probs, entropies = zip(*terms, strict=True)
         return {"log_prob": reduce(torch.add, log_probs), "entropy": reduce(torch.add, entropies)}
 
     def distribution(self, outputs: Tensors, observation: Tensors) -> Tensors:
         """Return the distribution's parameters as one tensor per output name, to store for ``kl``."""
-        return {action.output: head.pack(p) for action, head, p in self._decode(outputs, observation)}
+        return {action.output: action.head.pack(p) for action, p in self._decode(outputs, observation)}
 
     def kl(self, old: Tensors, outputs: Tensors, observation: Tensors) -> Tensor:
         """Return KL(old‖new), with ``old`` as returned by ``distribution``."""
-        decoded = self._decode(outputs, observation)
-        return reduce(torch.add, [head.kl(head.unpack(old[action.output]), p) for action, head, p in decoded])
+        terms = []
+        for action, p in self._decode(outputs, observation):
+            terms.append(action.head.kl(action.head.unpack(old[action.output]), p))
+        return reduce(torch.add, terms)
 
     def describe(self, outputs: Tensors, observation: Tensors) -> dict[str, Tensors]:
         """Return each action's distribution by parameter name, in the shape of the action."""
         described = {}
-        for action, head, p in self._decode(outputs, observation):
-            parameters = head.describe(p)
-            if action.shape is not None and not isinstance(head, MultiCategorical):
+        for action, p in self._decode(outputs, observation):
+            parameters = action.head.describe(p)
+            if action.shape is not None and not isinstance(action.head, MultiCategorical):
                 parameters = {key: x.reshape(*x.shape[:-1], *action.shape) for key, x in parameters.items()}
             described[action.name] = parameters
         return described
 
-    def _heads(self) -> list[tuple[_Action, ActionHead]]:
-        return list(zip(self._actions, self.heads.values(), strict=True))  # type: ignore[arg-type]
-
-    def _decode(self, outputs: Tensors, observation: Tensors) -> list[tuple[_Action, ActionHead, Parameters]]:
-        """Return each action with its head and the parameters of its distribution."""
-        return [
-            (action, head, head.decode(outputs[action.output], observation.get(action.mask)))
-            for action, head in self._heads()
-        ]
+    def _decode(self, outputs: Tensors, observation: Tensors) -> list[tuple[_Action, Parameters]]:
+        """Return each action with the parameters of its distribution."""
+        return [(a, a.head.decode(outputs[a.output], observation.get(a.mask))) for a in self._actions]
 
 
 def make_head(spec: Spec, distribution: Distribution, log_std_init: float) -> ActionHead:
