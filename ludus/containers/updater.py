@@ -21,6 +21,7 @@ from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_, rmspr
 
 ALIGN = 16  # elements: parameters start at multiples of 64 bytes, for vector instructions
 BETA1, BETA2, RMSPROP_ALPHA = 0.9, 0.999, 0.99
+KEPT = 31 * 2**20  # bytes; glibc ignores blocks of more than 32 MiB
 Place = tuple[str, int, torch.Size, tuple[int, ...]]  # name, start in the block, shape and stride
 
 
@@ -95,6 +96,9 @@ class LocalUpdater(Updater):
         learning = [module for module in modules if any(p.requires_grad for p in module.parameters())]
         self._modal = [module for module in learning if depends_on_training_mode(module)]
         self._flushed = bool(torch.tensor(2e-38).mul(0.1) == 0)  # the user's setting
+        # glibc keeps free memory up to twice the largest block that was freed, and returns the rest to the system,
+        # which would have to map the intermediate results of every update again, at hundreds of page faults
+        torch.empty(KEPT, dtype=torch.uint8)
 
     @property
     def learning_rate(self) -> float:
