@@ -269,7 +269,7 @@ class DQN(OffPolicy):
             else:
                 target = self._expected_target(batch, selecting, target_now, target_next, mask)
         loss = self.head.loss(prediction, target, taus[0])
-        metrics = {"q": share_sum(self.head.q(now, taus[0]).detach().mean(-1), batch.experience[MEAN])}
+        metrics = {"q": share_sum(self.head.mean(prediction.detach()), batch.experience[MEAN])}
         if config.prioritized:
             priority = self.head.priority(prediction.detach(), target, loss.detach())
             metrics["priority"] = (

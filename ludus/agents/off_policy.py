@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from copy import copy
 from typing import Any
 
 import torch
@@ -165,7 +165,9 @@ class OffPolicy(Agent):
             if self._uniform_share is None or self._uniform_share.shape != batch.real.shape:
                 self._uniform_share = shares(batch.real, sum_over_ranks=sum_over_ranks)
             share = mean = self._uniform_share
-        return replace(batch, share=share, experience=batch.experience | {MEAN: mean})
+        batch = with_experience(batch, **{MEAN: mean})
+        batch.share = share
+        return batch
 
     def finish_update(self, target_every: int = 1) -> None:
         """Count an update, and move the target networks at every ``target_every``-th."""
@@ -211,7 +213,9 @@ def intermediate_observations(batch: Batch) -> tuple[Tensors, Tensor]:
 
 def with_experience(batch: Batch, **more: Tensor) -> Batch:
     """Return the batch with more tensors for its loss."""
-    return replace(batch, experience=batch.experience | more)
+    batch = copy(batch)  # takes a third of the time of dataclasses.replace
+    batch.experience = batch.experience | more
+    return batch
 
 
 def number_of_choices(action: Specs) -> int:

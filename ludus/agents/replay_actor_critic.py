@@ -123,13 +123,14 @@ def apply_burn_in(agent: OffPolicy, batch: Batch, action: Callable[[Batch], Tens
 
     ``action`` returns the actions as inputs of the critics, ``[T, B, K]``.
     """
+    if not agent.recurrent:
+        return batch
     state = HiddenState()
-    if agent.recurrent:
-        for name in ("actor", "critic"):
-            also = {ACTION: action(batch)} if action is not None and name == "critic" else None
-            state |= agent.burn_in_state(batch, (name,), also=also)
-            if name in agent.with_target:
-                state |= agent.burn_in_state(batch, (name,), target=True, also=also).with_prefix("target")
+    for name in ("actor", "critic"):
+        also = {ACTION: action(batch)} if action is not None and name == "critic" else None
+        state |= agent.burn_in_state(batch, (name,), also=also)
+        if name in agent.with_target:
+            state |= agent.burn_in_state(batch, (name,), target=True, also=also).with_prefix("target")
     return replace(agent.after_burn_in(batch), state=state)
 
 

@@ -59,13 +59,13 @@ class Gather:
         self._columns = native.columns(pairs)
 
     def __call__(self, slots: Tensor) -> None:
-        """Copy the rows at ``slots``; an output with fewer rows takes the first of them."""
+        """Copy the rows at ``slots`` (contiguous); an output with fewer rows takes the first of them."""
         if self._library is not None and self._columns is not None:
             if self._library.ludus_gather(self._columns, len(self._columns), slots.data_ptr()):
                 raise IndexError("A replay was read at a slot outside of its memory.")
             return
         for source, out in self._pairs:
-            torch.index_select(source, 0, slots[: len(out)], out=out)
+            torch.index_select(source, 0, slots.flatten()[: len(out)], out=out)
 
 
 class Reader:
@@ -99,7 +99,7 @@ class Reader:
         self._first, self._reward = flags.first, flags.reward[1:]  # [states, M] and [states - 1, M]
         self._terminated, self._truncated, self._real = flags.terminated[1:], flags.truncated[1:], flags.real[1:]
         self._all_real = torch.ones_like(self._reward[:1], dtype=torch.bool)  # padding is never drawn
-        self._weight, self._discount = torch.zeros_like(self._reward[:1]), torch.zeros_like(self._reward)
+        self._weight, self._discount = torch.ones_like(self._reward[:1]), torch.zeros_like(self._reward)
         self._discounts = torch.tensor([0.0, gamma], device=self._device).unbind()
         self._powers = (gamma ** torch.arange(states, dtype=torch.float64)).to(self._device, torch.float32)
         # created at the first read, when the agent's columns are known
@@ -115,8 +115,8 @@ class Reader:
             self._allocate()
         self._slot_index.slots(numbers, len(self._slots), self._slots)
         slots = self._slots.to(self._device)
-        weight = self._weight.fill_(1) if weight is None else weight.to(self._device)[None]
-        self._gather(slots.flatten())
+        weight = self._weight if weight is None else weight.to(self._device)[None]
+        self._gather(slots)
         if self._sequence:
             batch = self._batch(slots, self._usable(), weight.expand_as(self._reward))
             batch.state = self._hidden_states(*self._slot_index.split(numbers.numpy()))
@@ -167,7 +167,7 @@ class Reader:
         window = n_step(self._reward, self._terminated, self._truncated, self._usable(), self._powers)
         steps = window.steps[None]
         ends = torch.cat([slots[:1], slots.gather(0, steps)])  # [2, M]
-        self._gather_ends(ends.flatten())
+        self._gather_ends(ends)
         batch = replace(
             self._batch(ends, self._all_real, weight),
             first=torch.cat([self._first[:1], torch.zeros_like(self._first[:1])]),

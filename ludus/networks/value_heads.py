@@ -73,6 +73,10 @@ class ValueHead(nn.Module, ABC):
         """Return the target of ``evaluate``, without gradient, from the outputs and the action of the next step."""
 
     @abstractmethod
+    def mean(self, prediction: Tensor) -> Tensor:
+        """Return the expected return ``[...]`` of a prediction of ``evaluate``."""
+
+    @abstractmethod
     def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> Tensor:
         """Return the loss ``[...]``."""
 
@@ -99,6 +103,9 @@ class ExpectedValue(ValueHead):
         self, outputs: Tensors, action: Tensor, reward: Tensor, discount: Tensor, taus: Tensor | None = None
     ) -> Tensor:
         return td_target(reward, discount, self.evaluate(outputs, action))
+
+    def mean(self, prediction: Tensor) -> Tensor:
+        return prediction
 
     def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> Tensor:
         return huber(prediction, target, self._kappa)
@@ -135,7 +142,7 @@ class CategoricalValue(ValueHead):
         return ""
 
     def q(self, outputs: Tensors, taus: Tensor | None = None) -> Tensor:
-        return self.per_action(outputs).softmax(-1) @ self.support
+        return self.mean(self.per_action(outputs))
 
     @torch.no_grad()
     def target(
@@ -145,6 +152,9 @@ class CategoricalValue(ValueHead):
         logits = self.evaluate(outputs, action).masked_fill(discount == 0, 0)  # no next state
         atoms = td_target(reward.unsqueeze(-1), discount, self.support)
         return ops.c51_project(atoms, logits.softmax(-1), self.support)
+
+    def mean(self, prediction: Tensor) -> Tensor:
+        return prediction.softmax(-1) @ self.support
 
     def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> Tensor:
         return ops.c51_cross_entropy(prediction, target)
@@ -166,7 +176,7 @@ class QuantileValue(ValueHead):
         self.register_buffer("taus", ops.quantile_midpoints(atoms), persistent=False)
 
     def q(self, outputs: Tensors, taus: Tensor | None = None) -> Tensor:
-        return self.per_action(outputs).mean(-1)
+        return self.mean(self.per_action(outputs))
 
     @torch.no_grad()
     def target(
@@ -174,11 +184,14 @@ class QuantileValue(ValueHead):
     ) -> Tensor:
         return td_target(reward.unsqueeze(-1), discount.unsqueeze(-1), self.evaluate(outputs, action))
 
+    def mean(self, prediction: Tensor) -> Tensor:
+        return prediction.mean(-1)
+
     def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> Tensor:
         return ops.quantile_huber(prediction, target, self.taus, self._kappa)
 
     def priority(self, prediction: Tensor, target: Tensor, loss: Tensor) -> Tensor:
-        return (target.mean(-1) - prediction.mean(-1)).abs()
+        return (self.mean(target) - self.mean(prediction)).abs()
 
 
 class ImplicitQuantileValue(ValueHead):
@@ -222,11 +235,14 @@ class ImplicitQuantileValue(ValueHead):
     ) -> Tensor:
         return td_target(reward.unsqueeze(-1), discount.unsqueeze(-1), self.evaluate(outputs, action, taus))
 
+    def mean(self, prediction: Tensor) -> Tensor:
+        return prediction.mean(-1)
+
     def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> Tensor:
         return ops.quantile_huber(prediction, target, self._require(taus), self._kappa)
 
     def priority(self, prediction: Tensor, target: Tensor, loss: Tensor) -> Tensor:
-        return (target.mean(-1) - prediction.mean(-1)).abs()
+        return (self.mean(target) - self.mean(prediction)).abs()
 
     @staticmethod
     def _require(taus: Tensor | None) -> Tensor:

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+ONE = torch.ones(())  # adding a number takes three times as long, since it is made a tensor first
 KL_STEP, KL_FLOOR, KL_CAP = 1.5, 1e-5, 1e-2  # factor and limits of the KL-adaptive learning rate
 
 
@@ -51,7 +52,7 @@ def fused_adam_(
     eps: float = 1e-8,
 ) -> None:
     """``adam_`` as PyTorch's single fused operation, faster when not compiled."""
-    step.add_(1)
+    step.add_(ONE)
     torch._fused_adam_(
         [parameter],
         [gradient],

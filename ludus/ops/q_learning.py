@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ludus.ops.distributions import mask_logits
 from ludus.ops.returns import n_step_returns
@@ -61,7 +60,7 @@ def dueling(value: Tensor, advantage: Tensor) -> Tensor:
 
 def td_target(reward: Tensor, discount: Tensor, value_t: Tensor) -> Tensor:
     """Return r_t + discount_t · V(s_{t+1}), with broadcasting; the value may be NaN where the discount is 0."""
-    return torch.addcmul(reward, discount, value_t.masked_fill(discount == 0, 0)).detach()
+    return torch.addcmul(reward, discount, torch.where(discount.bool(), value_t, discount)).detach()
 
 
 def rescale(x: Tensor, eps: float = 1e-3) -> Tensor:
@@ -147,7 +146,8 @@ def _masked_logits(q: Tensor, temperature: float, mask: Tensor | None) -> Tensor
 
 def huber(prediction: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
     """Return ½x² where |x| ≤ δ, else δ(|x| − ½δ), for the error x (Huber 1964)."""
-    return functional.huber_loss(prediction, target.detach(), reduction="none", delta=delta)
+    loss: Tensor = torch.ops.aten.huber_loss.default(prediction, target.detach(), 0, delta)  # 0: no reduction
+    return loss
 
 
 @torch.no_grad()
