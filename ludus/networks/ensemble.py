@@ -54,9 +54,11 @@ class BatchedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[E, N, in]`` to ``[E, N, out]``; E may be less than the number of members."""
-        if len(x) == len(self.weight):
-            return torch.baddbmm(self.bias, x, self.weight)
-        return torch.baddbmm(self.bias[: len(x)], x, self.weight[: len(x)])
+        whole = len(x) == len(self.weight)
+        weight, bias = (self.weight, self.bias) if whole else (self.weight[: len(x)], self.bias[: len(x)])
+        if weight.shape[-1] == 1:  # bmm with one column takes four times as long, backward too
+            return (x * weight.mT).sum(-1, keepdim=True) + bias
+        return torch.baddbmm(bias, x, weight)
 
 
 class BatchedMLPEnsemble(Network):
