@@ -93,6 +93,7 @@ class ModularNetwork(Network):
         self.recurrent = any(slot.recurrent for slot in self._slots)
         mlp = self.plain_mlp()  # in a list, so that PyTorch does not register it twice
         self._fused_mlp = [mlp] if mlp is not None and mlp.activation in fused.ACTIVATIONS else []
+        self._checked: tuple[list[nn.Module], HookCheck] | None = None  # the layers of that MLP, checked for hooks
 
     def _add(self, slot_name: str, name: str, shape: Shape, config: NetworkConfig) -> tuple[_Slot, Shape]:
         """Make the piece called ``name``, register it unless it is an identity, and return it with its output shape."""
@@ -102,6 +103,10 @@ class ModularNetwork(Network):
         self.pieces[slot_name] = piece
         self._slots.append(_Slot(slot_name, piece, piece.recurrent))
         return self._slots[-1], piece.output_shape()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy makes its own check, for its own layers."""
+        return self.__dict__ | {"_checked": None}
 
     def initial_state(self, batch: int) -> HiddenState:
         state = HiddenState()
@@ -156,7 +161,9 @@ class ModularNetwork(Network):
             return None
         (mlp,) = self._fused_mlp
         layers: list[nn.Module] = [*mlp._modules["layers"]._modules.values(), *self.projections._modules.values()]  # type: ignore[union-attr]
-        if HookCheck((mlp, *layers))():
+        if self._checked is None or self._checked[0] != layers:
+            self._checked = layers, HookCheck((mlp, *layers))
+        if self._checked[1]():
             return None
         parameters: list[Tensor] = []
         for layer in layers:

@@ -1,7 +1,7 @@
 """Fused operations with a hand-written backward pass, each one node of the autograd graph.
 
-In small networks autograd's overhead exceeds the cost of the arithmetic. They apply where ``is_eager()``; otherwise
-callers use ordinary operations with the same result.
+The MLP pays where numpy is faster (tanh); with relu, autograd's own nodes are used. They apply where ``is_eager()``;
+otherwise callers use ordinary operations with the same result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch.nn import functional
 from ludus.core.errors import UserError
 
 Shape = tuple[int, ...]
-Backward = Callable[[Tensor, Tensor], Tensor]  # gradient with respect to the output, output → gradient by the input
 PARALLEL = 2**15  # elements from which on torch uses several threads
 
 
@@ -32,10 +31,7 @@ def tanh_(x: Tensor) -> Tensor:
     return x
 
 
-ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Backward]] = {  # in place, and its backward pass
-    "tanh": (tanh_, torch.ops.aten.tanh_backward.default),
-    "relu": (torch.relu_, lambda gradient, y: torch.ops.aten.threshold_backward.default(gradient, y, 0)),
-}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": tanh_, "relu": torch.relu_}  # in place
 
 
 def is_eager() -> bool:
@@ -73,7 +69,8 @@ def mlp(
     ``parameters`` are weight and bias of each of ``depth`` hidden layers, then of each output. If gradients are needed,
     ``is_eager()`` must be true.
     """
-    if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in parameters)):
+    recorded = torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in parameters))
+    if recorded and activation == "tanh":  # with relu, autograd's own nodes are faster
         outputs: tuple[Tensor, ...] = _apply(_MLP, x, activation, depth, shapes, *parameters)
         return outputs
     return _run_mlp(x, activation, depth, shapes, parameters)[1]
@@ -83,7 +80,7 @@ def _run_mlp(
     x: Tensor, activation: str, depth: int, shapes: Sequence[Shape], parameters: Sequence[Tensor]
 ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
     """Return the input of each layer as ``[N, …]``, and the outputs."""
-    activate_ = ACTIVATIONS[activation][0]
+    activate_ = ACTIVATIONS[activation]
     inputs = [x.reshape(-1, x.shape[-1])]
     for i in range(0, 2 * depth, 2):
         inputs.append(activate_(functional.linear(inputs[-1], parameters[i], parameters[i + 1])))
@@ -114,7 +111,7 @@ class _MLP(torch.autograd.Function):
             outputs = _run_mlp(x, activation, depth, shapes, parameters)[1]
             found = _differentiable_gradients(outputs, (x, *parameters), (by_x, *by_parameters), gradients)
             return found[0], None, None, None, *found[1:]
-        activation_backward, weights = ACTIVATIONS[activation][1], parameters[::2]
+        weights = parameters[::2]
         found = [None] * len(by_parameters)
         learns = any(by_parameters)
         total: Tensor | None = None  # the gradient with respect to the last hidden layer's output
@@ -127,7 +124,7 @@ class _MLP(torch.autograd.Function):
             if depth or by_x:
                 total = torch.mm(gradient, weights[i]) if total is None else torch.addmm(total, gradient, weights[i])
         for i in reversed(range(depth if total is not None else 0)):
-            total = activation_backward(total, inputs[i + 1])  # type: ignore[arg-type]
+            total = torch.ops.aten.tanh_backward.default(total, inputs[i + 1])
             if learns:
                 found[2 * i], found[2 * i + 1] = torch.mm(total.t(), inputs[i]), total.sum(0)
             if i or by_x:
