@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ludus.agents.actor_critic import ActorCritic, unused_normalizer
 from ludus.core.batch import Batch, Learned
-from ludus.core.config import Plan, UnusedSetting
+from ludus.core.config import Plan, RunOutline, UnusedSetting
 from ludus.core.errors import UserError, check_ranges
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, Shapes
@@ -112,7 +112,7 @@ class ACER(ActorCritic):
     Config: type[Any] = ACERConfig
 
     @classmethod
-    def adapt_defaults(cls, config: Any, nb_step: int, environments: int, recurrent: bool) -> dict[str, Any]:
+    def adapt_defaults(cls, config: Any, run: RunOutline) -> dict[str, Any]:
         """Keep the defaults: replayed rollouts give short runs enough updates."""
         return {}
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch, Learned
-from ludus.core.config import AgentConfig, Plan
+from ludus.core.config import AgentConfig, Plan, RunOutline
 from ludus.core.errors import check_ranges
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, Shapes
@@ -48,6 +48,15 @@ def larger_learning_rate(learning_rate: float, nb_step: int, largest: float) -> 
     return max(learning_rate, min(largest, scaled))
 
 
+def smaller_discount(gamma: float, steps: float) -> float:
+    """Bound the horizon 1/(1−γ) by 1/40 of the steps of each environment, but not below 10 steps.
+
+    Values are up to 1/(1−γ) times a reward. While they are still being learned, their errors in r + γV′ − V hide the
+    rewards, and the run ends before they are small.
+    """
+    return min(gamma, float(f"{1 - 1 / max(10, steps / 40):.3g}"))
+
+
 def unused_normalizer(config: Any, observation: Specs) -> Iterator[tuple[str, str]]:
     """Yield ``normalize_observation`` where there is nothing to normalize."""
     shapes = ObsPreprocessor(observation).shapes
@@ -71,7 +80,8 @@ class ActorCriticConfig(AgentConfig):
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses; larger in short runs
     # linear: falls to 0 at nb_step; constant in short runs
     learning_rate_schedule: Literal["constant", "linear"] = "linear"
-    gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
+    # discount: nearer 1 looks further ahead and learns slower; less with few steps per environment
+    gamma: float = 0.99
     gae_lambda: float = 0.95  # 1: Monte Carlo (less bias); 0: one-step TD (less variance)
     n_step: int = 0  # n-step returns instead of GAE; 0: GAE
     rollout: int = 8  # steps per environment between two updates; fewer in short runs
@@ -155,18 +165,20 @@ class ActorCritic(Agent):
         return {"actor": (inputs, policy), "critic": (inputs, value)}
 
     @classmethod
-    def adapt_defaults(cls, config: Any, nb_step: int, environments: int, recurrent: bool) -> dict[str, Any]:
+    def adapt_defaults(cls, config: Any, run: RunOutline) -> dict[str, Any]:
         """Give short runs at least 500 updates and a larger learning rate; recurrent networks keep the rollout.
 
-        The default eps is for RMSprop and too large for other optimizers.
+        Runs with few steps per environment have a smaller discount. The default eps is for RMSprop and too large for
+        other optimizers.
         """
         eps = {} if config.optimizer == "rmsprop" else {"optimizer_eps": 1e-5}
-        if nb_step >= LONG_RUN:
+        if run.nb_step >= LONG_RUN:
             return eps
-        shorter = min(config.rollout, max(1, nb_step // (500 * environments)))
+        shorter = min(config.rollout, max(1, run.nb_step // (500 * run.environments)))
         return eps | {
-            "rollout": config.rollout if recurrent else shorter,
-            "learning_rate": larger_learning_rate(config.learning_rate, nb_step, largest=2e-3),
+            "gamma": smaller_discount(config.gamma, run.nb_step / run.environments),
+            "rollout": config.rollout if run.recurrent else shorter,
+            "learning_rate": larger_learning_rate(config.learning_rate, run.nb_step, largest=2e-3),
             "learning_rate_schedule": "constant",
         }
 

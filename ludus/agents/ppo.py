@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ludus.agents.actor_critic import LONG_RUN, ActorCritic, ActorCriticConfig, larger_learning_rate
 from ludus.core.batch import Batch, Learned
-from ludus.core.config import Plan
+from ludus.core.config import Plan, RunOutline
 from ludus.core.errors import UserError, check_ranges
 from ludus.core.network import Network
 from ludus.core.spec import Specs
@@ -34,9 +34,11 @@ from ludus.ops.policy_gradient import (
 class PPOConfig(ActorCriticConfig):
     """Settings of PPO: those of A2C with other defaults, and its own."""
 
-    learning_rate: float = 3e-4  # raise for speed, lower when the return collapses; larger in short runs
+    # raise for speed, lower when the return collapses; larger in short runs without images
+    learning_rate: float = 3e-4
     # linear: falls to 0 at nb_step; kl: adapts to keep target_kl
     learning_rate_schedule: Literal["constant", "linear", "kl"] = "constant"  # type: ignore[assignment]
+    gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
     rollout: int = 128  # steps per environment and rollout; fewer in short runs
     # passes over each rollout: raise for sample efficiency, lower for stability and speed; 8 in short runs
     epochs: int = 4
@@ -80,18 +82,20 @@ class PPO(ActorCritic):
     generator: torch.Generator
 
     @classmethod
-    def adapt_defaults(cls, config: Any, nb_step: int, environments: int, recurrent: bool) -> dict[str, Any]:
+    def adapt_defaults(cls, config: Any, run: RunOutline) -> dict[str, Any]:
         """Give short runs at least 50 rollouts, more epochs and a larger learning rate.
 
-        A rollout has at least 8 steps (32 with a recurrent network), and each minibatch 16 transitions.
+        A rollout has at least 8 steps (32 with a recurrent network), and each minibatch 16 transitions. With images the
+        learning rate is not larger: CNNs unlearn with it.
         """
-        if nb_step >= LONG_RUN:
+        if run.nb_step >= LONG_RUN:
             return {}
-        shortest = max(32 if recurrent else 8, ceil(16 * config.minibatches / environments))
+        shortest = max(32 if run.recurrent else 8, ceil(16 * config.minibatches / run.environments))
+        rate = config.learning_rate
         return {
-            "rollout": min(config.rollout, max(shortest, nb_step // (50 * environments))),
+            "rollout": min(config.rollout, max(shortest, run.nb_step // (50 * run.environments))),
             "epochs": 8,
-            "learning_rate": larger_learning_rate(config.learning_rate, nb_step, largest=1.5e-3),
+            "learning_rate": rate if run.images else larger_learning_rate(rate, run.nb_step, largest=1.5e-3),
         }
 
     def __init__(

@@ -30,7 +30,8 @@ class VTraceConfig(AgentConfig):
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses; larger in short runs
     # linear: falls to 0 at nb_step; constant in short runs
     learning_rate_schedule: Literal["constant", "linear"] = "linear"
-    gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
+    # discount: nearer 1 looks further ahead and learns slower; less with few steps per environment
+    gamma: float = 0.99
     trace_lambda: float = 0.95  # how far targets look along the rollout; lower: less variance, more bias
     rho_clip: float = 1.0  # largest importance ratio of targets and advantages; higher: less bias, more variance
     c_clip: float = 1.0  # largest importance ratio of the trace: how far corrections reach back

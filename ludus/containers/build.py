@@ -32,7 +32,7 @@ from ludus.parallel.resources import cores, free_memory
 from ludus.preprocess.observation import ObsPreprocessor
 from ludus.settings.ineffective import find_ineffective, refuse_ineffective
 from ludus.settings.networks import plan_networks
-from ludus.settings.settings import Resolved, Settings
+from ludus.settings.settings import Resolved, Settings, adapt_defaults
 
 LARGE_IMAGE = 64  # pixels of the smaller side from which policy and value share a trunk by default
 REPAID = (
@@ -154,8 +154,18 @@ def _shares(settings: Settings[Any], observation: Specs) -> bool:
         return settings.network.shared == "yes"
     if settings.per_network:
         return False  # networks with different settings cannot share
+    return any(min(shape[-2:]) >= LARGE_IMAGE for shape in _image_shapes(observation))
+
+
+def _image_shapes(observation: Specs) -> list[tuple[int, ...]]:
+    """Return the shapes of the observations that go through a CNN, after preprocessing."""
     shapes = ObsPreprocessor(network_inputs(observation)).shapes.values()
-    return any(len(shape) > 2 and min(shape[-2:]) >= LARGE_IMAGE for shape in shapes)
+    return [shape for shape in shapes if len(shape) > 2]
+
+
+def adapt_to_observation(resolved: Resolved, observation: Specs) -> Resolved:
+    """Adapt the agent's defaults to images, which are not known before the environment exists."""
+    return adapt_defaults(resolved, images=bool(_image_shapes(observation)))
 
 
 def decide_sharing(settings: Settings[Any], observation: Specs, action: Specs) -> Settings[Any]:

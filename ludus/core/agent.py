@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ludus.core.batch import Batch, Learned
 from ludus.core.cache import CacheWriter, ExperienceCache
-from ludus.core.config import AgentConfig
+from ludus.core.config import AgentConfig, RunOutline
 from ludus.core.environment import GoalReward
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
@@ -47,8 +47,11 @@ class Agent(nn.Module, ABC):
         """Return the networks to build, by name; with ``shared``, actor and critic have one trunk."""
 
     @classmethod
-    def adapt_defaults(cls, config: Any, nb_step: int, environments: int, recurrent: bool) -> Mapping[str, Any]:
-        """Return defaults that suit a run of this length; they apply to settings that the user did not give."""
+    def adapt_defaults(cls, config: Any, run: RunOutline) -> Mapping[str, Any]:
+        """Return defaults that suit this run; they apply to settings that the user did not give.
+
+        It is called when the settings are read and again, with the same ``config``, when the observations are known.
+        """
         return {}
 
     @property

@@ -20,6 +20,15 @@ class Plan(NamedTuple):
     optimizer_steps: float = 0.0  # per environment step
 
 
+class RunOutline(NamedTuple):
+    """What an agent's defaults may depend on."""
+
+    nb_step: int
+    environments: int
+    recurrent: bool  # whether a network may be recurrent
+    images: bool  # whether an observation is an image; False until the environment exists
+
+
 class UnusedSetting(NamedTuple):
     """Settings that have no effect, depending on the value of another setting."""
 

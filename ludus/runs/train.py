@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ludus.containers.build import (
+    adapt_to_observation,
     build_cache,
     build_evaluator,
     build_learner,
@@ -184,6 +185,9 @@ def _build(
     with started:
         manager = build_manager(settings, environment)
     stack.callback(manager.close)
+    if saved is None:
+        resolved = adapt_to_observation(resolved, manager.observation)
+        settings = resolved.settings
     if saved is not None and saved.checkpoint is not None:
         outline = outline_agent(settings, manager.observation, manager.action)
         refuse_mismatch(outline, agent_of_checkpoint(saved.checkpoint))
@@ -253,10 +257,11 @@ def _compile(worker: LocalWorker, reporter: Reporter, build: Callable[[], Any]) 
 
 def check_settings(resolved: Resolved, trust: bool = False) -> None:
     """Refuse settings that training would refuse before its first step, for `ludus check`."""
-    settings = resolved.settings
     with ExitStack() as stack:
-        manager = make_manager(settings.env, 1)
+        manager = make_manager(resolved.settings.env, 1)
         stack.callback(manager.close)
+        resolved = adapt_to_observation(resolved, manager.observation)
+        settings = resolved.settings
         agent = build_learner(resolved, manager.observation, manager.action)
         if settings.init_from:
             initialise_from(agent, decide_sharing(settings, manager.observation, manager.action), trust)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
 
 from ludus.agents import AGENTS, CONFIGS
-from ludus.core.config import AgentConfig
+from ludus.core.config import AgentConfig, RunOutline
 from ludus.core.errors import UserError, did_you_mean
 from ludus.core.imports import name_for, resolve
 from ludus.environments.config import EnvConfig
@@ -33,7 +33,7 @@ TABLES = {"agent.name": AGENTS, "network.name": NETWORKS, **dict.fromkeys(PIECES
 MINIMUM = {"nb_step": 1, "seed": 0, "threads": 0, "log_every": 0, "checkpoint_every": 0, "keep": 1}
 MAX_NAME_LENGTH = 80  # characters of a run's name or tag
 MAXIMUM = {"seed": 2**63 - 1, "threads": 1024}  # seeds: limit of torch; threads: far more end the process
-ADAPTED = "default for this run"  # origin of defaults that the agent adapted to the length of the run
+ADAPTED = "default for this run"  # origin of defaults that the agent adapted to the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class Settings(Generic[A]):
 class Resolved(NamedTuple):
     """Settings with the origin of each: ``default``, ``preset <name>``, ``file <path>``, ``flag`` or ``argument``.
 
-    The origin of a default that the agent adapted to the length of the run is ``ADAPTED``.
+    The origin of a default that the agent adapted to the run is ``ADAPTED``.
     """
 
     settings: Settings[Any]
@@ -160,24 +160,29 @@ def resolve_settings(
         preset = find_preset(known.get("env.id", ""), known.get("agent.name", DEFAULT_AGENT))
     if preset != NO_PRESET:
         layers.insert(0, (f"preset {preset}", load_preset(preset)))
-    resolved = _adapt_defaults(_build(layers))
+    resolved = adapt_defaults(_build(layers))
     resolved.settings.agent.check_run_length(resolved.settings.nb_step, resolved.settings.env.num)
     return resolved
 
 
-def _adapt_defaults(resolved: Resolved) -> Resolved:
-    """Replace defaults by those that the agent recommends for a run of this length."""
+def adapt_defaults(resolved: Resolved, images: bool = False) -> Resolved:
+    """Replace defaults by those that the agent recommends for this run, also those that were replaced before."""
     settings, origins = resolved
     kind = resolve(settings.agent_name, AGENTS, "agent")
     networks = (settings.network, *map(settings.network_for, settings.per_network))
-    length = settings.nb_step, settings.env.num, any(network.may_be_recurrent for network in networks)
+    recurrent = any(network.may_be_recurrent for network in networks)
+    run = RunOutline(settings.nb_step, settings.env.num, recurrent, images)
+    usual = vars(type(settings.agent)())
+    before = {name: value for name, value in usual.items() if origins.get(f"agent.{name}") == ADAPTED}
+    agent = replace(settings.agent, **before)
+    origins = origins | {f"agent.{name}": "default" for name in before}
     adapted = {
         name: value
-        for name, value in kind.adapt_defaults(settings.agent, *length).items()
-        if origins.get(f"agent.{name}") == "default" and value != vars(settings.agent)[name]
+        for name, value in kind.adapt_defaults(agent, run).items()
+        if origins.get(f"agent.{name}") == "default" and value != vars(agent)[name]
     }
     return Resolved(
-        replace(settings, agent=replace(settings.agent, **adapted)),
+        replace(settings, agent=replace(agent, **adapted)),
         origins | {f"agent.{name}": ADAPTED for name in adapted},
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from ludus.containers.build import build_agent, choose_device
+from ludus.containers.build import adapt_to_observation, build_agent, choose_device
 from ludus.core.spec import Spec
 from ludus.settings.settings import resolve_settings
 
@@ -30,6 +30,15 @@ def test_policy_and_value_of_small_images_have_a_trunk_each(shape: tuple[int, ..
 def test_policy_and_value_of_large_images_share_one(shape: tuple[int, ...]) -> None:
     assert networks(shape) == {"actor_critic"}
     assert networks(shape, **{"network.shared": "no"}) == {"actor", "critic"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "rate"), [((4,), 8.8e-4), ((5, 4), 8.8e-4), ((36, 36, 3), 3e-4), ((4, 84, 84, 3), 3e-4)]
+)
+def test_short_runs_have_a_larger_learning_rate_unless_there_are_images(shape: tuple[int, ...], rate: float) -> None:
+    observation = {"vector": Spec((2,), "float32"), "other": Spec(shape, "uint8", low=0, high=255)}
+    resolved = resolve_settings("CartPole-v1", "ppo", "none", None, {"nb_step": 40_000})
+    assert adapt_to_observation(resolved, observation).settings.agent.learning_rate == rate
 
 
 @pytest.mark.parametrize(

@@ -297,6 +297,14 @@ def test_what_was_chosen_for_network_shared_is_written_where_the_agent_has_somet
     ludus.train(COUNTING, config=run / "config.toml")
 
 
+def test_a_run_with_images_writes_the_defaults_for_images(tmp_path: Path) -> None:
+    given = {"runs": str(tmp_path), "quiet": True, "env.num": 2, "agent.epochs": 1, "evaluation.episodes": 1}
+    run = ludus.train("ludus.environments.image_toy:CatchEnv", "ppo", nb_step=64, settings=given).run
+    config, origins = read_config(run / "config.toml"), read_origins(run / "config.toml")
+    assert (config["agent.learning_rate"], origins["agent.learning_rate"]) == (3e-4, "default")
+    assert (config["agent.rollout"], origins["agent.rollout"]) == (32, "default for this run")
+
+
 def test_the_log_and_the_settings_tell_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     result = train(tmp_path, COUNTING, threads=0, evaluation__every=50)

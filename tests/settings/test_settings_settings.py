@@ -13,7 +13,15 @@ from ludus.core.errors import UserError
 from ludus.networks.config import NetworkConfig
 from ludus.settings.config_file import read_config, write_config
 from ludus.settings.parse import parse_value
-from ludus.settings.settings import find_preset, from_flat, presets, resolve_settings, setting_types, to_flat
+from ludus.settings.settings import (
+    adapt_defaults,
+    find_preset,
+    from_flat,
+    presets,
+    resolve_settings,
+    setting_types,
+    to_flat,
+)
 
 
 @dataclass(frozen=True)
@@ -174,6 +182,15 @@ def test_short_runs_have_more_updates_and_larger_steps() -> None:
     assert (long.rollout, long.learning_rate_schedule, long.learning_rate) == (8, "linear", 7e-4)
     assert (short.rollout, short.learning_rate_schedule, short.learning_rate) == (1, "constant", 2e-3)
     assert agent("a2c", 10_000).rollout == 2
+    # the horizon 1/(1−γ): 1/40 of the steps of each of 8 environments, 10 at least
+    assert [agent("a2c", steps).gamma for steps in (1_000, 3_500, 16_000, 32_000, 500_000)] == [
+        0.9,
+        0.909,
+        0.98,
+        0.99,
+        0.99,
+    ]
+    assert (agent("a2c", 3_500, **{"env.num": 1}).gamma, agent("ppo", 3_500).gamma) == (0.989, 0.99)
     lstm = {"network.body": "lstm"}  # backpropagation goes over a rollout
     assert (agent("a2c", 3_000, **lstm).rollout, agent("ppo", 3_000, **lstm).rollout) == (8, 32)
     assert agent("a2c", 3_000, **{"network.name": "my_module:MyNetwork"}).rollout == 8
@@ -190,6 +207,20 @@ def test_given_settings_are_not_adapted_to_a_short_run() -> None:
     assert (origins["agent.rollout"], origins["agent.epochs"]) == ("flag", "default for this run")
     assert from_flat(to_flat(settings)) == settings
     assert from_flat(to_flat(settings) | {"nb_step": 1_000_000}).agent == settings.agent  # as a resume to a new end
+
+
+def test_short_runs_with_images_keep_the_learning_rate_of_ppo() -> None:
+    """The environment tells whether there are images, after the settings are resolved."""
+
+    def rate(agent: str, **given: Any) -> tuple[float, str]:
+        resolved = resolve_settings(COUNTING, agent, overrides={"nb_step": 40_000} | given)
+        again = adapt_defaults(resolved, images=True)
+        assert adapt_defaults(again) == resolved == adapt_defaults(resolved)  # adapts the defaults, not adapted ones
+        return again.settings.agent.learning_rate, again.origins["agent.learning_rate"]
+
+    assert rate("ppo") == (3e-4, "default")
+    assert rate("ppo", **{"agent.learning_rate": 8e-4}) == (8e-4, "flag")
+    assert rate("a2c") == (2e-3, "default for this run")
 
 
 @given(
