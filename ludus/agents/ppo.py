@@ -86,7 +86,7 @@ class PPO(ActorCritic):
         """Give short runs at least 50 rollouts, more epochs and a larger learning rate.
 
         A rollout has at least 8 steps (32 with a recurrent network), and each minibatch 16 transitions. With images the
-        learning rate is not larger: CNNs unlearn with it.
+        learning rate is not larger, since returns collapse more often with it.
         """
         if run.nb_step >= LONG_RUN:
             return {}

@@ -77,6 +77,10 @@ class Updater(ABC):
         """Return the sum of ``x`` over ranks."""
         return x
 
+    def mean(self, x: Tensor) -> Tensor:
+        """Return the mean of ``x`` over ranks."""
+        return self.sum(x) / self.ranks if self.ranks > 1 else x
+
     def agree(self, flag: bool) -> bool:
         """Return whether ``flag`` is true on all ranks."""
         return flag
