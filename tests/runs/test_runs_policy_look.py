@@ -128,7 +128,7 @@ def test_values_are_one_number_per_observation(folder: Path, name: str) -> None:
     assert len(set(values.tolist())) > 1
     one = player.value(x[1])
     assert isinstance(one, float)
-    assert one == pytest.approx(values[1], rel=1e-5)
+    assert one == pytest.approx(values[1], rel=1e-5, abs=1e-5)
 
 
 def test_a_value_is_that_of_the_critic(folder: Path) -> None:
