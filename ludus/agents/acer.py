@@ -82,7 +82,7 @@ class ACERConfig(RolloutReplayConfig):
         """One optimizer step per fresh rollout and ``replay_ratio`` on replayed ones."""
         floats = 5 if self.normalize_observation else 0  # measured
         steps = (1 + self.replay_ratio) / (rows * self.rollout)
-        return Plan(self.rollout, 1, floats, self.replay, steps)
+        return Plan(self.rollout, 1, floats, self.replay, steps, rows * self.rollout)
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
         """Settings of the normalizer, trust region and replay that do nothing."""

@@ -111,7 +111,8 @@ class ActorCriticConfig(AgentConfig):
     def plan(self, rows: int) -> Plan:
         """One optimizer step per rollout."""
         floats = 5 if self.normalize_observation else 0  # measured
-        return Plan(self.rollout, 1, floats, optimizer_steps=1 / (rows * self.rollout))
+        batch = rows * self.rollout
+        return Plan(self.rollout, 1, floats, optimizer_steps=1 / batch, batch=batch)
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
         """Also ``gae_lambda`` with n-step returns."""

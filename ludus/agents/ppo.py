@@ -71,7 +71,9 @@ class PPOConfig(ActorCriticConfig):
         plan = super().plan(rows)
         copies = 3 if self.minibatches > 1 else 1  # measured
         return plan._replace(
-            rollout_copies=copies, optimizer_steps=self.epochs * self.minibatches / (rows * self.rollout)
+            rollout_copies=copies,
+            optimizer_steps=plan.optimizer_steps * self.epochs * self.minibatches,
+            batch=plan.batch // self.minibatches,
         )
 
 

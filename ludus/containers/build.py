@@ -35,9 +35,9 @@ from ludus.settings.networks import plan_networks
 from ludus.settings.settings import Resolved, Settings, adapt_defaults
 
 LARGE_IMAGE = 64  # pixels of the smaller side from which policy and value share a trunk by default
-REPAID = (
-    50_000  # optimizer steps that earn back a compilation: ten seconds or more, against a fifth of a millisecond each
-)
+# optimizer steps that repay a compilation of ten seconds or more: each saves a fifth of a millisecond on up to 256
+# transitions, and more on larger batches
+REPAID, REPAID_BATCH = 50_000, 256
 
 
 class Engines(NamedTuple):
@@ -242,7 +242,8 @@ def _compiles(settings: Settings[Any], agent: Agent) -> bool:
                 "compile is on, but a recurrent network has shapes that change; set compile to auto or off."
             )
         return True
-    repaid = settings.nb_step * settings.agent.plan(settings.env.num).optimizer_steps >= REPAID
+    plan: Plan = settings.agent.plan(settings.env.num)
+    repaid = settings.nb_step * plan.optimizer_steps * max(1, plan.batch / REPAID_BATCH) >= REPAID
     has_compiler = bool(shutil.which(os.environ.get("CXX", "g++")))
     return settings.compile == "auto" and not agent.recurrent and repaid and has_compiler
 

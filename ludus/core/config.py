@@ -18,6 +18,7 @@ class Plan(NamedTuple):
     rollout_floats: int = 0  # additional float32 copies, of normalized observations
     replay: int = 0  # transitions in the replay buffer
     optimizer_steps: float = 0.0  # per environment step
+    batch: int = 0  # transitions per optimizer step
 
 
 class RunOutline(NamedTuple):

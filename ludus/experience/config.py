@@ -82,7 +82,8 @@ class ReplayConfig(AgentConfig):
 
     def plan(self, rows: int) -> Plan:
         """Return the replay's transitions in memory (0 with a folder) and the optimizer steps per env step."""
-        return Plan(replay=0 if self.replay_folder else self.replay, optimizer_steps=self.updates_per_step)
+        replay, batch = 0 if self.replay_folder else self.replay, self.batch_size * max(1, self.sequence)
+        return Plan(replay=replay, optimizer_steps=self.updates_per_step, batch=batch)
 
     def check_run_length(self, nb_step: int, rows: int) -> None:
         """Refuse a run that would end before the first update."""

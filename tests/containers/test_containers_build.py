@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from ludus.containers.build import adapt_to_observation, build_agent, choose_device
+from ludus.containers.build import _compiles, adapt_to_observation, build_agent, choose_device
 from ludus.core.spec import Spec
 from ludus.settings.settings import resolve_settings
 
@@ -51,3 +52,13 @@ def test_auto_is_the_freest_gpu_that_suffices(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free))  # no machine of ours has them
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda i: (free[i], 10))
     assert choose_device("auto", needs) == torch.device(device)
+
+
+@pytest.mark.parametrize(("environments", "nb_step", "compiled"), [(8, 1_000_000, False), (512, 10_000_000, True)])
+def test_large_batches_repay_a_compilation_sooner(environments: int, nb_step: int, compiled: bool) -> None:
+    """Both runs take fewer than 50,000 optimizer steps."""
+    settings = resolve_settings(
+        "CartPole-v1", "ppo", "none", None, {"env.num": environments, "nb_step": nb_step}
+    ).settings
+    agent: Any = SimpleNamespace(recurrent=False)
+    assert _compiles(settings, agent) is compiled

@@ -25,6 +25,7 @@ def test_every_agent_has_a_plan_and_declares_existing_settings(name: str) -> Non
     assert isinstance(config, AgentConfig)
     plan = config.plan(8)
     assert plan.optimizer_steps > 0
+    assert plan.batch > 0
     assert plan.rollout or plan.replay
     names = {field.name for field in fields(config)}
     assert {part for unused in config.UNUSED for part in (*unused.names.split(), unused.depends_on)} <= names
@@ -34,13 +35,13 @@ def test_every_agent_has_a_plan_and_declares_existing_settings(name: str) -> Non
 def test_plans_of_known_settings() -> None:
     ppo, acer, dqn = (agent_config(name) for name in ("ppo", "acer", "dqn"))
     assert ppo(rollout=128, epochs=4, minibatches=4, normalize_observation=False).plan(8) == Plan(
-        128, 3, 0, 0, 16 / (8 * 128)
+        128, 3, 0, 0, 16 / (8 * 128), 256
     )
-    assert ppo(rollout=16, epochs=1, minibatches=1, normalize_observation=True).plan(2) == Plan(16, 1, 5, 0, 1 / 32)
+    assert ppo(rollout=16, epochs=1, minibatches=1, normalize_observation=True).plan(2) == Plan(16, 1, 5, 0, 1 / 32, 32)
     assert acer(rollout=20, replay=500, replay_ratio=4.0, normalize_observation=False).plan(4) == Plan(
-        20, 1, 0, 500, 5 / 80
+        20, 1, 0, 500, 5 / 80, 80
     )
-    assert dqn(replay=1000, updates_per_step=0.5).plan(4) == Plan(replay=1000, optimizer_steps=0.5)
+    assert dqn(replay=1000, batch_size=64, updates_per_step=0.5).plan(4) == Plan(0, 1, 0, 1000, 0.5, 64)
     assert dqn(replay=1000, replay_folder="somewhere").plan(4).replay == 0
 
 
