@@ -55,8 +55,8 @@ class Job(NamedTuple):
 
 
 def commit() -> str:
-    """Return the commit, with a + if the library has uncommitted changes."""
-    head = _git("rev-parse", "--short=10", "HEAD")
+    """Return the last commit that changed the library, with a + if it has uncommitted changes."""
+    head = _git("log", "-1", "--format=%h", "--abbrev=10", "--", "ludus")
     return head + "+" * bool(_git("status", "--porcelain", "--", "ludus"))
 
 
@@ -144,8 +144,8 @@ and stores results by task, seed, commit and settings; `--task NAME …` selects
 Every few thousand steps the policy plays 100 greedy episodes, on separate environments and seeds. A seed passes if the
 mean return of such an evaluation reaches the target within the given number of steps; the run ends there unless noted.
 Settings are the environment's [preset](../ludus/settings/presets) and those named below. Steps are environment steps
-over all environments. Seconds are wall time on a shared machine, not a benchmark. A commit with a + had uncommitted
-changes to the library.
+over all environments. Seconds are wall time on a shared machine, not a benchmark. Commits are the last that changed
+`ludus/`; a + means uncommitted changes to it.
 """
 
 
