@@ -16,7 +16,6 @@ from ludus.core.errors import UserError
 from ludus.core.types import State, Tensors
 from ludus.core.updater import Group, LossFunction, NonFiniteError, Updater
 from ludus.networks.module_checks import depends_on_training_mode
-from ludus.ops.fused import gradients
 from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_, rmsprop_tf_, sgd_
 
 ALIGN = 16  # elements: parameters start at multiples of 64 bytes, for vector instructions
@@ -312,6 +311,19 @@ class LocalUpdater(Updater):
             for part, steps in zip(self.parts.values(), state["steps"], strict=True):
                 part.steps.copy_(steps)
         self.learning_rate = state["learning_rate"]
+
+
+def gradients(total: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a scalar, as ``torch.autograd.grad`` without its checks, which are slow.
+
+    None for parameters that ``total`` does not depend on.
+    """
+    if not total.requires_grad:
+        raise UserError("The loss does not depend on any trainable parameter, so there is no gradient.")
+    found: tuple[Tensor | None, ...] = torch.autograd.Variable._execution_engine.run_backward(
+        (total,), (torch.ones_like(total),), False, False, parameters, allow_unreachable=True, accumulate_grad=False
+    )
+    return found
 
 
 def _parts(flat: FlatParameters, groups: Mapping[str, Group]) -> dict[str, ParameterBlock]:

@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from ludus.core.spec import Spec
 from ludus.ops import distributions as ops
-from ludus.ops.fused import categorical_terms
 from ludus.preprocess.actions import rescaling
 
 Parameters = tuple[Tensor, ...]
@@ -94,7 +93,7 @@ class Categorical(ActionHead):
     """One choice out of n."""
 
     def evaluate(self, p: Parameters, action: Tensor) -> tuple[Tensor, Tensor]:
-        return categorical_terms(p[0], action)
+        return ops.categorical_terms(p[0], action)
 
 
 class MultiCategorical(ActionHead):

@@ -12,9 +12,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network
 from ludus.core.types import Tensors
 from ludus.networks.modular import NO_STATE, ModularNetwork, module_key
-from ludus.networks.net1d.mlp import ACTIVATIONS
-
-IN_PLACE = {"tanh": torch.tanh_, "relu": torch.relu_}  # saves memory; their gradients need only the output
+from ludus.ops.activations import ACTIVATIONS
 
 
 class Ensemble(Network):
@@ -87,7 +85,7 @@ class BatchedMLPEnsemble(Network):
         x = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         size = members or self.size
         x = x.expand(size, *x.shape)
-        activate = IN_PLACE.get(self.activation, ACTIVATIONS[self.activation])
+        activate = torch.relu_ if self.activation == "relu" else ACTIVATIONS[self.activation]  # in place saves memory
         for layer in self.layers:
             x = activate(layer(x))
         outputs = {

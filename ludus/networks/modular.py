@@ -14,11 +14,9 @@ from ludus.core.types import Tensors
 from ludus.networks.cast import cast, cast_shape, join_shapes
 from ludus.networks.config import NetworkConfig
 from ludus.networks.identity import Identity
-from ludus.networks.module_checks import HookCheck
 from ludus.networks.net1d.mlp import MLP
 from ludus.networks.pieces import make_piece, piece_rank
 from ludus.networks.projection import make_projection
-from ludus.ops import fused
 
 NO_STATE = HiddenState()  # of feed-forward pieces
 
@@ -91,9 +89,6 @@ class ModularNetwork(Network):
             self._projections.append((name, projection, rank, shape))
 
         self.recurrent = any(slot.recurrent for slot in self._slots)
-        mlp = self.plain_mlp()  # in a list, so that PyTorch does not register it twice
-        self._fused_mlp = [mlp] if mlp is not None and mlp.activation in fused.ACTIVATIONS else []
-        self._checked: tuple[list[nn.Module], HookCheck] | None = None  # the layers of that MLP, checked for hooks
 
     def _add(self, slot_name: str, name: str, shape: Shape, config: NetworkConfig) -> tuple[_Slot, Shape]:
         """Make the piece called ``name``, register it unless it is an identity, and return it with its output shape."""
@@ -104,10 +99,6 @@ class ModularNetwork(Network):
         self._slots.append(_Slot(slot_name, piece, piece.recurrent))
         return self._slots[-1], piece.output_shape()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy makes its own check, for its own layers."""
-        return self.__dict__ | {"_checked": None}
-
     def initial_state(self, batch: int) -> HiddenState:
         state = HiddenState()
         for slot in self._slots:
@@ -115,12 +106,6 @@ class ModularNetwork(Network):
         return state
 
     def forward(self, observation: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensors, HiddenState]:
-        if self._fused_mlp and (parameters := self._fused_parameters()) is not None:
-            inputs = [observation[name] for name in self.inputs]
-            x, shapes = torch.cat(inputs, -1) if len(inputs) > 1 else inputs[0], self.outputs.values()
-            depth = len(parameters) // 2 - len(shapes)
-            made = fused.mlp(x, self._fused_mlp[0].activation, depth, parameters, [first.shape + s for s in shapes])
-            return dict(zip(self.outputs, made, strict=True)), NO_STATE
         new_state = HiddenState()
         parts = [
             cast(slot.run(observation[name].flatten(0, 1), state, first, new_state), self._body_rank)
@@ -154,24 +139,6 @@ class ModularNetwork(Network):
         vectors = vectors and all(len(shape) <= 1 for shape in self.outputs.values())
         linear = all(type(layer) is nn.Linear for layer in self.projections.values())
         return slot.piece if type(slot.piece) is MLP and vectors and linear else None
-
-    def _fused_parameters(self) -> list[Tensor] | None:
-        """Return weight and bias of each layer; None where ``fused.mlp`` would not compute the same as the layers."""
-        if not fused.is_eager():
-            return None
-        (mlp,) = self._fused_mlp
-        layers: list[nn.Module] = [*mlp._modules["layers"]._modules.values(), *self.projections._modules.values()]  # type: ignore[union-attr]
-        if self._checked is None or self._checked[0] != layers:
-            self._checked = layers, HookCheck((mlp, *layers))
-        if self._checked[1]():
-            return None
-        parameters: list[Tensor] = []
-        for layer in layers:
-            weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
-            if type(layer) is not nn.Linear or weight is None or bias is None or not weight.is_cpu:
-                return None
-            parameters += (weight, bias)
-        return parameters
 
 
 def module_key(name: str) -> str:

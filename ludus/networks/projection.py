@@ -11,8 +11,8 @@ from ludus.core.errors import UserError
 from ludus.core.network import Shape
 from ludus.networks.config import NetworkConfig
 from ludus.networks.init import initialize
-from ludus.networks.net1d.mlp import ACTIVATIONS
 from ludus.networks.noisy import NoisyLinear
+from ludus.ops.activations import ACTIVATIONS
 
 GAINS = {"policy": 0.01, "value": 1.0}  # initial gain by the first part of an output's name; 1 for all others
 MAX_STREAM_WIDTH = 512  # as in Rainbow; a hidden layer as wide as a large input would need too much memory

@@ -55,6 +55,12 @@ def categorical_entropy(logits: Tensor) -> Tensor:
     return -(log_p.exp() * log_p).sum(-1)
 
 
+def categorical_terms(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log p(action) and the entropy −Σ p log p ``[...]``, from one softmax."""
+    log_p = logits.log_softmax(-1)
+    return log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+
+
 def categorical_kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
     """Return KL(p‖q) = Σ p (log p − log q)."""
     log_p = logits_p.log_softmax(-1)

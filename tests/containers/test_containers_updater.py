@@ -13,7 +13,7 @@ from containers_setup import make_worker
 from torch import Tensor, nn
 
 from ludus.containers.loop import begin, collect
-from ludus.containers.updater import ALIGN, FlatParameters, LocalUpdater
+from ludus.containers.updater import ALIGN, FlatParameters, LocalUpdater, gradients
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch
 from ludus.core.errors import UserError
@@ -476,3 +476,12 @@ def test_groups_have_clipping_of_their_own_and_a_wrong_name_gets_a_sentence() ->
     assert float((updater.parameters("critic") - before).norm()) == pytest.approx(1e-3, rel=1e-3)
     with pytest.raises(UserError, match='TwoParts has no parameter group "all", only "critic", "actor"'):
         updater.step(agent.critic_loss, two_parts_batch(), "all")
+
+
+def test_gradients_are_those_of_autograd() -> None:
+    x, y, z = (torch.randn(3, requires_grad=True) for _ in range(3))
+    found = gradients((x * y.sin()).sum(), (x, y, z))
+    torch.testing.assert_close(found[:2], torch.autograd.grad((x * y.sin()).sum(), (x, y)))
+    assert found[2] is None
+    with pytest.raises(UserError, match="does not depend on any trainable parameter"):
+        gradients(torch.ones(()), (x,))

@@ -365,3 +365,9 @@ def test_float32_stays_float32(name: str) -> None:
     action = torch.zeros(4, dtype=torch.int64) if name == "categorical" else torch.full((4, 3), 0.5)
     results = [getattr(ops, f"{name}_entropy")(*p), getattr(ops, f"{name}_log_prob")(*p, action)]
     assert all(x.dtype == torch.float32 and x.shape == (4,) for x in results)
+
+
+def test_categorical_terms_are_log_probability_and_entropy() -> None:
+    logits, action = torch.randn(5, 6, 4, dtype=torch.float64), torch.randint(4, (5, 6))
+    expected = D.Categorical(logits=logits)
+    torch.testing.assert_close(ops.categorical_terms(logits, action), (expected.log_prob(action), expected.entropy()))

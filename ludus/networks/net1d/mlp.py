@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from math import sqrt
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Shape, SubModule
 from ludus.networks.cast import cast_shape
 from ludus.networks.config import NetworkConfig
 from ludus.networks.init import initialize
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "elu": functional.elu,
-    "gelu": functional.gelu,
-    "silu": functional.silu,
-}
+from ludus.ops.activations import ACTIVATIONS
 
 
 class MLP(SubModule):
