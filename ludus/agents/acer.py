@@ -125,8 +125,8 @@ class ACER(ActorCritic):
         acting = {name: network for name, network in networks.items() if name != "critic"}
         self.average = TargetNetworks(acting if config.trust_region else {})
         self._policy_networks = list(acting)
-        # a recurrent critic must see every step in training
-        self._acting_networks = [name for name, network in networks.items() if name in acting or network.recurrent]
+        if config.targets == "retrace":
+            self.value_networks = list(networks)  # V is the policy's mean of Q
         if config.replay_ratio and config.replay < config.rollout * batch:
             raise UserError(
                 f"agent.replay is {config.replay}, less than one rollout of {config.rollout * batch} transitions "
@@ -163,7 +163,7 @@ class ACER(ActorCritic):
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Sample with ``noise``, else take the mode; the experience is the log-probability of every choice."""
         observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
-        names = self._policy_networks if noise is None and not self.tracks_value else self._acting_networks
+        names = self._policy_networks if noise is None and not self.tracks_value else self.acting_networks
         outputs, state = self.outputs(observation, state, step.first.unsqueeze(0), names)
         logits = self.policy.distribution({self._logits: outputs[self._logits].squeeze(0)}, step.observation)
         log_policy = logits[self._logits].log_softmax(-1)

@@ -30,7 +30,7 @@ class VTraceConfig(AgentConfig):
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses; larger in short runs
     # linear: falls to 0 at nb_step; constant in short runs
     learning_rate_schedule: Literal["constant", "linear"] = "linear"
-    # discount: nearer 1 looks further ahead and learns slower; less with few steps per environment
+    # discount: nearer 1 looks further ahead and learns slower; less in runs below 32,000 steps
     gamma: float = 0.99
     trace_lambda: float = 0.95  # how far targets look along the rollout; lower: less variance, more bias
     rho_clip: float = 1.0  # largest importance ratio of targets and advantages; higher: less bias, more variance

@@ -222,10 +222,9 @@ def choose_engines(settings: Settings[Any], agent: Agent) -> Engines:
     acting = "torch"
     if settings.engine == "auto" and agent.use_numpy():
         acting = "numpy"
-    update = "eager"
-    if _compiles(settings, agent):
-        update = "compiled"
-    return Engines(next(agent.parameters()).device, threads, acting, update)
+    device = next(agent.parameters()).device
+    update = "compiled" if _compiles(settings, agent, device) else "eager"
+    return Engines(device, threads, acting, update)
 
 
 def default_threads(module: nn.Module) -> int:
@@ -235,7 +234,7 @@ def default_threads(module: nn.Module) -> int:
     return cores() if on_cpu else 1
 
 
-def _compiles(settings: Settings[Any], agent: Agent) -> bool:
+def _compiles(settings: Settings[Any], agent: Agent, device: torch.device) -> bool:
     if settings.compile == "on":
         if agent.recurrent:
             raise UserError(
@@ -243,7 +242,8 @@ def _compiles(settings: Settings[Any], agent: Agent) -> bool:
             )
         return True
     plan: Plan = settings.agent.plan(settings.env.num)
-    repaid = settings.nb_step * plan.optimizer_steps * max(1, plan.batch / REPAID_BATCH) >= REPAID
+    larger = max(1, plan.batch / REPAID_BATCH) if device.type == "cpu" else 1  # a GPU mostly saves launches of kernels
+    repaid = settings.nb_step * plan.optimizer_steps * larger >= REPAID
     has_compiler = bool(shutil.which(os.environ.get("CXX", "g++")))
     return settings.compile == "auto" and not agent.recurrent and repaid and has_compiler
 

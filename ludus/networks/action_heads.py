@@ -28,13 +28,19 @@ class Functions(NamedTuple):
     kl: Callable[..., Tensor]
 
 
-class ActionHead(nn.Module):
-    """The distribution of one action, made from ``size`` network outputs; by default of logits."""
+CATEGORICAL = Functions(
+    sample=ops.categorical_sample,
+    mode=ops.categorical_mode,
+    log_prob=ops.categorical_log_prob,
+    entropy=ops.categorical_entropy,
+    kl=ops.categorical_kl,
+)
 
-    functions = Functions(
-        *(ops.categorical_sample, ops.categorical_mode, ops.categorical_log_prob),
-        *(ops.categorical_entropy, ops.categorical_kl),
-    )
+
+class ActionHead(nn.Module):
+    """The distribution of one action, made from ``size`` network outputs."""
+
+    functions: Functions
     action_transform = "none"  # applied before the action goes to the environment
     parameter_count = 1
     outputs = 1  # of the network, per element of a continuous or binary action
@@ -92,6 +98,8 @@ class ActionHead(nn.Module):
 class Categorical(ActionHead):
     """One choice out of n."""
 
+    functions = CATEGORICAL
+
     def evaluate(self, p: Parameters, action: Tensor) -> tuple[Tensor, Tensor]:
         return ops.categorical_terms(p[0], action)
 
@@ -99,11 +107,13 @@ class Categorical(ActionHead):
 class MultiCategorical(ActionHead):
     """k independent choices, out of ``sizes[i]`` each: one categorical ``[…, k, max(sizes)]``, padded."""
 
+    functions = CATEGORICAL
+
     def decode(self, output: Tensor, mask: Tensor | None) -> Parameters:
         return (ops.pad_choices(super().decode(output, mask)[0], self.spec.sizes),)
 
-    def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return ops.pad_choices(super().draw_noise(leading, generator), self.spec.sizes)
+    def sample(self, p: Parameters, noise: Tensor) -> Tensor:
+        return super().sample(p, ops.pad_choices(noise, self.spec.sizes))
 
     def log_prob(self, p: Parameters, action: Tensor) -> Tensor:
         return super().log_prob(p, action).sum(-1)
@@ -113,6 +123,13 @@ class MultiCategorical(ActionHead):
 
     def kl(self, p: Parameters, q: Parameters) -> Tensor:
         return super().kl(p, q).sum(-1)
+
+    def pack(self, p: Parameters) -> Tensor:
+        choices = zip(p[0].unbind(-2), self.spec.sizes, strict=True)
+        return torch.cat([logits[..., :size] for logits, size in choices], -1)
+
+    def unpack(self, packed: Tensor) -> Parameters:
+        return (ops.pad_choices(packed, self.spec.sizes),)
 
 
 class Bernoulli(ActionHead):
@@ -154,7 +171,7 @@ class Gaussian(ActionHead):
         return torch.randn(*leading, self.size, generator=generator, device=generator.device)
 
     def describe(self, p: Parameters) -> dict[str, Tensor]:
-        scale, shift = (torch.from_numpy(x).to(p[0]).broadcast_to(self.spec.shape) for x in rescaling(self.spec))
+        scale, shift = (torch.as_tensor(x).to(p[0]).broadcast_to(self.spec.shape) for x in rescaling(self.spec))
         mean, std = p[0], p[1].exp().expand_as(p[0])
         return {"mean": mean * scale.reshape(-1) + shift.reshape(-1), "std": std * scale.reshape(-1)}
 
@@ -163,8 +180,11 @@ class TanhGaussian(ActionHead):
     """A diagonal Gaussian over u with mean and standard deviation from the network; the environment gets tanh(u)."""
 
     functions = Functions(
-        *(ops.tanh_gaussian_sample, ops.tanh_gaussian_mode, ops.tanh_gaussian_log_prob),
-        *(ops.tanh_gaussian_entropy, ops.tanh_gaussian_kl),
+        sample=ops.tanh_gaussian_sample,
+        mode=ops.tanh_gaussian_mode,
+        log_prob=ops.tanh_gaussian_log_prob,
+        entropy=ops.tanh_gaussian_entropy,
+        kl=ops.tanh_gaussian_kl,
     )
     action_transform = "tanh"
     parameter_count = outputs = 2

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-ONE = torch.ones(())  # adding a number takes three times as long, since it is made a tensor first
+ONE = torch.ones((), device="cpu")  # adding a number takes three times as long, since it is made a tensor first
 KL_STEP, KL_FLOOR, KL_CAP = 1.5, 1e-5, 1e-2  # factor and limits of the KL-adaptive learning rate
 
 

@@ -145,7 +145,7 @@ def _masked_logits(q: Tensor, temperature: float, mask: Tensor | None) -> Tensor
 
 
 def huber(prediction: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
-    """Return ½x² where |x| ≤ δ, else δ(|x| − ½δ), for the error x (Huber 1964)."""
+    """Return ½x² where |x| ≤ δ, else δ(|x| − ½δ), for the error x (Huber 1964); both have the same shape."""
     loss: Tensor = torch.ops.aten.huber_loss.default(prediction, target.detach(), 0, delta)  # 0: no reduction
     return loss
 

@@ -36,7 +36,7 @@ from ludus.parallel.resources import free_memory
 from ludus.runs.encoding import TensorFile, decode, encode, serialize, tensor_names
 from ludus.runs.folder import REPLACED, RunDirectory, current_path, step_folders
 
-SCHEMA = 3
+SCHEMA = 4
 MANIFEST_LIMIT, STATE_LIMIT = 1 << 24, 1 << 26  # bytes of JSON, which takes many times its size in memory
 MANIFEST, TENSORS, STATE = "manifest.json", "tensors.safetensors", "state.json"
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, AssertionError, RuntimeError, OverflowError)

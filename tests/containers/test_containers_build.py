@@ -54,11 +54,14 @@ def test_auto_is_the_freest_gpu_that_suffices(
     assert choose_device("auto", needs) == torch.device(device)
 
 
-@pytest.mark.parametrize(("environments", "nb_step", "compiled"), [(8, 1_000_000, False), (512, 10_000_000, True)])
-def test_large_batches_repay_a_compilation_sooner(environments: int, nb_step: int, compiled: bool) -> None:
-    """Both runs take fewer than 50,000 optimizer steps."""
+@pytest.mark.parametrize(
+    ("environments", "nb_step", "device", "compiled"),
+    [(8, 1_000_000, "cpu", False), (512, 10_000_000, "cpu", True), (512, 10_000_000, "cuda", False)],
+)
+def test_large_batches_repay_a_compilation_sooner(environments: int, nb_step: int, device: str, compiled: bool) -> None:
+    """All runs take fewer than 50,000 optimizer steps."""
     settings = resolve_settings(
         "CartPole-v1", "ppo", "none", None, {"env.num": environments, "nb_step": nb_step}
     ).settings
     agent: Any = SimpleNamespace(recurrent=False)
-    assert _compiles(settings, agent) is compiled
+    assert _compiles(settings, agent, torch.device(device)) is compiled

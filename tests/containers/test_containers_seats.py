@@ -146,3 +146,31 @@ def test_two_roles_learn_in_two_seats(groups: int) -> None:
             break
     assert steps % (32 * 8) == 0
     assert sum(manager.rewards[-16 * groups :]) >= 0.5 * 0.95 * 16 * groups, steps
+
+
+def test_a_critic_without_memory_never_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its values are computed in parts when learning starts, also with a recurrent actor and same-step resets."""
+    worker = make_worker(
+        CUE,
+        "ppo",
+        env__backend="tensor",
+        env__options=("truncates=true",),
+        env__num=4,
+        network__actor__body="lstm",
+    )
+    agent: Any = worker.agent
+    calls: list[int] = []
+    hook = agent.networks["critic"].register_forward_hook(lambda *_: calls.append(1))
+    begin(worker, 0)
+    collect(worker)
+    assert not calls
+    batch = worker.cache.read()
+    assert "value" not in batch.experience
+    assert batch.final
+    whole = agent._values(batch)
+    monkeypatch.setattr("ludus.agents.actor_critic.VALUE_ROWS", 12)  # three steps of four rows
+    torch.testing.assert_close(agent._values(batch), whole)
+    assert len(calls) == 4  # 1 and 3
+    assert whole.shape == (9, 4)
+    hook.remove()
+    worker.close()

@@ -160,3 +160,18 @@ def test_tanh_log_std_is_clamped():
     policy = Policy({"action": BOX}, "tanh")
     stored = policy.distribution({"policy/action": torch.tensor([0.0, 0.0, -99.0, 99.0])}, {})
     assert stored["policy/action"].tolist() == [0, 0, -5, 2]
+
+
+def test_stored_choices_have_no_padding() -> None:
+    policy = Policy({"a": Spec((2,), "int64", "categorical", sizes=(2, 5))})
+    outputs = {"policy/a": torch.randn(4, 7)}
+    old = policy.distribution(outputs, {})
+    assert old["policy/a"].shape == (4, 7)
+    assert policy.draw(3, 4, torch.Generator())["a"].shape == (3, 4, 7)
+    torch.testing.assert_close(policy.kl(old, outputs, {}), torch.zeros(4))
+
+
+def test_a_gaussian_of_one_number_without_a_shape_is_described() -> None:
+    policy = Policy({"a": Spec((), "float32", "continuous", -2.0, 2.0)})
+    (described,) = policy.describe({"policy/a": torch.zeros(3, 1)}, {}).values()
+    assert described["mean"].shape == (3,)

@@ -182,7 +182,7 @@ def test_short_runs_have_more_updates_and_larger_steps() -> None:
     assert (long.rollout, long.learning_rate_schedule, long.learning_rate) == (8, "linear", 7e-4)
     assert (short.rollout, short.learning_rate_schedule, short.learning_rate) == (1, "constant", 2e-3)
     assert agent("a2c", 10_000).rollout == 2
-    # the horizon 1/(1−γ): 1/40 of the steps of each of 8 environments, 10 at least
+    # the horizon 1/(1−γ): 1/320 of the steps, 10 at least, whatever the number of environments
     assert [agent("a2c", steps).gamma for steps in (1_000, 3_500, 16_000, 32_000, 500_000)] == [
         0.9,
         0.909,
@@ -190,7 +190,7 @@ def test_short_runs_have_more_updates_and_larger_steps() -> None:
         0.99,
         0.99,
     ]
-    assert (agent("a2c", 3_500, **{"env.num": 1}).gamma, agent("ppo", 3_500).gamma) == (0.989, 0.99)
+    assert (agent("a2c", 3_500, **{"env.num": 1}).gamma, agent("ppo", 3_500).gamma) == (0.909, 0.99)
     lstm = {"network.body": "lstm"}  # backpropagation goes over a rollout
     assert (agent("a2c", 3_000, **lstm).rollout, agent("ppo", 3_000, **lstm).rollout) == (8, 32)
     assert agent("a2c", 3_000, **{"network.name": "my_module:MyNetwork"}).rollout == 8
