@@ -24,7 +24,7 @@ from ludus.runs.open_run import SavedRun
 from ludus.runs.summary import State as SummaryState
 from ludus.runs.summary import Summary, write_summary
 from ludus.settings.config_file import write_config
-from ludus.settings.settings import NO_PRESET, Settings, find_preset, to_flat
+from ludus.settings.settings import ADAPTED, NO_PRESET, Settings, find_preset, to_flat
 from ludus.settings.trust import IMPORTED_FROM, add_import_folders
 
 if TYPE_CHECKING:
@@ -250,12 +250,16 @@ class Reporter:
 
 
 def where_from(settings: Settings[Any], origins: Mapping[str, str]) -> str:
-    """Describe which preset, file and flags the settings came from."""
+    """Describe which preset, file and flags the settings came from, and name the defaults adapted to this run."""
     counts = Counter(origin for key, origin in origins.items() if key != "env.id")  # a positional argument
     layers = [origin for origin in counts if origin.startswith("preset ")]
     if not layers:
         none = find_preset(settings.env.id, settings.agent_name) == NO_PRESET
         layers = ["defaults (no matching preset)" if none else "defaults (no preset)"]
+    if counts[ADAPTED]:
+        flat = to_flat(settings)
+        adapted = [f"{key} {flat[key]}" for key, origin in origins.items() if origin == ADAPTED]
+        layers.append(f"for this run {', '.join(adapted)}")
     layers += [origin for origin in counts if origin.startswith("file ")]
     layers += [f"{n} {kind}{'s' * (n > 1)}" for kind in ("flag", "argument") if (n := counts[kind])]
     return ", ".join(layers + [f"{n} changed by resume" for n in [counts["flag of resume"]] if n])

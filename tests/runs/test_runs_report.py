@@ -52,9 +52,12 @@ def test_the_origins_of_settings_are_summed_up(tmp_path: Path) -> None:
         return where_from(*resolve_settings(*arguments))
 
     assert said("CartPole-v1", None, None, file, flags) == f"preset cartpole/ppo, file {file}, 2 flags"
-    assert said("CartPole-v1", None, "none", file) == f"defaults (no preset), file {file}"
-    assert said(COUNTING, None, None, None, {"seed": 1}, "argument") == "defaults (no matching preset), 1 argument"
-    assert said(COUNTING) == "defaults (no matching preset)"
+    adapted = "for this run agent.learning_rate 0.00065, agent.epochs 8"
+    assert said("CartPole-v1", None, "none", file) == f"defaults (no preset), {adapted}, file {file}"
+    one = said(COUNTING, None, None, None, {"seed": 1}, "argument")
+    assert one == f"defaults (no matching preset), {adapted}, 1 argument"
+    assert said(COUNTING) == f"defaults (no matching preset), {adapted}"
+    assert said(COUNTING, None, None, None, {"nb_step": 1_000_000}) == "defaults (no matching preset), 1 flag"
 
 
 def test_a_setting_of_another_agent_in_a_file_is_told_from_a_slip(tmp_path: Path) -> None:
