@@ -40,7 +40,7 @@ from ludus.preprocess.normalization import ObsNormalizer, RewardScaler, is_norma
 from ludus.preprocess.observation import ObsPreprocessor
 
 LONG_RUN = 1_000_000  # env steps; shorter runs get other defaults (adapt_defaults)
-VALUE_ROWS = 4096  # observations whose values are computed at once, which bounds the memory of a large critic
+VALUE_ROWS = 4096  # most observations per forward pass of the critic over a rollout, to bound its memory
 
 
 def larger_learning_rate(learning_rate: float, nb_step: int, largest: float) -> float:
@@ -143,7 +143,7 @@ class ActorCritic(Agent):
         self.normalizer = ObsNormalizer(self.preprocess.shapes, inputs) if config.normalize_observation else None
         self.reward_scaler = RewardScaler() if config.normalize_reward else None
         self.recurrent = any(network.recurrent for network in networks.values())
-        # a critic of its own without memory does not act: learn computes the values of a rollout at once
+        # A separate feed-forward critic is not run while acting: learn computes the values of the whole rollout.
         self.acting_networks = [name for name, network in networks.items() if name != "critic" or network.recurrent]
         self.value_networks = [name for name in networks if name != "actor"]
         self.masked = len(inputs) < len(observation)

@@ -135,17 +135,15 @@ class PPO(ActorCritic):
                     updater.learning_rate = kl_adaptive_lr(
                         updater.learning_rate, float(metrics["kl"]), config.target_kl
                     )
-            if config.target_kl and config.learning_rate_schedule != "kl" and self._moved_too_far(learned):
-                break
+            if config.target_kl and config.learning_rate_schedule != "kl":
+                kl = torch.stack([metrics["kl"] for metrics in learned[-config.minibatches :]]).mean()
+                if kl > 1.5 * config.target_kl:
+                    break
         self.update_statistics(batch, updater.sum)
         rows = torch.stack([x for metrics in learned for x in metrics.values()]).view(len(learned), -1)
         means = dict(zip(learned[0], rows.double().mean(0).float().unbind(), strict=True))
         means["optimizer_steps"] = torch.tensor(float(len(learned)))
         return Learned(means | self.explained_variance(prepared, updater.sum))
-
-    def _moved_too_far(self, learned: list[Tensors]) -> bool:
-        epoch = torch.stack([m["kl"] for m in learned[-self.config.minibatches :]])
-        return bool(epoch.mean() > 1.5 * self.config.target_kl)
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return the clipped objective, value and entropy losses of a batch ``with_shares``."""

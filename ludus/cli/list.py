@@ -21,7 +21,7 @@ from ludus.core.text import printable
 from ludus.logging.status import number
 from ludus.logging.terminal import Console
 from ludus.networks import NETWORKS, SUBMODULES
-from ludus.runs.summary import ListedRun, Summary, list_runs
+from ludus.runs.summary import ListedRun, list_runs
 from ludus.settings.settings import presets
 
 # packages that parts of Gymnasium need
@@ -75,7 +75,11 @@ def run(argv: list[str]) -> int:
 
 def show_runs(given: Arguments) -> int:
     """Print a line for each run, the most recently used last."""
-    found = [run for run in list_runs(given.runs) if _is_wanted(run.summary, given)]
+    found = [
+        run
+        for run in list_runs(given.runs)
+        if set(given.tags) <= set(run.summary.tags) and given.name in run.summary.name
+    ]
     if not found:
         which = " with that name and those tags" if given.tags or given.name else " yet"
         say(f'There is no run in "{given.runs}"{which}: start one with `ludus train ENV --name NAME --tag WORD`.')
@@ -93,10 +97,6 @@ def show_runs(given: Arguments) -> int:
         print("  ".join(cells).rstrip())
     print(f"\n{NEXT['runs']}")
     return 0
-
-
-def _is_wanted(summary: Summary, given: Arguments) -> bool:
-    return set(given.tags) <= set(summary.tags) and given.name in summary.name
 
 
 def _run_row(run: ListedRun, root: str) -> tuple[str, ...]:

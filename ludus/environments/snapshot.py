@@ -122,7 +122,7 @@ def _take_base(base: Any, writer: _Writer) -> Snapshot | None:
             "game": base._game,
             "attributes": writer.attributes(base, _ARGUMENTS | _ATARI_ATTRIBUTES),
         }
-    if _is_mujoco(base):
+    if type(base).__module__.startswith("gymnasium.envs.mujoco."):
         return {"mujoco": _mujoco_state(base), "attributes": writer.attributes(base, _ARGUMENTS | _MUJOCO_ATTRIBUTES)}
     return {"attributes": writer.attributes(base, _ARGUMENTS)} if isinstance(base, VectorEnv) else None
 
@@ -190,10 +190,6 @@ def _restore_atari(ale: Any, state: bytes) -> None:
     ale.restoreState(saved)
     if ale.cloneState(include_rng=True).serialize() != state:
         raise ValueError("the emulator did not restore its state")
-
-
-def _is_mujoco(base: Any) -> bool:
-    return type(base).__module__.startswith("gymnasium.envs.mujoco.")
 
 
 def _mujoco_state(base: Any) -> Snapshot:

@@ -37,7 +37,8 @@ class Metrics:
             raise ValueError(f"{sorted(reserved)[0]!r} is reserved, so no metric can have that name")
         now = time.time()
         numbers = {name: float(value) for name, value in values.items()}
-        line = {"step": step, "time": round(now, 3)} | {n: _to_json(x) for n, x in numbers.items()}
+        finite = {name: x if math.isfinite(x) else str(x) for name, x in numbers.items()}
+        line = {"step": step, "time": round(now, 3)} | finite
         append(self._file, json.dumps(line, allow_nan=False).encode() + b"\n")
         self._step = step
         if self._board is not None:
@@ -110,7 +111,3 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, float]:
 
 def _is_number(x: object) -> bool:
     return type(x) is float or (type(x) is int and abs(x) < 2**63)
-
-
-def _to_json(x: float) -> float | str:
-    return x if math.isfinite(x) else str(x)

@@ -104,7 +104,8 @@ class BatchManager(EnvironmentManager):
         return self._last
 
     def send(self, actions: Tensors, group: int = 0) -> None:
-        pending = self._pending[group] = self.preprocess_actions(_to_numpy(actions))
+        arrays = {name: x.numpy() if x.is_cpu else x.cpu().numpy() for name, x in actions.items()}
+        pending = self._pending[group] = self.preprocess_actions(arrays)
         history = self._stats[group].history
         if history is not None:
             history.append(pending)
@@ -254,7 +255,3 @@ def _make_step(memory: StepArrays, real: NDArray[np.bool_]) -> EnvStep:
     )
     observation = {name: torch.from_numpy(x) for name, x in memory.observation.items()}
     return EnvStep(observation, reward, terminated, truncated, first, real_)
-
-
-def _to_numpy(actions: Tensors) -> Arrays:
-    return {name: x.numpy() if x.is_cpu else x.cpu().numpy() for name, x in actions.items()}
