@@ -186,12 +186,15 @@ class Sampler:
     def growth(self, warm: float = 5.0) -> tuple[float, float]:
         """Return the growth of the trainer's descriptors and memory (MB) since ``warm`` seconds after the start.
 
-        Medians of a quarter of the samples each; of several trainers, the worst.
+        Medians of a quarter of the samples each; of several trainers, the worst. Samples with fewer processes than
+        usual are left out: workers start, which takes long on a busy machine.
         """
         worst = (0.0, 0.0)
         for root in {sample.root for sample in self.samples}:
             own = [sample for sample in self.samples if sample.root == root]
             own = [sample for sample in own if sample.time > own[0].time + warm]
+            usual = statistics.median_high([sample.processes for sample in own] or [0])
+            own = [sample for sample in own if sample.processes >= usual]
             if quarter := len(own) // 4:
                 early, late = own[:quarter], own[-quarter:]
                 fds = statistics.median(s.fds for s in late) - statistics.median(s.fds for s in early)

@@ -100,7 +100,7 @@ def _figures(run: Path | None, sent: Counter[str], sampler: Sampler, broken: lis
     seen = sampler.samples[len(sampler.samples) // 2] if sampler.samples else None
     return {
         "workers hit": f"{sent.total()} ({', '.join(f'{n} {name}' for name, n in sent.most_common())})",
-        "reported in the log": sum(log.count(said) for said in ("was killed by SIG", "hung: it did not answer")),
+        "reported in the log": sum(log.count(said) for said in ("was killed by SIG", "hung: no answer within")),
         "steps": last_step(run / "metrics.jsonl") if run else 0,
         f"evaluation reached {TARGET:g} at step": solved,
         "best evaluation": max((mean for _, mean in evaluations), default=None),
