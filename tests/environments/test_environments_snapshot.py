@@ -244,7 +244,7 @@ def test_restore_in_another_process(tmp_path):
     seen = [float(np.sum(result[0], dtype=np.int64)) for result in steps(env, 50, np.random.default_rng(1))]
     code = (
         "import sys, json, pathlib, numpy as np\n"
-        "from test_environments_snapshot import arrays, atari, checkpoint, restore_snapshot, steps\n"
+        "from test_environments_snapshot import atari, checkpoint, restore_snapshot, steps, to_arrays\n"
         "env = atari(sticky=0.0)\nenv.reset(seed=9)\n"
         "restore_snapshot(env, to_arrays(checkpoint.load(pathlib.Path(sys.argv[1]))[0]['env']))\n"
         "results = steps(env, 50, np.random.default_rng(1))\n"
