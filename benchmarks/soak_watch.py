@@ -186,18 +186,19 @@ class Sampler:
     def growth(self, warm: float = 5.0) -> tuple[float, float]:
         """Return the growth of the trainer's descriptors and memory (MB) since ``warm`` seconds after the start.
 
-        Medians of a quarter of the samples each; of several trainers, the worst. Samples with fewer processes than
-        usual are left out: workers start, which takes long on a busy machine.
+        Of samples with the most frequent number of processes, which leaves out starts and evaluations: the second half
+        minus the first, by the smallest number of descriptors and the median of memory. Of several trainers, the worst;
+        trainers with fewer than 8 such samples are left out.
         """
         worst = (0.0, 0.0)
         for root in {sample.root for sample in self.samples}:
             own = [sample for sample in self.samples if sample.root == root]
             own = [sample for sample in own if sample.time > own[0].time + warm]
-            usual = statistics.median_high([sample.processes for sample in own] or [0])
-            own = [sample for sample in own if sample.processes >= usual]
-            if quarter := len(own) // 4:
-                early, late = own[:quarter], own[-quarter:]
-                fds = statistics.median(s.fds for s in late) - statistics.median(s.fds for s in early)
+            usual = statistics.mode([sample.processes for sample in own] or [0])
+            own = [sample for sample in own if sample.processes == usual]
+            if len(own) >= 8:
+                early, late = own[: len(own) // 2], own[len(own) // 2 :]
+                fds = min(s.fds for s in late) - min(s.fds for s in early)
                 memory = statistics.median(s.memory for s in late) - statistics.median(s.memory for s in early)
                 worst = (max(worst[0], fds), max(worst[1], memory))
         return worst
