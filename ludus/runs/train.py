@@ -246,9 +246,9 @@ def _build(
 
 def _compile(worker: LocalWorker, reporter: Reporter, build: Callable[[], Any]) -> Any:
     """Compile the update and report it."""
-    reporter.note("Compiling the update (about ten seconds the first time) ...")
     worker.compiling, began = True, time.monotonic()
     try:
+        reporter.note("Compiling the update (about ten seconds the first time) ...")
         return without_signals(build)
     finally:
         worker.compiling = False
