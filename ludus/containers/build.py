@@ -69,7 +69,7 @@ def build_agent(settings: Settings[Any], observation: Specs, action: Specs, devi
 def outline_agent(settings: Settings[Any], observation: Specs, action: Specs) -> Agent | None:
     """Build the agent on the meta device, for its shapes; None with an agent or network of the user's own."""
     configs = (settings.network, *map(settings.network_for, settings.per_network))
-    if ":" in settings.agent_name or any(":" in name for config in configs for name in config.piece_names):
+    if ":" in settings.agent_name or any(":" in name for config in configs for name in (config.name, *config.pieces)):
         return None
     with torch.device("meta"):
         return build_agent(settings, observation, action, torch.device("meta"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -23,6 +25,8 @@ class NetworkSpec(NamedTuple):
     members: int = 1  # size of an ensemble; if greater than 1, outputs are [T, B, members, …]
     streams: bool = False  # a separate hidden layer per output, as in dueling networks
     noisy: bool = False  # NoisyNet layers after the trunk
+    masks: Mapping[str, str] = MappingProxyType({})  # a padded list among the inputs → its mask [T, B, S], a bool input
+    categories: Mapping[str, int] = MappingProxyType({})  # an input of integers 0 to n − 1, to be embedded → n
 
 
 class Network(nn.Module, ABC):
@@ -48,10 +52,15 @@ class Network(nn.Module, ABC):
 
 
 class SubModule(nn.Module, ABC):
-    """A part of a ModularNetwork, for inputs of rank ``dim``, features first."""
+    """A part of a ModularNetwork, for inputs of rank ``dim``, features first.
+
+    It is made as ``Class(input_shape, config, **arguments)``, where ``config`` are the settings of the network and the
+    arguments come from a setting such as ``lstm(size=128, layers=2)``.
+    """
 
     dim: Literal[1, 2, 3, 4]
     recurrent = False
+    network_settings: tuple[str, ...] = ()  # settings of the network that the class reads: hidden, activation, …
 
     def __init__(self, input_shape: Shape) -> None:
         super().__init__()
@@ -65,6 +74,21 @@ class SubModule(nn.Module, ABC):
         """Return the hidden state of ``batch`` environments; empty if not recurrent."""
         return HiddenState()
 
+    def output_mask(self, mask: Tensor) -> Tensor | None:
+        """Return the padding mask of the output ``[N, S']``, given that of the input ``[N, S]``; None: no padding."""
+        return mask if len(self.output_shape()) == 2 else None
+
     @abstractmethod
-    def forward(self, x: Tensor, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
-        """Return output and state; ``x`` is ``[N, …]``, or ``[T, B, …]`` if recurrent, reset by ``first``."""
+    def forward(
+        self,
+        x: Tensor,
+        state: HiddenState,
+        first: Tensor,
+        mask: Tensor | None = None,
+        context: Tensor | None = None,
+    ) -> tuple[Tensor, HiddenState]:
+        """Return output and state; ``x`` is ``[N, …]``, or ``[T, B, …]`` if recurrent, reset by ``first`` ``[T, B]``.
+
+        ``mask`` ``[N, S]`` (``[T, B, S]`` if recurrent) is False for padding of a list. ``context`` ``[N, F, S]`` is
+        what a decoder attends to.
+        """

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from ludus.core.calls import Call, parse_call, parse_toml
 from ludus.core.errors import UserError, did_you_mean
 
 Backend = Literal["auto", "simple", "vector", "envpool", "subproc", "tensor"]
 Start = Literal["forkserver", "spawn"]
-Wrapper = tuple[str, dict[str, Any]]  # package.module:Class, and its arguments
-_WRAPPER = re.compile(r"([\w.]+:[\w.<>]+)(?:\((.*)\))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
         if key in parsed:
             raise UserError(f'env.options gives "{key}" twice; keep one of them.')
         try:
-            parsed[key] = _toml(value.strip())
+            parsed[key] = parse_toml(value.strip())
         except ValueError as error:
             raise UserError(
                 f'env.options has "{option}", but its value cannot be read as TOML; write true or false in lower case, '
@@ -121,33 +118,13 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
     return parsed
 
 
-def parse_wrappers(wrappers: Iterable[str]) -> list[Wrapper]:
+def parse_wrappers(wrappers: Iterable[str]) -> list[Call]:
     """Parse ``package.module:Wrapper(key=value, …)`` to paths and arguments; lists become tuples."""
-    parsed: list[Wrapper] = []
-    for text in wrappers:
-        match = _WRAPPER.fullmatch(text.strip())
-        if match is None:
+    example = "gymnasium.wrappers:FrameStackObservation(stack_size=4)"
+    parsed = [parse_call(text, "env.wrappers", example) for text in wrappers]
+    for call in parsed:
+        if ":" not in call.name:
             raise UserError(
-                f'env.wrappers has "{text}", which is not package.module:Wrapper; write it like '
-                "gymnasium.wrappers:FrameStackObservation(stack_size=4)."
+                f'env.wrappers has "{call.name}", which is not package.module:Wrapper; write it like {example}.'
             )
-        try:
-            arguments = _toml(f"{{{match[2] or ''}}}")
-        except ValueError as error:
-            raise UserError(
-                f'env.wrappers has "{text}", but its arguments cannot be read as TOML; write key=value separated by '
-                "commas, true or false in lower case, and quotes around text."
-            ) from error
-        parsed.append((match[1], {key: _tuples(value) for key, value in arguments.items()}))
     return parsed
-
-
-def _toml(text: str) -> Any:
-    document = tomllib.loads(f"value = {text}")
-    if set(document) != {"value"}:  # the text has a second line
-        raise ValueError(text)
-    return document["value"]
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

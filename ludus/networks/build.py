@@ -44,7 +44,7 @@ def _build_member(config: NetworkConfig, spec: NetworkSpec) -> Network:
             return RecurrentCritic(spec, config)
         config = concatenate_inputs(config)
     network = ModularNetwork(spec.inputs, spec.outputs, config, spec.streams, spec.noisy)
-    if custom := [name for name in config.resolved(len(spec.inputs)).piece_names if ":" in name]:
+    if custom := [piece for piece in config.resolved(len(spec.inputs)).pieces if ":" in piece]:
         from ludus.networks.custom import check_on_zeros
 
         check_on_zeros(network, spec.inputs, spec.outputs, f"with {', '.join(custom)}")

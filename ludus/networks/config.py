@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from ludus.core.calls import parse_call
 from ludus.core.errors import UserError
+from ludus.core.imports import resolve
+from ludus.networks import SUBMODULES
 
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
 
@@ -18,7 +21,8 @@ NATURE_CNN_SIDE = 36  # the smallest image side that nature_cnn accepts
 class NetworkConfig:
     """How observations become outputs; --network.critic.hidden sets a value for the critic only.
 
-    A custom piece is pkg.mod:Class, made as Class(input_shape, config).
+    A piece may have arguments, as in lstm(size=128). A custom one is pkg.mod:Class, made as Class(input_shape, config,
+    **arguments).
     """
 
     name: str = "modular"  # or package.module:Class: a custom Network, or any torch module (ludus.networks.build)
@@ -29,7 +33,10 @@ class NetworkConfig:
     net4d: str = "identity4d"  # source of each volume or clip observation [F, D, H, W]
     # applied to all observations, concatenated; lstm makes the network recurrent; auto: an mlp for several observations
     body: str = "auto"
-    head: str = "identity1d"  # between the body and the outputs of the same rank as this piece
+    head1d: str = "identity1d"  # between the body and the outputs that are vectors, such as logits and values
+    head2d: str = "identity2d"  # the same for outputs that are lists [F, S], such as one logit per entity
+    head3d: str = "identity3d"  # the same for outputs that are maps [F, H, W], such as one logit per pixel
+    head4d: str = "identity4d"  # the same for outputs that are volumes [F, D, H, W]
     hidden: tuple[int, ...] = (64, 64)  # layer sizes of an mlp; larger fits more and is slower: 256 256 suits robots
     activation: Activation = "tanh"  # after each layer of an mlp; tanh suits PPO and A2C, relu off-policy agents
     lstm_size: int = 64  # units of an lstm; its cost grows with the square
@@ -58,17 +65,27 @@ class NetworkConfig:
 
     @property
     def may_be_recurrent(self) -> bool:
-        """Return whether some piece is an lstm, or custom and so possibly recurrent."""
-        return self.name != "modular" or any(piece == "lstm" or ":" in piece for piece in self.piece_names)
+        """Return whether some piece is recurrent, or custom and so possibly recurrent."""
+        return self.name != "modular" or any(map(_may_be_recurrent, self.pieces))
 
     @property
-    def piece_names(self) -> tuple[str, ...]:
-        """Return the names of the network and all its pieces."""
-        return (self.name, self.net1d, self.net2d, self.net3d, self.net4d, self.body, self.head)
+    def pieces(self) -> tuple[str, ...]:
+        """Return all pieces: sources, body and heads."""
+        return (*self.sources, self.body, *self.heads)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Return the sources of rank 1 to 4."""
+        return (self.net1d, self.net2d, self.net3d, self.net4d)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Return the heads of rank 1 to 4."""
+        return (self.head1d, self.head2d, self.head3d, self.head4d)
 
     def source_for(self, shape: tuple[int, ...]) -> str:
         """Return the source of an observation of rank 1 to 4, with ``auto`` decided by the size of the image."""
-        name: str = getattr(self, f"net{len(shape)}d")
+        name = self.sources[len(shape) - 1]
         if len(shape) != 3 or name != "auto":
             return name
         return "nature_cnn" if min(shape[1:]) >= NATURE_CNN_SIDE else "small_cnn"
@@ -84,3 +101,8 @@ class NetworkConfig:
                 raise UserError(f"{table}.hidden has a layer of {size}; every layer needs a size of 1 or more.")
         if self.lstm_size < 1:
             raise UserError(f"{table}.lstm_size is {self.lstm_size}; it must be 1 or more.")
+
+
+def _may_be_recurrent(piece: str) -> bool:
+    name = parse_call(piece, "network").name
+    return ":" in name or (name in SUBMODULES and bool(resolve(name, SUBMODULES, "piece of a network").recurrent))

@@ -7,12 +7,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from ludus.core.hidden_state import HiddenState
-from ludus.core.imports import resolve
 from ludus.core.network import Network, NetworkSpec
 from ludus.core.types import Tensors
-from ludus.networks import SUBMODULES
 from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
+from ludus.networks.pieces import piece_class
 
 ACTION = "taken_action"  # the critic's input besides the observations
 MEMORY = "memory"  # the output of the recurrent part
@@ -36,15 +35,15 @@ def concatenate_inputs(config: NetworkConfig) -> NetworkConfig:
         net1d="identity1d",
         net2d="identity2d" if config.net2d == "flat_mlp" else config.net2d,
         body=body,
-        head=head if config.head == "identity1d" else config.head,
+        head1d=head if config.head1d == "identity1d" else config.head1d,
     )
 
 
 def is_recurrent(config: NetworkConfig, spec: NetworkSpec) -> bool:
     """Return whether a piece of the network would be recurrent."""
     sources = {config.source_for(shape) for shape in spec.inputs.values() if len(shape) in (1, 2, 3, 4)}
-    names = {*sources, config.resolved(len(spec.inputs)).body, config.head}
-    return any(resolve(name, SUBMODULES, "piece of a network").recurrent for name in names)
+    pieces = {*sources, config.resolved(len(spec.inputs)).body, *config.heads}
+    return any(piece_class(piece, "network").recurrent for piece in pieces)
 
 
 class RecurrentCritic(Network):
@@ -59,7 +58,7 @@ class RecurrentCritic(Network):
         super().__init__()
         observations = {name: shape for name, shape in spec.inputs.items() if name != ACTION}
         self.memory = ModularNetwork(observations, {MEMORY: (config.lstm_size,)}, config)
-        mlp = concatenate_inputs(replace(config, net1d="mlp", body="auto", head="identity1d"))
+        mlp = concatenate_inputs(replace(config, net1d="mlp", body="auto", head1d="identity1d"))
         inputs = {MEMORY: (config.lstm_size,), ACTION: spec.inputs[ACTION]}
         self.q_network = ModularNetwork(inputs, spec.outputs, mlp, spec.streams, spec.noisy)
 

@@ -19,7 +19,9 @@ class Identity(SubModule):
     def output_shape(self, dim: int | None = None) -> Shape:
         return cast_shape(self.input_shape, dim)
 
-    def forward(self, x: Tensor, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
+    def forward(
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+    ) -> tuple[Tensor, HiddenState]:
         return x, state
 
 

@@ -15,7 +15,7 @@ from ludus.networks.cast import cast, cast_shape, join_shapes
 from ludus.networks.config import NetworkConfig
 from ludus.networks.identity import Identity
 from ludus.networks.net1d.mlp import MLP
-from ludus.networks.pieces import make_piece, piece_rank
+from ludus.networks.pieces import make_piece, piece_class
 from ludus.networks.projection import make_projection
 
 NO_STATE = HiddenState()  # of feed-forward pieces
@@ -60,26 +60,32 @@ class ModularNetwork(Network):
         self._heads: list[tuple[int, _Slot]] = []
         self._projections: list[tuple[str, nn.Module, int, Shape]] = []
 
-        self._body_rank = piece_rank(config.body, "body")
+        self._body_rank = piece_class(config.body, "network.body").dim
         sources: Shapes = {}
         for name, shape in inputs.items():
             rank = len(shape)
             if rank not in (1, 2, 3, 4):
                 raise UserError(f'Observation "{name}" has shape {shape}: a modular network takes ranks 1 to 4.')
-            piece = config.source_for(shape)
-            piece_rank(piece, f"net{rank}d", rank)
-            slot, source = self._add(f"source/{module_key(name)}", piece, shape, config)
+            place, setting = f"source/{module_key(name)}", f"network.net{rank}d"
+            slot, source = self._add(place, config.source_for(shape), setting, shape, config, rank)
             self._sources.append((name, slot))
             sources[name] = cast_shape(source, self._body_rank)
         joined = join_shapes(sources, config.body)
         self._space = joined[1:]
         self._expand = any(shape[1:] != self._space for shape in sources.values())
-        self._body, body = self._add("body", config.body, joined, config)
+        self._body, body = self._add("body", config.body, "network.body", joined, config)
 
         heads: dict[int, Shape] = {}
-        for rank in sorted({max(1, len(shape)) for shape in outputs.values()}):
-            piece = config.head if piece_rank(config.head, "head") == rank else f"identity{rank}d"
-            slot, head = self._add(f"head{rank}d", piece, cast_shape(body, rank), config)
+        ranks = sorted({max(1, len(shape)) for shape in outputs.values()})
+        for rank, piece in enumerate(config.heads, 1):
+            if rank not in ranks and piece != f"identity{rank}d":
+                raise UserError(
+                    f'network.head{rank}d is "{piece}", but no output has rank {rank}: the outputs are '
+                    f"{', '.join(f'{name} {shape}' for name, shape in outputs.items())}; leave it out."
+                )
+        for rank in ranks:
+            piece, setting = config.heads[rank - 1], f"network.head{rank}d"
+            slot, head = self._add(f"head{rank}d", piece, setting, cast_shape(body, rank), config, rank)
             self._heads.append((rank, slot))
             heads[rank] = cast_shape(head, rank)
         for name, shape in outputs.items():
@@ -90,14 +96,16 @@ class ModularNetwork(Network):
 
         self.recurrent = any(slot.recurrent for slot in self._slots)
 
-    def _add(self, slot_name: str, name: str, shape: Shape, config: NetworkConfig) -> tuple[_Slot, Shape]:
-        """Make the piece called ``name``, register it unless it is an identity, and return it with its output shape."""
-        piece = make_piece(name, shape, config)
-        if isinstance(piece, Identity):
-            return _Slot(slot_name, None, recurrent=False), piece.output_shape()
-        self.pieces[slot_name] = piece
-        self._slots.append(_Slot(slot_name, piece, piece.recurrent))
-        return self._slots[-1], piece.output_shape()
+    def _add(
+        self, slot_name: str, piece: str, setting: str, shape: Shape, config: NetworkConfig, rank: int | None = None
+    ) -> tuple[_Slot, Shape]:
+        """Make a piece, register it unless it is an identity, and return it with its output shape."""
+        made = make_piece(piece, setting, shape, config, rank)
+        if isinstance(made, Identity):
+            return _Slot(slot_name, None, recurrent=False), made.output_shape()
+        self.pieces[slot_name] = made
+        self._slots.append(_Slot(slot_name, made, made.recurrent))
+        return self._slots[-1], made.output_shape()
 
     def initial_state(self, batch: int) -> HiddenState:
         state = HiddenState()

@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
-from ludus.core.errors import UserError
+import inspect
+from typing import Any
+
+from ludus.core.calls import parse_call
+from ludus.core.errors import UserError, did_you_mean
 from ludus.core.imports import resolve
 from ludus.core.network import Shape, SubModule
 from ludus.networks import SUBMODULES
 from ludus.networks.config import NetworkConfig
 
 
-def make_piece(name: str, shape: Shape, config: NetworkConfig) -> SubModule:
-    """Make the piece called ``name`` for inputs of this shape; blame the constructor of a custom one if it fails."""
+def piece_class(piece: str, setting: str, rank: int | None = None) -> type[SubModule]:
+    """Return the class of a piece such as ``lstm(size=128)``, and check that it takes tensors of ``rank``."""
+    name = parse_call(piece, setting).name
+    cls = resolve(name, SUBMODULES, setting)
+    if not (isinstance(cls, type) and issubclass(cls, SubModule)) or getattr(cls, "dim", None) not in (1, 2, 3, 4):
+        raise UserError(f'{setting} "{name}" is not a piece of a network: it must be a ludus.core.network.SubModule.')
+    if rank not in (None, cls.dim):
+        raise UserError(f'{setting} is "{name}", which takes tensors of rank {cls.dim}: choose a piece of rank {rank}.')
+    return cls
+
+
+def make_piece(piece: str, setting: str, shape: Shape, config: NetworkConfig, rank: int | None = None) -> SubModule:
+    """Make a piece for inputs of this shape; a UserError names its arguments if one does not exist."""
+    cls, arguments = piece_class(piece, setting, rank), parse_call(piece, setting).arguments
+    _check_arguments(cls, arguments, piece, setting)
     try:
-        piece: SubModule = resolve(name, SUBMODULES, "piece of a network")(shape, config)
+        return cls(shape, config, **arguments)  # type: ignore[call-arg]
+    except UserError:
+        raise
     except Exception as error:
-        if ":" not in name or isinstance(error, UserError):
-            raise
         raise UserError(
-            f'The piece "{name}" of the network cannot be made for an input of shape {shape}: '
-            f"{type(error).__name__}: {error}; fix its constructor."
+            f'{setting} "{piece}" cannot be made for an input of shape {shape}: {type(error).__name__}: {error}; '
+            f"{'fix its constructor' if ':' in piece else 'change its arguments'}."
         ) from error
-    return piece
 
 
-def piece_rank(name: str, setting: str, needed: int | None = None) -> int:
-    """Return the rank of the tensors that a piece takes, and check that it is ``needed``."""
-    piece = resolve(name, SUBMODULES, f"network.{setting}")
-    rank: int | None = getattr(piece, "dim", None)
-    if rank not in (1, 2, 3, 4) or not (isinstance(piece, type) and issubclass(piece, SubModule)):
-        raise UserError(
-            f'network.{setting} "{name}" is not a piece of a network: it must be a ludus.core.network.SubModule.'
-        )
-    if needed not in (None, rank):
-        raise UserError(
-            f'network.{setting} is "{name}", which takes tensors of rank {rank}: choose a piece of rank {needed}.'
-        )
-    return rank
+def piece_arguments(cls: type[SubModule]) -> dict[str, Any]:
+    """Return the keyword arguments of a piece with their defaults."""
+    parameters = list(inspect.signature(cls).parameters.values())[2:]
+    return {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def _check_arguments(cls: type[SubModule], arguments: dict[str, Any], piece: str, setting: str) -> None:
+    known = piece_arguments(cls)
+    if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(cls).parameters.values()):
+        return
+    for name in arguments:
+        if name not in known:
+            exist = f"its arguments are {', '.join(known)}" if known else "it has no arguments"
+            raise UserError(f'{setting} "{piece}" has no argument "{name}": {exist}.{did_you_mean(name, known)}')

@@ -11,14 +11,14 @@ from ludus.core.errors import UserError, did_you_mean
 from ludus.core.network import NetworkSpec
 from ludus.core.spec import Specs
 from ludus.networks.config import NetworkConfig
+from ludus.networks.pieces import piece_class
 from ludus.settings.networks import plan_networks
 from ludus.settings.parse import format_value
 from ludus.settings.settings import Resolved, Settings, network_defaults, setting_types, to_flat
 
 ZERO_IS_OFF = ("agent.burn_in", "agent.overlap")  # settings that 0 turns off
 KINDS = {1: "vector", 2: "matrix", 3: "image", 4: "volume or clip"}
-MLPS = ("mlp", "flat_mlp")
-READERS = {"hidden": MLPS, "activation": MLPS, "lstm_size": ("lstm",)}  # setting of a network → pieces that read it
+READ_BY_PIECES = {"hidden": "an mlp", "activation": "an mlp", "lstm_size": "an lstm"}  # settings of a network
 
 
 def refuse_ineffective(resolved: Resolved, observation: Specs, action: Specs) -> None:
@@ -68,19 +68,20 @@ def _find_in_network(config: NetworkConfig, specs: list[NetworkSpec], table: str
     pieces = {piece for spec in specs for piece in _pieces(config, spec)}
     if not specs or any(":" in piece for piece in pieces):  # the user's piece may read any setting
         return
-    for name, readers in READERS.items():
-        if pieces.isdisjoint(readers) and not (name == "activation" and any(spec.streams for spec in specs)):
-            yield f"{table}.{name}", f"no piece of the network is an {readers[0]}"
+    read = {name for piece in pieces for name in piece_class(piece, table).network_settings}
+    for name, reader in READ_BY_PIECES.items():
+        if name not in read and not (name == "activation" and any(spec.streams for spec in specs)):
+            yield f"{table}.{name}", f"no piece of the network is {reader}"
 
 
 def _pieces(config: NetworkConfig, spec: NetworkSpec) -> set[str]:
-    """Return the names of the pieces of a network."""
+    """Return the pieces of a network."""
     if spec.concatenate:
         from ludus.networks.critic import concatenate_inputs
 
         config = concatenate_inputs(config)
     config = config.resolved(len(spec.inputs))
-    return {config.body, config.head, *(getattr(config, f"net{len(shape)}d") for shape in spec.inputs.values())}
+    return {config.body, *config.heads, *(config.source_for(shape) for shape in spec.inputs.values())}
 
 
 def _default(settings: Settings[Any], key: str) -> Any:

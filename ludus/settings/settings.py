@@ -27,7 +27,7 @@ Flat = dict[str, Any]  # dotted key → value, as in {"agent.learning_rate": 0.0
 DEFAULT_AGENT = "ppo"
 NO_PRESET = "none"
 ALIASES = {"agent": "agent.name", "network": "network.name", "stop_at": "evaluation.stop_at"}  # short names of settings
-PIECES = tuple(f"network.{name}" for name in ("net1d", "net2d", "net3d", "net4d", "body", "head"))
+PIECES = ("network.body", *(f"network.{place}{rank}d" for place in ("net", "head") for rank in (1, 2, 3, 4)))
 # known names of the settings that name a class
 TABLES = {"agent.name": AGENTS, "network.name": NETWORKS, **dict.fromkeys(PIECES, SUBMODULES)}
 MINIMUM = {"nb_step": 1, "seed": 0, "threads": 0, "log_every": 0, "checkpoint_every": 0, "keep": 1}

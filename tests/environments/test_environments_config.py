@@ -25,7 +25,7 @@ def test_options_are_read_as_toml():
         ({"options": ("a=1\nb=2",)}, "TOML"),
         ({"options": ("a=1", "a=2")}, "twice"),
         ({"wrappers": ("FrameStack",)}, "not package.module:Wrapper"),
-        ({"wrappers": ("a.b:C(",)}, "not package.module:Wrapper"),
+        ({"wrappers": ("a.b:C(",)}, "not a name or name"),
         ({"wrappers": ("a.b:C(4)",)}, "arguments cannot be read as TOML"),
         ({"wrappers": ("a.b:C(x=True)",)}, "arguments cannot be read as TOML"),
         ({"wrappers": ("a.b:C(x=1, x=2)",)}, "arguments cannot be read as TOML"),

@@ -70,8 +70,8 @@ HOSTILE = {  # what is replaced in config.toml, and what the sentence has to nam
     "a body": [('body = "auto"', 'body = "evil:Piece"'), ("import evil:Piece (network.body)",)],
     "two at once": [
         ('name = "ppo"', 'name = "evil:Agent"'),
-        ('head = "identity1d"', 'head = "evil:Piece"'),
-        ("import evil:Agent (agent.name) and import evil:Piece (network.head)",),
+        ('head1d = "identity1d"', 'head1d = "evil:Piece"'),
+        ("import evil:Agent (agent.name) and import evil:Piece (network.head1d)",),
     ],
 }
 RUNS = [

@@ -50,7 +50,7 @@ def test_a_network_of_ones_own(refused, name):
     assert name in refused(train(f"CartPole-v1 --network fault_networks:{name}"), NETWORKS[name])
 
 
-@pytest.mark.parametrize("place", ["net1d", "body", "head"])
+@pytest.mark.parametrize("place", ["net1d", "body", "head1d"])
 @pytest.mark.parametrize("name", PIECES)
 def test_a_piece_of_ones_own(refused, name, place):
     assert name in refused(train(f"CartPole-v1 --network.{place} fault_networks:{name}"), PIECES[name])

@@ -50,7 +50,7 @@ def mixed(spec: NetworkSpec, **config: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("members", [1, 2])
-@pytest.mark.parametrize("config", [{}, {"body": "mlp"}, {"net1d": "identity1d"}, {"head": "mlp"}])
+@pytest.mark.parametrize("config", [{}, {"body": "mlp"}, {"net1d": "identity1d"}, {"head1d": "mlp"}])
 def test_critic_mixes_observation_and_action(members: int, config: Any) -> None:
     spec = NetworkSpec(CRITIC, Q, concatenate=True, members=members)
     assert mixed(spec, **config) > 1e-3
@@ -78,12 +78,12 @@ def test_images_are_encoded_before_the_action_is_concatenated() -> None:
         ({"net1d": "lstm"}, ("identity1d", "lstm", "mlp")),
         ({"body": "mlp"}, ("identity1d", "mlp", "mlp")),
         ({"body": "identity3d"}, ("identity1d", "identity3d", "mlp")),
-        ({"body": "lstm", "head": "lstm"}, ("identity1d", "lstm", "lstm")),
+        ({"body": "lstm", "head1d": "lstm"}, ("identity1d", "lstm", "lstm")),
     ],
 )
 def test_pieces_after_concatenate_inputs(given: Any, expected: tuple[str, str, str]) -> None:
     made = concatenate_inputs(NetworkConfig(**given, hidden=(5,)))
-    assert (made.net1d, made.body, made.head) == expected
+    assert (made.net1d, made.body, made.head1d) == expected
     assert made.hidden == (5,)
 
 

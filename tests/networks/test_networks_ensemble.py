@@ -79,7 +79,7 @@ def test_members_are_independent() -> None:
     [
         (NetworkSpec(CRITIC, OUTPUTS), {"body": "identity1d"}),  # a source each
         (NetworkSpec(CRITIC, OUTPUTS, concatenate=True), {"body": "lstm"}),
-        (NetworkSpec(CRITIC, OUTPUTS, concatenate=True), {"head": "mlp"}),
+        (NetworkSpec(CRITIC, OUTPUTS, concatenate=True), {"head1d": "mlp"}),
         (NetworkSpec(CRITIC, OUTPUTS, concatenate=True, streams=True), {}),
         (NetworkSpec(CRITIC, OUTPUTS, concatenate=True, noisy=True), {}),
         (NetworkSpec({"image": (1, 2, 2), "action": (2,)}, OUTPUTS, concatenate=True), {"net3d": "identity3d"}),

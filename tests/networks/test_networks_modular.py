@@ -75,7 +75,7 @@ def test_observations_of_every_rank_join_in_a_body_of_every_rank(body):
 
 def test_expanded_sources_are_repeated_over_space():
     inputs = {"a": (1, 2, 2), "b": (1,)}
-    config = NetworkConfig(net1d="identity1d", net3d="identity3d", body="identity3d", head="identity3d")
+    config = NetworkConfig(net1d="identity1d", net3d="identity3d", body="identity3d", head3d="identity3d")
     network = ModularNetwork(inputs, {"map": (1, 2, 2)}, config)
     torch.nn.init.ones_(network.projections["map"].weight)
     x = rows(inputs)
@@ -84,7 +84,7 @@ def test_expanded_sources_are_repeated_over_space():
 
 
 def test_every_piece_may_be_recurrent_with_separate_states():
-    config = NetworkConfig(net1d="lstm", body="lstm", head="lstm", lstm_size=4)
+    config = NetworkConfig(net1d="lstm", body="lstm", head1d="lstm", lstm_size=4)
     network = build_network(config, NetworkSpec({"a.b": (3,), "items": (2,)}, {"policy/x.y": (2,), "value": (1,)}))
     assert network.recurrent
     state = network.initial_state(B)

@@ -23,6 +23,7 @@ class LSTM(SubModule):
 
     dim = 1
     recurrent = True
+    network_settings = ("lstm_size",)
 
     def __init__(self, input_shape: Shape, config: NetworkConfig) -> None:
         super().__init__(input_shape)
@@ -52,7 +53,9 @@ class LSTM(SubModule):
         zeros = self.cell.weight_hh.new_zeros(batch, self.size)
         return HiddenState(h=zeros, c=zeros.clone())
 
-    def forward(self, x: Tensor, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
+    def forward(
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+    ) -> tuple[Tensor, HiddenState]:
         start = state.reset(first[0])
         if x.shape[0] == 1:
             h, c = self.cell(x[0], (start["h"], start["c"]))

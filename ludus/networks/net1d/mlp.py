@@ -20,6 +20,7 @@ class MLP(SubModule):
     """Linear layers of sizes ``hidden``, each followed by the activation."""
 
     dim: Literal[1, 2, 3, 4] = 1
+    network_settings = ("hidden", "activation")
 
     def __init__(self, input_shape: Shape, config: NetworkConfig) -> None:
         super().__init__(input_shape)
@@ -31,7 +32,9 @@ class MLP(SubModule):
     def output_shape(self, dim: int | None = None) -> Shape:
         return cast_shape((self._size,), dim)
 
-    def forward(self, x: Tensor, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
+    def forward(
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+    ) -> tuple[Tensor, HiddenState]:
         activate = ACTIVATIONS[self.activation]
         for layer in self.layers:
             x = activate(layer(x))

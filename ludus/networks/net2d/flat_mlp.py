@@ -21,5 +21,7 @@ class FlatMLP(MLP):
         super().__init__((prod(input_shape),), config)
         self.input_shape = input_shape
 
-    def forward(self, x: Tensor, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
+    def forward(
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+    ) -> tuple[Tensor, HiddenState]:
         return super().forward(x.flatten(1), state, first)

@@ -43,7 +43,9 @@ class NatureCNN(SubModule):
     def output_shape(self, dim: int | None = None) -> Shape:
         return cast_shape((512,), dim)
 
-    def forward(self, x: Tensor, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
+    def forward(
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+    ) -> tuple[Tensor, HiddenState]:
         x = x.contiguous(memory_format=torch.channels_last)
         for convolution in self.convolutions:
             x = torch.relu(convolution(x))
