@@ -15,13 +15,14 @@ from ludus.core.batch import Batch, Learned
 from ludus.core.config import Plan, RunOutline, UnusedSetting
 from ludus.core.errors import UserError, check_ranges
 from ludus.core.hidden_state import HiddenState
-from ludus.core.network import Network, Shapes
+from ludus.core.network import Network, NetworkSpec, Shapes
 from ludus.core.rows import Rows
-from ludus.core.spec import Specs, network_inputs
+from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.rollout_replay import RolloutReplay, RolloutReplayConfig
+from ludus.networks.build import network_spec
 from ludus.networks.policy import Policy
 from ludus.networks.target import TargetNetworks
 from ludus.ops.distributions import categorical_kl, categorical_mode, categorical_sample
@@ -29,7 +30,6 @@ from ludus.ops.policy_gradient import shares, value_loss
 from ludus.ops.retrace import acer_policy_loss, acer_weights, retrace
 from ludus.ops.trust_region import kl_gradient_logits, policy_gradient_logits, trust_region_loss
 from ludus.ops.vtrace import vtrace
-from ludus.preprocess.observation import ObsPreprocessor
 
 
 @dataclass(frozen=True)
@@ -142,17 +142,14 @@ class ACER(ActorCritic):
         return Policy(action)
 
     @classmethod
-    def requirements(
-        cls, observation: Specs, action: Specs, config: Any, shared: bool
-    ) -> dict[str, tuple[Shapes, Shapes]]:
+    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """Ask for one network with policy and Q (Retrace) or V (V-trace), or one for each."""
-        inputs = ObsPreprocessor(network_inputs(observation)).shapes
         policy = cls.make_policy(action, config).outputs
         (choices,) = policy.values()
         value: Shapes = {"q": choices} if config.targets == "retrace" else {"value": (1,)}
         if shared:
-            return {"actor_critic": (inputs, policy | value)}
-        return {"actor": (inputs, policy), "critic": (inputs, value)}
+            return {"actor_critic": network_spec(observation, policy | value)}
+        return {"actor": network_spec(observation, policy), "critic": network_spec(observation, value)}
 
     def make_cache(self, rows: Rows) -> RolloutReplay:
         """Make a cache of the fresh rollout and earlier ones."""

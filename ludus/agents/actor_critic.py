@@ -15,7 +15,7 @@ from ludus.core.batch import Batch, Learned
 from ludus.core.config import AgentConfig, Plan, RunOutline
 from ludus.core.errors import check_ranges
 from ludus.core.hidden_state import HiddenState
-from ludus.core.network import Network, Shapes
+from ludus.core.network import Network, NetworkSpec, Shapes
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
@@ -23,6 +23,7 @@ from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.rollout import RolloutCache
+from ludus.networks.build import network_spec
 from ludus.networks.module_checks import uses_methods_of
 from ludus.networks.numpy_actor import NumpyActor
 from ludus.networks.policy import Policy
@@ -156,16 +157,13 @@ class ActorCritic(Agent):
         return Policy(action, config.distribution, config.log_std_init)
 
     @classmethod
-    def requirements(
-        cls, observation: Specs, action: Specs, config: Any, shared: bool
-    ) -> dict[str, tuple[Shapes, Shapes]]:
+    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """Ask for one network with policy and value, or one for each."""
-        inputs = ObsPreprocessor(network_inputs(observation)).shapes
         policy: Shapes = cls.make_policy(action, config).outputs
         value: Shapes = {"value": (1,)}
         if shared:
-            return {"actor_critic": (inputs, policy | value)}
-        return {"actor": (inputs, policy), "critic": (inputs, value)}
+            return {"actor_critic": network_spec(observation, policy | value)}
+        return {"actor": network_spec(observation, policy), "critic": network_spec(observation, value)}
 
     @classmethod
     def adapt_defaults(cls, config: Any, run: RunOutline) -> dict[str, Any]:

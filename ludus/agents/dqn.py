@@ -28,12 +28,13 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
-from ludus.core.spec import Specs, mask_name, network_inputs
+from ludus.core.spec import Specs, mask_name
 from ludus.core.step import AgentStep, EnvStep, Episode
 from ludus.core.types import Tensors
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.epsilon import Epsilon, epsilon_greedy, epsilon_greedy_numpy
+from ludus.networks.build import network_spec
 from ludus.networks.module_checks import uses_methods_of
 from ludus.networks.noisy import resample_noise, without_noise
 from ludus.networks.numpy_actor import NumpyMLP, is_plain_mlp, is_plain_vector
@@ -53,7 +54,6 @@ from ludus.ops.q_learning import (
     td_target,
     unrescale,
 )
-from ludus.preprocess.observation import ObsPreprocessor
 
 TAUS = ("taus", "selection_taus", "target_taus")  # quantile levels of IQN
 LOG_POLICY_FLOOR, RESCALING = -1.0, 1e-3  # l₀ of Munchausen and ε of R2D2, as published
@@ -163,9 +163,8 @@ class DQN(OffPolicy):
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """Ask for one network that outputs Q of all choices."""
-        inputs = ObsPreprocessor(network_inputs(observation)).shapes
         head = cls.make_head(action, config)
-        return {"q": NetworkSpec(inputs, head.outputs, streams=head.streams, noisy=config.noisy)}
+        return {"q": network_spec(observation, head.outputs)._replace(streams=head.streams, noisy=config.noisy)}
 
     @property
     def soft(self) -> bool:

@@ -13,16 +13,16 @@ from ludus.agents.off_policy import CURRENT, OffPolicy, with_experience
 from ludus.core.batch import Batch, Learned
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
-from ludus.core.network import NetworkSpec, Shapes
-from ludus.core.spec import Spec, Specs, network_inputs
+from ludus.core.network import NetworkSpec
+from ludus.core.spec import Spec, Specs
 from ludus.core.types import Tensors
 from ludus.core.updater import Updater
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.parameter_noise import ParameterNoise, rms_distance
+from ludus.networks.build import network_spec
 from ludus.networks.critic import ACTION
 from ludus.networks.numpy_actor import NumpyMLP, is_plain_mlp, is_plain_vector
 from ludus.ops.q_learning import mixed_priority, n_step_targets, soft_n_step_targets, td_target, temperature_loss
-from ludus.preprocess.observation import ObsPreprocessor
 
 if TYPE_CHECKING:
     from ludus.agents.sac import SAC
@@ -84,19 +84,16 @@ def unused_learning_rate(**rates: float) -> Iterator[tuple[str, str]]:
         yield "learning_rate", f"{', '.join(f'agent.{name}_learning_rate' for name in rates)} take its place"
 
 
-def observation_shapes(observation: Specs) -> Shapes:
-    """Return the shapes of preprocessed observations by name."""
-    return ObsPreprocessor(network_inputs(observation)).shapes
-
-
 def actor_and_critics(observation: Specs, action: Specs, config: Any, outputs: int = 1) -> dict[str, NetworkSpec]:
     """Specify an actor with ``outputs`` numbers per action element, and Q(s, a) critics."""
-    shapes, size = observation_shapes(observation), FlatActions(config, action).size
-    if ACTION in shapes:
+    size = FlatActions(config, action).size
+    actor = network_spec(observation, {"policy": (outputs * size,)})
+    critic = network_spec(observation, {"value": (1,)})
+    if ACTION in actor.inputs:
         raise UserError(f'An observation is called "{ACTION}", which critics use for the action; rename it.')
     return {
-        "actor": NetworkSpec(shapes, {"policy": (outputs * size,)}),
-        "critic": NetworkSpec(shapes | {ACTION: (size,)}, {"value": (1,)}, concatenate=True, members=config.critics),
+        "actor": actor,
+        "critic": critic._replace(inputs=critic.inputs | {ACTION: (size,)}, concatenate=True, members=config.critics),
     }
 
 

@@ -17,7 +17,6 @@ from ludus.agents.replay_actor_critic import (
     apply_burn_in,
     at_time,
     noise_chunk,
-    observation_shapes,
     priority_metric,
     soft_alpha_loss,
     soft_learn,
@@ -37,6 +36,7 @@ from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Group, Updater
 from ludus.experience.config import ReplayConfig
+from ludus.networks.build import network_spec
 from ludus.ops.distributions import categorical_sample, gumbel, mask_logits
 from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import (
@@ -109,10 +109,10 @@ class DiscreteSAC(OffPolicy):
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """Ask for an actor, and critics that output Q of all choices."""
-        inputs, choices = observation_shapes(observation), number_of_choices(action)
+        choices = number_of_choices(action)
         return {
-            "actor": NetworkSpec(inputs, {"policy": (choices,)}),
-            "critic": NetworkSpec(inputs, {"value": (choices,)}, members=config.critics),
+            "actor": network_spec(observation, {"policy": (choices,)}),
+            "critic": network_spec(observation, {"value": (choices,)})._replace(members=config.critics),
         }
 
     @property

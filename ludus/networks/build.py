@@ -6,10 +6,18 @@ from typing import Any
 
 from ludus.core.errors import UserError
 from ludus.core.imports import resolve
-from ludus.core.network import Network, NetworkSpec
+from ludus.core.network import Network, NetworkSpec, Shapes
+from ludus.core.spec import Specs, network_inputs
 from ludus.networks import NETWORKS
 from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
+from ludus.preprocess.observation import ObsPreprocessor
+
+
+def network_spec(observation: Specs, outputs: Shapes) -> NetworkSpec:
+    """Specify a network that gets all preprocessed observations."""
+    ready = ObsPreprocessor(network_inputs(observation))
+    return NetworkSpec(ready.shapes, outputs, masks=ready.masks, categories=ready.categories)
 
 
 def build_network(config: NetworkConfig, spec: NetworkSpec) -> Network:

@@ -79,6 +79,8 @@ class ObsPreprocessor(nn.Module):
         self.specs = specs = network_inputs(observation)
         self.ops = nn.ModuleList(nn.ModuleList(make_ops(name, spec)) for name, spec in specs.items())
         empty = {name: torch.zeros((1, 0, *spec.shape)) for name, spec in specs.items()}
+        self.masks: dict[str, str] = {}  # a padded list → its mask
+        self.categories: dict[str, int] = {}  # an observation of integers 0 to n − 1, for an embedding → n
         self.shapes = {name: tuple(x.shape[2:]) for name, x in self(empty).items()}
 
     def forward(self, observation: Tensors) -> Tensors:

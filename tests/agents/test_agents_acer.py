@@ -342,7 +342,7 @@ def test_the_named_combination_differs_by_its_targets() -> None:
     config = ACERVTraceConfig()
     assert config == replace(config, targets="vtrace", importance_clip=1.0)
     needs = ACER.requirements({}, {"action": Spec((), "int64", "categorical", sizes=(A,))}, config, shared=True)
-    assert needs["actor_critic"][1] == {"policy/action": (A,), "value": (1,)}
+    assert needs["actor_critic"].outputs == {"policy/action": (A,), "value": (1,)}
 
 
 @pytest.mark.parametrize("environment", ["Pendulum-v1", TOY + "MixedActionEnv"])
