@@ -61,8 +61,7 @@ def smaller_discount(gamma: float, nb_step: int) -> float:
 
 def unused_normalizer(config: Any, observation: Specs) -> Iterator[tuple[str, str]]:
     """Yield ``normalize_observation`` where there is nothing to normalize."""
-    shapes = ObsPreprocessor(observation).shapes
-    numbers = any(is_normalized(observation[name], shape) for name, shape in shapes.items())
+    numbers = any(map(is_normalized, ObsPreprocessor(observation).outputs.values()))
     if config.normalize_observation and not numbers:
         yield "normalize_observation", "the environment has no vector of numbers among its observations"
 
@@ -141,7 +140,7 @@ class ActorCritic(Agent):
         self.networks = nn.ModuleDict(networks)
         self.policy = self.make_policy(action, config)
         self.preprocess = ObsPreprocessor(inputs)
-        self.normalizer = ObsNormalizer(self.preprocess.shapes, inputs) if config.normalize_observation else None
+        self.normalizer = ObsNormalizer(self.preprocess.outputs) if config.normalize_observation else None
         self.reward_scaler = RewardScaler() if config.normalize_reward else None
         self.recurrent = any(network.recurrent for network in networks.values())
         # A separate feed-forward critic is not run while acting: learn computes the values of the whole rollout.

@@ -183,7 +183,7 @@ def build_evaluator(
     rows = min(settings.evaluation.episodes, settings.evaluation.environments or settings.env.num)
 
     def make() -> EnvironmentManager:
-        manager = make_manager(settings.env, rows, environment=environment, branch=branch)
+        manager = make_manager(settings.env, rows, None, environment, branch, settings.preprocess)
         manager.set_action_transform(agent.action_transform)
         return manager
 
@@ -273,4 +273,4 @@ def refuse_nameless(id: str, environment: Callable[..., Any] | None) -> None:
 def build_manager(settings: Settings[Any], environment: Callable[..., Any] | None = None) -> EnvironmentManager:
     """Make the training environments."""
     refuse_nameless(settings.env.id, environment)
-    return make_manager(settings.env, environment=environment)
+    return make_manager(settings.env, environment=environment, preprocess=settings.preprocess)

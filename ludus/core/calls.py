@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import tomllib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ludus.core.errors import UserError
+from ludus.core.errors import UserError, did_you_mean
 
 _CALL = re.compile(r"([\w.:<>]+)(?:\((.*)\))?", re.DOTALL)
 
@@ -31,6 +33,23 @@ def parse_call(text: str, setting: str, example: str = "lstm(size=128)") -> Call
             "true or false in lower case, and quotes around text."
         ) from error
     return Call(match[1], {key: _tuples(value) for key, value in arguments.items()})
+
+
+def argument_defaults(function: Callable[..., Any], given: int) -> dict[str, Any]:
+    """Return the arguments that a setting may give with their defaults: those after the first ``given``."""
+    parameters = list(inspect.signature(function).parameters.values())[given:]
+    return {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def check_arguments(function: Callable[..., Any], call: Call, given: int, what: str) -> None:
+    """Refuse arguments that do not exist; ``what`` is the setting and its value."""
+    if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
+        return
+    known = argument_defaults(function, given)
+    for name in call.arguments:
+        if name not in known:
+            exist = f"its arguments are {', '.join(known)}" if known else "it has no arguments"
+            raise UserError(f'{what} has no argument "{name}": {exist}.{did_you_mean(name, known)}')
 
 
 def parse_toml(text: str) -> Any:

@@ -29,6 +29,8 @@ class Spec:
     high: float | tuple[float, ...] = np.inf
     sizes: tuple[int, ...] = ()  # categorical: the number of choices of each element, in C order
     stack: int = 1  # number of stacked frames in the leading dimension
+    # an observation's ops on the device, before the network: preprocess.observation without those of the environment
+    ops: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:

@@ -17,6 +17,8 @@ from ludus.environments.config import EnvConfig, parse_options, parse_wrappers, 
 from ludus.environments.errors import environment_error
 from ludus.environments.gym import accepts_argument, find_spec, is_path, make, make_environment, resolve_environment
 from ludus.managers.base import BatchManager
+from ludus.preprocess.config import PreprocessConfig
+from ludus.preprocess.pipeline import with_device_ops
 
 TENSOR_NEEDS = ("num_envs", "observation_space", "action_space", "reset", "step")
 MIN_VECTOR = 6  # fewer environments are faster in a loop: 10 µs each for CartPole, against 60 to 90 µs for a vector
@@ -28,6 +30,7 @@ def make_manager(
     render_mode: str | None = None,
     environment: Callable[..., Any] | None = None,
     branch: int = 0,
+    preprocess: PreprocessConfig | None = None,
 ) -> BatchManager:
     """Create the manager for ``config``.
 
@@ -36,6 +39,8 @@ def make_manager(
     """
     size = num.size if isinstance(num, Rows) else num
     manager = _make(config, size, render_mode, environment, branch)
+    if preprocess is not None:
+        manager.observation = with_device_ops(manager.observation, preprocess.observation)
     manager.first_row = num.start if isinstance(num, Rows) else 0
     return manager
 

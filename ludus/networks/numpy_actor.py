@@ -148,7 +148,7 @@ def is_plain_vector(preprocess: ObsPreprocessor) -> bool:
     if type(preprocess) is not ObsPreprocessor or len(preprocess.specs) != 1:
         return False
     (spec,) = preprocess.specs.values()
-    return spec.kind == "continuous" and spec.dtype == "float32" and len(spec.shape) == 1
+    return not spec.ops and spec.kind == "continuous" and spec.dtype == "float32" and len(spec.shape) == 1
 
 
 def is_plain_mlp(network: nn.Module) -> TypeGuard[ModularNetwork]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
-from ludus.core.calls import parse_call
-from ludus.core.errors import UserError, did_you_mean
+from ludus.core.calls import argument_defaults, check_arguments, parse_call
+from ludus.core.errors import UserError
 from ludus.core.imports import resolve
 from ludus.core.network import Shape, SubModule
 from ludus.networks import SUBMODULES
@@ -26,10 +25,10 @@ def piece_class(piece: str, setting: str, rank: int | None = None) -> type[SubMo
 
 def make_piece(piece: str, setting: str, shape: Shape, config: NetworkConfig, rank: int | None = None) -> SubModule:
     """Make a piece for inputs of this shape; a UserError names its arguments if one does not exist."""
-    cls, arguments = piece_class(piece, setting, rank), parse_call(piece, setting).arguments
-    _check_arguments(cls, arguments, piece, setting)
+    cls, call = piece_class(piece, setting, rank), parse_call(piece, setting)
+    check_arguments(cls, call, 2, f'{setting} "{piece}"')
     try:
-        return cls(shape, config, **arguments)  # type: ignore[call-arg]
+        return cls(shape, config, **call.arguments)  # type: ignore[call-arg]
     except UserError:
         raise
     except Exception as error:
@@ -41,15 +40,4 @@ def make_piece(piece: str, setting: str, shape: Shape, config: NetworkConfig, ra
 
 def piece_arguments(cls: type[SubModule]) -> dict[str, Any]:
     """Return the keyword arguments of a piece with their defaults."""
-    parameters = list(inspect.signature(cls).parameters.values())[2:]
-    return {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-
-
-def _check_arguments(cls: type[SubModule], arguments: dict[str, Any], piece: str, setting: str) -> None:
-    known = piece_arguments(cls)
-    if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(cls).parameters.values()):
-        return
-    for name in arguments:
-        if name not in known:
-            exist = f"its arguments are {', '.join(known)}" if known else "it has no arguments"
-            raise UserError(f'{setting} "{piece}" has no argument "{name}": {exist}.{did_you_mean(name, known)}')
+    return argument_defaults(cls, given=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -66,18 +65,21 @@ class RunningStatistics(nn.Module):
         return (x - self.shift) * self.scale
 
 
-def is_normalized(spec: Spec, shape: tuple[int, ...]) -> bool:
-    """Return whether an observation is normalized: only continuous ones that are vectors after preprocessing."""
-    return spec.kind == "continuous" and len(shape) == 1
+def is_normalized(spec: Spec) -> bool:
+    """Return whether a preprocessed observation is normalized: only continuous vectors."""
+    return spec.kind == "continuous" and len(spec.shape) == 1
 
 
 class ObsNormalizer(nn.Module):
-    """Normalizes continuous vectors and clips them to ±10; other observations are unchanged."""
+    """Normalizes continuous vectors and clips them to ±10; other observations are unchanged.
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], specs: Specs) -> None:
+    ``specs`` are those of preprocessed observations.
+    """
+
+    def __init__(self, specs: Specs) -> None:
         super().__init__()
-        names = [name for name, shape in shapes.items() if is_normalized(specs[name], shape)]
-        self.statistics = nn.ModuleDict({_key(name): RunningStatistics(shapes[name]) for name in names})
+        names = [name for name, spec in specs.items() if is_normalized(spec)]
+        self.statistics = nn.ModuleDict({_key(name): RunningStatistics(specs[name].shape) for name in names})
         self._names = [(name, _key(name)) for name in names]
 
     def forward(self, observation: Tensors) -> Tensors:

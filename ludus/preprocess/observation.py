@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec, Specs, network_inputs
 from ludus.core.types import Tensors
+from ludus.preprocess.chain import check_names, make_chain
 
 CHANNELS = (1, 3, 4)  # sizes of the last dimension of an image that are taken for channels
 
@@ -72,24 +73,35 @@ class OneHot(nn.Module):
 
 
 class ObsPreprocessor(nn.Module):
-    """Applies ops to every observation except action masks; ``shapes`` are the output shapes by name."""
+    """Applies ops to every observation except action masks; ``outputs`` and ``shapes`` are those of the results.
+
+    First come the ops of the settings (``Spec.ops``), which may rename, join and drop observations, then those that
+    make a float tensor with features first of what they return.
+    """
 
     def __init__(self, observation: Specs) -> None:
         super().__init__()
         self.specs = specs = network_inputs(observation)
-        self.ops = nn.ModuleList(nn.ModuleList(make_ops(name, spec)) for name, spec in specs.items())
+        chains = {name: chain for name, spec in specs.items() if (chain := make_chain(name, spec)).name}
+        check_names(chains)
+        self.names = [(name, chain.name) for name, chain in chains.items()]  # of observations and results
+        self.ops = nn.ModuleList(
+            nn.ModuleList([*chain.ops, *make_ops(chain.name, chain.output)]) for chain in chains.values()
+        )
         empty = {name: torch.zeros((1, 0, *spec.shape)) for name, spec in specs.items()}
         self.masks: dict[str, str] = {}  # a padded list → its mask
         self.categories: dict[str, int] = {}  # an observation of integers 0 to n − 1, for an embedding → n
         self.shapes = {name: tuple(x.shape[2:]) for name, x in self(empty).items()}
+        kinds = {chain.name: chain.output for chain in chains.values()}
+        self.outputs: Specs = {name: Spec(shape, "float32", kinds[name].kind) for name, shape in self.shapes.items()}
 
     def forward(self, observation: Tensors) -> Tensors:
         result: Tensors = {}
-        for name, ops in zip(self.specs, self.ops, strict=True):
-            x = observation[name]
+        for (source, name), ops in zip(self.names, self.ops, strict=True):
+            x = observation[source]
             for op in ops:  # type: ignore[attr-defined]
                 x = op(x)
-            result[name] = x
+            result[name] = torch.cat([result[name], x], -1) if name in result else x
         return result
 
 

@@ -62,7 +62,7 @@ class Player:
         refuse_nameless(settings.env.id, environment)
         self.settings, self.meta, self._make = settings, meta, environment
         self.device = choose_device(device)
-        self._world = world or make_manager(settings.env, 1, environment=environment)
+        self._world = world or _make_world(settings, environment)
         self._translator = Translator(self._world)
         quick = replace(
             settings, network=replace(settings.network, orthogonal=False)
@@ -224,7 +224,7 @@ class Player:
 
     def environment(self, render_mode: str | None = None) -> EnvironmentManager:
         """Create one environment for this policy, in this process."""
-        manager = make_manager(self.settings.env, 1, render_mode, self._make)
+        manager = _make_world(self.settings, self._make, render_mode)
         manager.set_action_transform(self.agent.action_transform)
         return manager
 
@@ -267,7 +267,7 @@ def load(
     settings = from_flat(read_run_settings(directory.path, directory.config, trust, unused).flat | given)
     refuse_nameless(settings.env.id, environment)
     choose_device(device)  # refuse a wrong name first
-    world = make_manager(settings.env, 1, environment=environment)
+    world = _make_world(settings, environment)
     try:
         outline = outline_agent(settings, world.observation, world.action)
         with open_by_name(directory, checkpoint) as found:
@@ -276,6 +276,13 @@ def load(
     except BaseException:
         world.close()
         raise
+
+
+def _make_world(
+    settings: Settings[Any], environment: Callable[..., Any] | None, render_mode: str | None = None
+) -> BatchManager:
+    """Make one environment of a run, in this process."""
+    return make_manager(settings.env, 1, render_mode, environment, preprocess=settings.preprocess)
 
 
 def open_by_name(directory: RunDirectory, name: str) -> AbstractContextManager[checkpoints.Checkpoint]:

@@ -258,7 +258,7 @@ def _compile(worker: LocalWorker, reporter: Reporter, build: Callable[[], Any]) 
 def check_settings(resolved: Resolved, trust: bool = False) -> None:
     """Refuse settings that training would refuse before its first step, for `ludus check`."""
     with ExitStack() as stack:
-        manager = make_manager(resolved.settings.env, 1)
+        manager = make_manager(resolved.settings.env, 1, preprocess=resolved.settings.preprocess)
         stack.callback(manager.close)
         resolved = adapt_to_observation(resolved, manager.observation)
         settings = resolved.settings

@@ -14,6 +14,7 @@ from ludus.core.imports import resolve
 from ludus.core.network import NetworkSpec
 from ludus.core.spec import Specs, network_inputs
 from ludus.networks.config import NetworkConfig
+from ludus.preprocess.observation import ObsPreprocessor
 from ludus.settings.settings import Settings
 
 
@@ -39,7 +40,7 @@ def plan_networks(
             f"network.{unknown[0]} is set, but the networks of {settings.agent_name} are {', '.join(specs)}{together}."
             f"{did_you_mean(unknown[0], specs)}"
         )
-    observations = list(network_inputs(observation))
+    observations = list(ObsPreprocessor(network_inputs(observation)).shapes)
     return {
         name: _plan(name, settings.network_for(name), NetworkSpec(*spec), observations) for name, spec in specs.items()
     }

@@ -17,6 +17,7 @@ from ludus.environments.config import EnvConfig
 from ludus.environments.config import validate as validate_environment
 from ludus.networks import NETWORKS, SUBMODULES
 from ludus.networks.config import NetworkConfig
+from ludus.preprocess.config import PreprocessConfig
 from ludus.settings.config_file import flatten
 from ludus.settings.parse import parse_value
 from ludus.settings.trust import import_from_current_folder, read_file_settings
@@ -84,6 +85,7 @@ class Settings(Generic[A]):
     env: EnvConfig
     agent: A
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     # settings of single networks: network.critic.hidden is {"critic": {"hidden": …}}
     per_network: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -104,6 +106,7 @@ class Settings(Generic[A]):
                     f"{key} has {text!r}, but must be text of at most {MAX_NAME_LENGTH} printable characters."
                 )
         validate_environment(self.env)
+        self.preprocess.validate()
         self.agent.validate()
         self.evaluation.validate()
         self.network.validate()
@@ -347,7 +350,7 @@ def _unflatten(flat: Flat) -> Flat:
 def _make(nested: Flat, config: type[A]) -> Settings[A]:
     agent = nested.pop("agent")
     name = agent.pop("name")
-    parts = {"env": EnvConfig, "network": NetworkConfig, "evaluation": EvaluationConfig}
+    parts = {"env": EnvConfig, "network": NetworkConfig, "preprocess": PreprocessConfig, "evaluation": EvaluationConfig}
     network = nested.get("network", {})
     per_network = {key: network.pop(key) for key, value in list(network.items()) if isinstance(value, dict)}
     made = {key: make(**nested.pop(key, {})) for key, make in parts.items()}

@@ -58,7 +58,7 @@ SPECS = {
 
 def test_vectors_are_normalized_and_clipped():
     preprocess = ObsPreprocessor(SPECS)
-    normalizer = ObsNormalizer(preprocess.shapes, SPECS)
+    normalizer = ObsNormalizer(preprocess.outputs)
     raw = {
         "items": torch.randn(50, 4, 3) * 5 + 100,
         "n.x": torch.rand(50, 4, dtype=torch.float64),
@@ -77,7 +77,7 @@ def test_vectors_are_normalized_and_clipped():
     assert all(torch.equal(ready[k], before[k]) for k in before)  # the input is left alone
     far = normalizer({**ready, "items": torch.full((1, 1, 3), 1e9)})["items"]
     assert (far == 10).all()
-    again = ObsNormalizer(preprocess.shapes, SPECS)
+    again = ObsNormalizer(preprocess.outputs)
     again.load_state_dict(normalizer.state_dict())
     assert torch.equal(again(ready)["items"], after["items"])
 
@@ -92,7 +92,7 @@ def test_other_observations_are_unchanged():
         "several": Spec((2,), "int64", "categorical", sizes=(2, 3)),
     }
     preprocess = ObsPreprocessor(specs)
-    normalizer = ObsNormalizer(preprocess.shapes, specs)
+    normalizer = ObsNormalizer(preprocess.outputs)
     raw = {name: torch.randint(0, 2, (50, 4, *spec.shape)) for name, spec in specs.items()}
     ready = preprocess(raw | {"speed": torch.randn(50, 4, 3) * 5 + 100})
     normalizer.update(ready, torch.ones(50, 4))
@@ -102,7 +102,7 @@ def test_other_observations_are_unchanged():
 
 
 def test_numpy_equals_forward():
-    normalizer = ObsNormalizer({"o": (3,)}, {"o": Spec((3,), "float32")})
+    normalizer = ObsNormalizer({"o": Spec((3,), "float32")})
     x = torch.randn(8, 3) * 4 + 1
     normalizer.update({"o": x}, torch.ones(8))
     x[0] = 1e6
@@ -111,7 +111,7 @@ def test_numpy_equals_forward():
 
 
 def test_statistics_are_fixed_between_updates():
-    normalizer = ObsNormalizer({"o": (3,)}, {"o": Spec((3,), "float32")})
+    normalizer = ObsNormalizer({"o": Spec((3,), "float32")})
     x = {"o": torch.randn(8, 3)}
     normalizer.train()
     one = normalizer(x)["o"]

@@ -1,0 +1,165 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ludus.core.errors import UserError
+from ludus.core.spec import Spec
+from ludus.networks.numpy_actor import is_plain_vector
+from ludus.preprocess.config import PreprocessConfig, split_calls
+from ludus.preprocess.normalization import ObsNormalizer
+from ludus.preprocess.observation import ObsPreprocessor
+from ludus.preprocess.pipeline import with_device_ops
+
+T, B = 3, 2
+VECTOR = Spec((4,), "float32", low=-100.0, high=100.0)
+SPECS = {
+    "arm/position": VECTOR,
+    "arm/speed": Spec((2,), "float64", low=(-1.0, -2.0), high=(1.0, 2.0)),
+    "level": Spec((), "int64", "categorical", sizes=(5,)),
+    "door": Spec((3,), "int8", "binary"),
+    "camera": Spec((6, 5, 2), "uint8", low=0, high=255),
+    "action_mask": Spec((2,), "bool", "binary"),
+}
+
+
+def made(*pipeline, specs=SPECS):
+    return ObsPreprocessor(with_device_ops(specs, pipeline))
+
+
+def draw(spec, seed=0):
+    random = np.random.default_rng(seed)
+    if spec.kind == "categorical":
+        x = random.integers(0, np.reshape(spec.sizes, spec.shape), (T, B, *spec.shape))
+    elif spec.kind == "binary":
+        x = random.integers(0, 2, (T, B, *spec.shape))
+    else:
+        low, high = spec.bounds
+        x = np.clip(random.uniform(-100, 300, (T, B, *spec.shape)), low, high)
+    return torch.from_numpy(np.asarray(x).astype(spec.dtype))
+
+
+def test_numbers_equal_their_definition_in_float64():
+    x = draw(VECTOR)
+    ready = made("x: scale(by=0.5, offset=1), clip(low=-3, high=4), symlog", specs={"x": VECTOR})({"x": x})["x"]
+    expected = np.clip(x.numpy().astype(np.float64) * 0.5 + 1, -3, 4)
+    np.testing.assert_allclose(ready, np.sign(expected) * np.log1p(np.abs(expected)), rtol=1e-5)
+    assert ready.dtype == torch.float32
+    assert made("x: symlog", specs={"x": VECTOR})({"x": torch.zeros(1, 1, 4)})["x"].tolist() == [[[0.0] * 4]]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.integers(1, 4), max_size=3),
+    st.sampled_from(["float32", "float64", "uint8", "int32"]),
+    st.lists(st.sampled_from(["scale(by=-2, offset=1)", "clip(low=-1, high=2)", "symlog", "flatten"]), max_size=4),
+    st.integers(0, 99),
+)
+def test_shapes_and_bounds_of_specs_are_those_of_tensors(shape, dtype, ops, seed):
+    from ludus.preprocess.chain import make_chain
+
+    spec = Spec(tuple(shape), dtype, low=0, high=200)
+    chain = make_chain("x", with_device_ops({"x": spec}, [f"x: {op}" for op in ops])["x"])
+    x = draw(spec, seed)
+    for op in chain.ops:
+        x = op(x)
+    low, high = chain.output.bounds
+    assert x.shape == (T, B, *chain.output.shape)
+    assert x.dtype == getattr(torch, chain.output.dtype)
+    assert (x.numpy() >= low - 1e-4).all()
+    assert (x.numpy() <= high + 1e-4).all()
+
+
+def test_a_choice_can_be_taken_for_a_number_and_a_number_for_a_choice():
+    level = draw(SPECS["level"])
+    one = made('level: cast(dtype="float32"), scale(by=0.25)')({**everything(), "level": level})["level"]
+    assert torch.equal(one, level.float().unsqueeze(-1) * 0.25)
+    counted = {"x": Spec((2,), "int32", low=0, high=3)}
+    x = torch.tensor([[[0, 3], [1, 2]]], dtype=torch.int32)
+    hot = made("x: one_hot", specs=counted)({"x": x})["x"]
+    assert torch.equal(hot, torch.nn.functional.one_hot(x.long(), 4).float().flatten(-2))
+    assert not ObsNormalizer(made("x: one_hot", specs=counted).outputs).statistics
+    assert made("x: one_hot(size=7)", specs={"x": Spec((2,), "int32")}).shapes == {"x": (14,)}
+
+
+def everything():
+    return {name: draw(spec) for name, spec in SPECS.items()}
+
+
+def test_observations_are_renamed_joined_and_dropped():
+    pipeline = ('arm/*: concat(to="arm")', 'camera: channels_first, rename(to="eye")', "eye: flatten", "door: drop")
+    preprocess = made(*pipeline)
+    assert preprocess.shapes == {"arm": (6,), "level": (5,), "eye": (60,)}
+    given = everything()
+    ready = preprocess(given)
+    joined = torch.cat([given["arm/position"], given["arm/speed"].float()], -1)
+    assert torch.equal(ready["arm"], joined)
+    assert torch.equal(ready["eye"], given["camera"].movedim(-1, -3).flatten(-3).float())
+    assert list(ObsNormalizer(preprocess.outputs).statistics) == ["observation/arm", "observation/eye"]
+
+
+def test_padding_is_zero_and_keeps_the_rest():
+    spec = {"x": Spec((2, 3), "float32", low=1.0, high=2.0)}
+    x = torch.rand(T, B, 2, 3) + 1
+    padded = made("x: pad(shape=[4, 5])", specs=spec).ops[0][0](x)
+    assert padded.shape == (T, B, 4, 5)
+    assert torch.equal(padded[..., :2, :3], x)
+    assert padded.sum() == pytest.approx(float(x.sum()))
+
+
+def test_patterns_apply_in_order_and_never_to_masks():
+    specs = with_device_ops(SPECS, ["arm/*: symlog", "arm/speed: clip(low=0, high=1)", "level: drop"])
+    assert specs["arm/position"].ops == ("symlog",)
+    assert specs["arm/speed"].ops == ("symlog", "clip(low=0, high=1)")
+    assert not with_device_ops(SPECS, ["flatten"])["action_mask"].ops
+    with pytest.raises(UserError, match="the observations are"):
+        with_device_ops(SPECS, ["action_mask: drop"])
+
+
+def test_numpy_acting_is_left_where_ops_apply():
+    assert is_plain_vector(made(specs={"x": VECTOR}))
+    assert not is_plain_vector(made("x: symlog", specs={"x": VECTOR}))
+
+
+def test_commas_inside_brackets_and_quotes_do_not_split():
+    assert split_calls('pad(shape=[1, 2]), rename(to="a,b") , flatten') == [
+        "pad(shape=[1, 2])",
+        'rename(to="a,b")',
+        "flatten",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        ("level: symlog", r'"symlog" cannot be applied to observation "level", categorical int64 of shape \(\): it is'),
+        ('camera: concat(to="x")', "put flatten before it"),
+        ("camera: scale", "missing 1 required keyword-only argument: 'by'"),
+        ("camera: clip(low=true, high=2)", "low is True, but must be a number"),
+        ("camera: clip(lo=1, high=2)", r'has no argument "lo": its arguments are low, high. Did you mean "low"\?'),
+        ('camera: cast(dtype="int7")', 'dtype is "int7", but must be one of float32, uint8'),
+        ("arm/position: one_hot", "give the number of choices"),
+        ("level: one_hot", "one-hot encoded already"),
+        ("door: one_hot", "0 or 1 already"),
+        ("arm/speed: channels_first", r"of shape \(2,\): it takes images"),
+        ("arm/speed: pad(shape=[1])", "none of them smaller"),
+        ("door: rename(to=1)", "give the new name in quotes"),
+        ('door: rename(to="camera")', 'two observations, "door" and "camera", the name "camera"'),
+        ('arm/*: concat(to="s"), door: concat(to="s")', "not a name or name"),
+    ],
+)
+def test_ops_that_do_not_fit_are_refused(op, message):
+    with pytest.raises(UserError, match=message):
+        made(op)
+
+
+def test_kinds_are_not_mixed_and_something_is_left():
+    with pytest.raises(UserError, match=r'joins "arm/position" \(continuous\) and "door" \(binary\)'):
+        made('arm/position: concat(to="s")', 'door: concat(to="s")')
+    with pytest.raises(UserError, match="drops every observation"):
+        made("drop")
+    with pytest.raises(UserError, match=r"no op \"os\.system\""):
+        PreprocessConfig(("camera: os.system",)).validate()
+    with pytest.raises(UserError, match="which is not a name"):
+        PreprocessConfig(("camera: ",)).validate()
