@@ -15,6 +15,7 @@ from torch import nn
 
 from ludus.agents import AGENTS
 from ludus.containers.evaluate import Evaluator
+from ludus.containers.freeze import freeze
 from ludus.containers.threads import requested_threads
 from ludus.core.agent import Agent
 from ludus.core.cache import ExperienceCache
@@ -61,6 +62,7 @@ def build_agent(settings: Settings[Any], observation: Specs, action: Specs, devi
         planned = plan_networks(settings, observation, action, _shares(settings, observation))
         networks = {name: build_network(*plan) for name, plan in planned.items()}
         agent: Agent = kind(observation, action, settings.agent, networks, settings.env.num)
+    freeze(agent, settings.freeze)
     if isinstance(device, str):
         device = choose_device(device, memory_needed(settings, agent, observation))
     return agent.to(device)

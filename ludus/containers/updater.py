@@ -94,6 +94,7 @@ class LocalUpdater(Updater):
         modules = [module.eval() for module in agent.children()]
         learning = [module for module in modules if any(p.requires_grad for p in module.parameters())]
         self._modal = [module for module in learning if depends_on_training_mode(module)]
+        self._frozen = [part for module in self._modal for part in frozen_modules(module)]
         self._flushed = bool(torch.tensor(2e-38).mul(0.1) == 0)  # the user's setting
         # glibc keeps free memory up to twice the largest block that was freed, and returns the rest to the system,
         # which would have to map the intermediate results of every update again, at hundreds of page faults
@@ -179,6 +180,8 @@ class LocalUpdater(Updater):
         """
         for module in self._modal:
             module.train(mode)
+        for module in self._frozen:
+            module.eval()
 
     def compile(
         self, on_failure: Callable[[str], object], during: Callable[[Callable[[], Any]], Any] = lambda build: build()
@@ -311,6 +314,16 @@ class LocalUpdater(Updater):
             for part, steps in zip(self.parts.values(), state["steps"], strict=True):
                 part.steps.copy_(steps)
         self.learning_rate = state["learning_rate"]
+
+
+def frozen_modules(module: nn.Module) -> list[nn.Module]:
+    """Return the outermost modules within ``module`` that have parameters, all frozen; they stay in evaluation mode."""
+    trainable = [p.requires_grad for p in module.parameters()]
+    if not trainable or all(trainable):
+        return []
+    if not any(trainable):
+        return [module]
+    return [part for child in module.children() for part in frozen_modules(child)]
 
 
 def gradients(total: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:

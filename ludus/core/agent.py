@@ -120,15 +120,19 @@ class Agent(nn.Module, ABC):
 
     def parameter_groups(self) -> dict[str, Group]:
         """Return the trainable parameters by optimizer group; by default one group, ``all``."""
-        return {"all": self.make_group(p for p in self.parameters() if p.requires_grad)}
+        return {"all": self.make_group(self.parameters())}
 
     def make_group(self, parameters: Iterable[nn.Parameter], learning_rate: float = 0.0) -> Group:
-        """Return a group with the optimizer settings of the config; ``learning_rate`` overrides its rate if not 0."""
+        """Return a group with the optimizer settings of the config, without frozen parameters.
+
+        ``learning_rate`` overrides its rate if not 0.
+        """
         settings = vars(self.config)
         options = {name: settings[name] for name in ("max_grad_norm", "weight_decay", "optimizer") if name in settings}
         if "optimizer_eps" in settings:
             options["eps"] = settings["optimizer_eps"]
-        return Group(tuple(parameters), learning_rate or self.config.learning_rate, **options)
+        trainable = tuple(p for p in parameters if p.requires_grad)
+        return Group(trainable, learning_rate or self.config.learning_rate, **options)
 
     def use_numpy(self) -> bool:
         """Switch acting to numpy where this is supported and faster; return whether it was done."""

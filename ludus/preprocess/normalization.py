@@ -24,6 +24,7 @@ class RunningStatistics(nn.Module):
     m2: Tensor  # the sum of squared deviations
     shift: Tensor
     scale: Tensor
+    frozen = False  # whether ``update`` does nothing
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -41,6 +42,8 @@ class RunningStatistics(nn.Module):
     @torch.no_grad()
     def update(self, x: Tensor, weight: Tensor, sum_over_ranks: SumOverRanks = single_rank) -> None:
         """Add rows ``x`` ``[…, *shape]``; those with ``weight`` ``[…]`` 0 are ignored and may be NaN."""
+        if self.frozen:
+            return
         x = x.reshape(-1, *self.mean.shape).double()
         w = weight.reshape(-1, *[1] * self.mean.dim()).double()
         x = torch.where(w > 0, x, 0.0)

@@ -35,16 +35,10 @@ from ludus.managers.make import make_manager
 from ludus.runs import checkpoint as checkpoints
 from ludus.runs.folder import RunDirectory, check_checkpoint_name
 from ludus.runs.translate import Translator
-from ludus.settings.parse import format_value
-from ludus.settings.settings import Settings, class_overrides, from_flat, to_flat
+from ludus.settings.settings import Settings, class_overrides, from_flat
 from ludus.settings.trust import read_run_settings
 
 OPTIONAL = "reward_scaler."  # not needed for acting
-SHAPE_SETTINGS = (  # settings that change the shapes of parameters, the most likely cause of a mismatch first
-    *(f"network.{name}" for name in ("name", "net1d", "net2d", "net3d", "net4d", "body", "head", "hidden")),
-    *("network.lstm_size", "network.shared", "agent.normalize_observation", "agent.distribution"),
-    *("env.id", "env.options", "env.backend", "env.mask", "agent.name"),
-)
 
 
 class Player:
@@ -310,23 +304,11 @@ def refuse_mismatch(outline: Agent | None, saved: Mapping[str, Any]) -> None:
         refuse_too_large(outline)
 
 
-def initialise_from(agent: Agent, settings: Settings[Any], trust: bool = False) -> None:
-    """Load weights and normalizers of the run ``settings.init_from``, for fine-tuning."""
-    directory = RunDirectory.open(settings.init_from, settings.runs)
-    theirs = from_flat(read_run_settings(directory.path, directory.config, trust, unused=("env.",)).flat)
-    with open_by_name(directory, "best") as found:
-        if tensor := mismatch(agent, agent_of_checkpoint(found)):
-            raise UserError(f'init_from is "{settings.init_from}", but {_difference(theirs, settings)} ({tensor}).')
-        state = found.read("agent")
-    counts = [name for name in state["agent"] if name.endswith("_extra_state")]  # counters of that run
-    _load(agent, {name: x for name, x in state["agent"].items() if name not in counts})
-
-
 def load_agent(agent: Agent, saved: Mapping[str, Any]) -> None:
     """Load parameters and buffers; refuse those of another network."""
     if tensor := mismatch(agent, saved):
         raise _another_network(tensor)
-    _load(agent, saved)
+    load_tensors(agent, saved)
 
 
 def _another_network(tensor: str) -> UserError:
@@ -346,18 +328,7 @@ def mismatch(agent: Agent, saved: Mapping[str, Any]) -> str:
     return ""
 
 
-def _load(agent: Agent, saved: Mapping[str, Any]) -> None:
+def load_tensors(agent: Agent, saved: Mapping[str, Any]) -> None:
+    """Load those of the tensors that the agent has."""
     kept = agent.state_dict().keys() & saved.keys()
     agent.load_state_dict({name: saved[name] for name in kept}, strict=False)
-
-
-def _difference(theirs: Settings[Any], ours: Settings[Any]) -> str:
-    """Describe which setting makes the networks of two runs differ, and how to fix it."""
-    there, here = to_flat(theirs), to_flat(ours)
-    if theirs.network.shared == "auto":  # runs before Ludus 0.2.0 did not store the choice
-        here["network.shared"] = "auto"
-    for key in SHAPE_SETTINGS:
-        if there.get(key) != here.get(key):
-            others, own = format_value(there.get(key)), format_value(here.get(key))
-            return f"{key} is {others} in that run and {own} here: give both the same"
-    return "its environment has other observations or actions: use the environment of that run"

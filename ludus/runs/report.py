@@ -20,6 +20,7 @@ from ludus.logging.metrics import Metrics, read_metrics
 from ludus.logging.rate import Rate
 from ludus.runs.checkpoint import CheckpointManager
 from ludus.runs.folder import RunDirectory
+from ludus.runs.initialise import Transfer
 from ludus.runs.open_run import SavedRun
 from ludus.runs.summary import State as SummaryState
 from ludus.runs.summary import Summary, write_summary
@@ -100,11 +101,17 @@ class Reporter:
             if warning := too_few_steps_left(worker):
                 self.warn(warning)
 
+    def initialised(self, transfer: Transfer) -> None:
+        """Report which tensors were loaded from another run."""
+        self.log_file.note(transfer.details())
+        (self.note if transfer.complete else self.warn)(transfer.summary())
+
     def _info(self, engines: Engines, agent: Agent, backend: str) -> dict[str, str]:
         settings, size = self.settings, sum(p.numel() for p in agent.parameters() if p.requires_grad)
+        frozen = f" ({', '.join(settings.freeze)} frozen)" if settings.freeze else ""
         return {
             "environment": f"{settings.env.id} x {settings.env.num}{', ' * bool(backend)}{backend}",
-            "agent": f"{settings.agent_name}, {size:,} parameters, seed {settings.seed}",
+            "agent": f"{settings.agent_name}, {size:,} parameters{frozen}, seed {settings.seed}",
             "engines": f"{engines.device}, {engines.threads} thread{'s' * (engines.threads > 1)}, "
             f"{engines.acting} acting, {engines.update} update",
             "settings": where_from(settings, self._origins),

@@ -41,8 +41,9 @@ from ludus.logging.logfile import LogFile
 from ludus.managers.make import make_manager
 from ludus.parallel.orphans import StartedProcesses
 from ludus.runs.failure import save_failure
+from ludus.runs.initialise import Transfer, initialise_from
 from ludus.runs.open_run import SavedRun, max_checkpoint_bytes, new_run, open_run
-from ludus.runs.policy import Player, agent_of_checkpoint, initialise_from, load, refuse_mismatch
+from ludus.runs.policy import Player, agent_of_checkpoint, load, refuse_mismatch
 from ludus.runs.report import Reporter
 from ludus.settings.settings import Resolved, class_overrides, resolve_settings, to_flat
 from ludus.settings.trust import find_imports
@@ -194,8 +195,9 @@ def _build(
     agent = build_learner(resolved, manager.observation, manager.action, new=saved is None)
     manager.set_action_transform(agent.action_transform)
     sharing = decide_sharing(settings, manager.observation, manager.action)
+    transfer: Transfer | None = None
     if settings.init_from and (saved is None or saved.state is None):
-        initialise_from(agent, sharing, trust)
+        transfer = initialise_from(agent, sharing, trust)
     updater, engines = LocalUpdater(agent), choose_engines(settings, agent)
     stack.enter_context(use_threads(engines.threads))
     evaluator = build_evaluator(settings, agent, environment)
@@ -222,6 +224,8 @@ def _build(
     reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count, signs, manager.backend)
     stack.callback(reporter.close)
     worker.reporter = reporter
+    if transfer is not None:
+        reporter.initialised(transfer)
     if saved is not None:
         reporter.resumed(worker, saved, restored)
     reporter.summarize(worker)

@@ -78,6 +78,12 @@ class Settings(Generic[A]):
     tags: tuple[str, ...] = ()  # tags of the run, shown by `ludus list runs`; --tag WORD adds one and may be repeated
     runs: Annotated[str, "FOLDER"] = "runs"  # folder in which the folder of the run is created
     init_from: Annotated[str, "RUN"] = ""  # run to take initial weights from (fine-tuning)
+    # load only these tensors of init_from, by their names in this agent: networks.actor.*; empty: all, which must fit;
+    # what that run lacks or has in another shape is not loaded, and reported
+    init_load: Annotated[tuple[str, ...], "PATTERN"] = ()
+    init_rename: Annotated[tuple[str, ...], "OLD=NEW"] = ()  # first rename tensors of init_from: old.*=new.*
+    # parameters and normalizers that are not learned, by name: networks.*.pieces.source/*
+    freeze: Annotated[tuple[str, ...], "PATTERN"] = ()
     log_every: int = 2_000  # env steps between lines of metrics; 0: none
     checkpoint_every: int = 50_000  # env steps between checkpoints; 0: only at the end
     keep: int = 3  # number of newest checkpoints to keep, besides the best
@@ -104,6 +110,11 @@ class Settings(Generic[A]):
             if not text.isprintable() or len(text) > MAX_NAME_LENGTH or (key == "tags" and not text.strip()):
                 raise UserError(
                     f"{key} has {text!r}, but must be text of at most {MAX_NAME_LENGTH} printable characters."
+                )
+        for key in ("init_load", "init_rename"):
+            if getattr(self, key) and not self.init_from:
+                raise UserError(
+                    f"{key} is {' '.join(getattr(self, key))}, but there is no init_from; name a run there."
                 )
         validate_environment(self.env)
         self.preprocess.validate()

@@ -26,7 +26,8 @@ from ludus.environments.image_toy import CatchEnv
 from ludus.environments.toy import CountingEnv, MaskedEnv, MixedActionEnv, TargetEnv
 from ludus.logging.metrics import read_metrics
 from ludus.runs.folder import RunDirectory
-from ludus.runs.policy import Player, initialise_from
+from ludus.runs.initialise import initialise_from
+from ludus.runs.policy import Player
 from ludus.runs.train import TrainResult
 
 LSTM: dict[str, Any] = {"network__body": "lstm"}
