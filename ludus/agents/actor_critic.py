@@ -63,7 +63,7 @@ def unused_normalizer(config: Any, observation: Specs) -> Iterator[tuple[str, st
     """Yield ``normalize_observation`` where there is nothing to normalize."""
     numbers = any(map(is_normalized, ObsPreprocessor(observation).outputs.values()))
     if config.normalize_observation and not numbers:
-        yield "normalize_observation", "the environment has no vector of numbers among its observations"
+        yield "normalize_observation", "the environment has no vector or list of numbers among its observations"
 
 
 def unused_distribution(config: Any, action: Specs) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from ludus.core.calls import Call, parse_call, parse_toml
 from ludus.core.errors import UserError, did_you_mean
+from ludus.core.spec import Axes
 
 Backend = Literal["auto", "simple", "vector", "envpool", "subproc", "tensor"]
 Start = Literal["forkserver", "spawn"]
@@ -36,6 +37,9 @@ class EnvConfig:
     # Gymnasium wrappers for each environment, innermost first, as package.module:Wrapper, with arguments in TOML syntax
     # as in 'gymnasium.wrappers:FrameStackObservation(stack_size=4)'.
     wrappers: tuple[str, ...] = ()
+    # How networks get observations, as name=layout with a layout of vector, entities, image, grid or clip; the others
+    # are laid out by shape and type. A Box is called observation, a part of a Dict by its key.
+    axes: tuple[str, ...] = ()
     # subproc: number of worker processes; 0 is one per core. More help only if environments wait rather than compute.
     workers: int = 0
     # subproc: step half of the environments while actions are computed for the other half.
@@ -48,6 +52,7 @@ class EnvConfig:
     start: Start = "forkserver"
 
 
+DEFAULTS = EnvConfig()
 SUBPROC_ONLY = ("workers", "alternate", "max_restarts", "timeout", "start")
 
 
@@ -71,6 +76,7 @@ def validate(config: EnvConfig) -> None:
             )
     parse_options(config.options)
     parse_wrappers(config.wrappers)
+    parse_axes(config.axes)
     if config.wrappers and config.backend in ("vector", "envpool", "tensor"):
         raise UserError(
             f"env.wrappers has {config.wrappers[0]}, but env.backend {config.backend} supports no wrappers; set "
@@ -115,6 +121,22 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
                 f'env.options has "{option}", but its value cannot be read as TOML; write true or false in lower case, '
                 "and quotes around text, as in name='\"small\"'."
             ) from error
+    return parsed
+
+
+def parse_axes(axes: Iterable[str]) -> dict[str, Axes]:
+    """Parse ``name=layout`` strings."""
+    parsed: dict[str, Axes] = {}
+    for item in axes:
+        name, _, layout = (part.strip() for part in item.rpartition("="))
+        if not name or layout not in (known := get_args(Axes)):
+            raise UserError(
+                f'env.axes has "{item}", which is not name=layout with a layout of {", ".join(get_args(Axes))}.'
+                f"{did_you_mean(layout, get_args(Axes))}"
+            )
+        if name in parsed:
+            raise UserError(f'env.axes gives "{name}" twice; keep one of them.')
+        parsed[name] = known[known.index(layout)]
     return parsed
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from gymnasium import spaces
 
 from ludus.core.errors import UserError, did_you_mean
-from ludus.core.spec import Spec, Specs, is_mask, mask_name
+from ludus.core.spec import Axes, Spec, Specs, axes_problem, is_mask, mask_name
+from ludus.environments.config import parse_axes
 from ludus.environments.spaces import Array, Arrays, Layout
 
 
@@ -116,11 +117,19 @@ def _stack_rows(rows: tuple[Any, ...]) -> Any:
 class ObservationReader:
     """Reads observation and info of an environment, or a batch of them, into named arrays, including masks.
 
-    ``info`` is that of a reset, which shows whether it has the masks.
+    ``info`` is that of a reset, which shows whether it has the masks. ``frames`` is the number of stacked frames of
+    images. ``axes`` is the setting ``env.axes``.
     """
 
     def __init__(
-        self, space: spaces.Space[Any], actions: Specs, mask: str, info: Mapping[str, Any], environment: str
+        self,
+        space: spaces.Space[Any],
+        actions: Specs,
+        mask: str,
+        info: Mapping[str, Any],
+        environment: str,
+        frames: int = 1,
+        axes: Iterable[str] = (),
     ) -> None:
         rest, mask_space = _split(space, mask, environment)
         self.layout = Layout(rest, "observation", environment)
@@ -135,7 +144,9 @@ class ObservationReader:
                     f'{environment}: the name of observation "{name}" is reserved for masks; rename it, or set '
                     "env.mask to its key if it is a mask."
                 )
-        self.specs: Specs = {**self.layout.specs, **(self.masks.specs if self.masks else {})}
+        own = _mark_frame_stacks(self.layout.specs, frames)
+        own = _override_axes(_mark_padding(own), parse_axes(axes), environment)
+        self.specs: Specs = {**own, **(self.masks.specs if self.masks else {})}
         if self.masks and mask_space is not None:
             self.masks.read(example)  # refuses a wrong length before training
 
@@ -152,11 +163,46 @@ class ObservationReader:
             arrays.update(self.masks.read(tree, batch))
         return arrays
 
-    def mark_frame_stack(self, frames: int) -> None:
-        """Mark images in the specs as stacks of so many frames, of which a replay buffer stores one."""
-        for name, spec in self.specs.items():
-            if frames > 1 and len(spec.shape) >= 3 and spec.shape[0] % frames == 0:
-                self.specs[name] = replace(spec, stack=frames)
+
+def _mark_frame_stacks(specs: Specs, frames: int) -> Specs:
+    """Mark images as stacks of so many frames, of which a replay buffer stores one."""
+    return {
+        name: replace(spec, stack=frames, axes=None)
+        if frames > 1 and len(spec.shape) >= 3 and spec.shape[0] % frames == 0
+        else spec
+        for name, spec in specs.items()
+    }
+
+
+def _mark_padding(specs: Specs) -> Specs:
+    """Mark a MultiBinary ``<name>/mask`` as the padding mask of the list ``<name>``, if it has an entry per entity."""
+    marked = dict(specs)
+    for name, spec in specs.items():
+        mask = specs.get(f"{name}/mask")
+        if mask is not None and mask.kind == "binary" and spec.axes == "entities" and mask.shape == spec.shape[:1]:
+            marked[f"{name}/mask"] = replace(mask, masks=name)
+    return marked
+
+
+def _override_axes(specs: Specs, axes: Mapping[str, Axes], environment: str) -> Specs:
+    """Apply the setting ``env.axes``."""
+    known = [name for name, spec in specs.items() if spec.masks is None]
+    for name, wanted in axes.items():
+        if name not in known:
+            raise UserError(
+                f'env.axes names "{name}", but the observations of {environment} are {", ".join(known)}.'
+                f"{did_you_mean(name, known)}"
+            )
+        if problem := axes_problem(specs[name], wanted):
+            raise UserError(
+                f'env.axes lays "{name}" out as {wanted}, but the observation {problem} (shape {specs[name].shape}); '
+                f"leave it out, or choose {_possible_axes(specs[name])}."
+            )
+    return {name: replace(spec, axes=axes[name]) if name in axes else spec for name, spec in specs.items()}
+
+
+def _possible_axes(spec: Spec) -> str:
+    return " or ".join(axes for axes in get_args(Axes) if not axes_problem(spec, axes))
 
 
 def _split(space: spaces.Space[Any], mask: str, environment: str) -> tuple[spaces.Space[Any], spaces.Space[Any] | None]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ludus.core.errors import UserError
 from ludus.core.spec import Specs
+from ludus.environments.config import DEFAULTS, EnvConfig
 from ludus.environments.errors import environment_error
 from ludus.environments.gym import Environment, frame_stack
 from ludus.environments.infos import numeric_info
@@ -105,7 +106,7 @@ class EnvRows:
         start: int,
         count: int,
         name: str,
-        mask: str = "action_mask",
+        config: EnvConfig = DEFAULTS,
         branch: int = 0,
         status: NDArray[np.int64] | None = None,
     ) -> None:
@@ -122,17 +123,20 @@ class EnvRows:
         self._action_is_plain = not isinstance(self.layout.space, spaces.Dict | spaces.Tuple)
         self._first_reset = self._reset(start, 0)
         space = self._envs[0].observation_space
-        self.reader = ObservationReader(space, self.layout.specs, mask, self._first_reset[1], name)
-        self.reader.mark_frame_stack(frame_stack(self._envs[0]))
+        info, frames = self._first_reset[1], frame_stack(self._envs[0])
+        self.reader = ObservationReader(space, self.layout.specs, config.mask, info, name, frames, config.axes)
         self.observation, self.action = self.reader.specs, self.layout.specs
         self._episodes = [0] * count
         self._ended = [False] * count
         leaves = self.reader.layout.leaves
-        self._dtypes = {key: leaf.dtype for key, leaf in leaves.items()}
+        # a categorical observation may be stored in smaller integers than those of its space: then its dtype always
+        # differs, and ``_check`` compares the choices before they could wrap around
+        categorical = {key: leaf.spec for key, leaf in leaves.items() if leaf.spec.kind == "categorical"}
+        narrow = {key: np.dtype(spec.dtype) for key, spec in categorical.items()}
+        self._dtypes = {key: leaf.dtype for key, leaf in leaves.items()} | narrow
         self._sizes = {
-            key: np.reshape(leaf.spec.sizes, leaf.spec.shape)
-            for key, leaf in leaves.items()
-            if leaf.spec.kind == "categorical"
+            key: spec.sizes[0] if len(set(spec.sizes)) == 1 else np.reshape(spec.sizes, spec.shape)
+            for key, spec in categorical.items()
         }
 
     def attach(self, memory: StepArrays) -> None:
@@ -141,7 +145,7 @@ class EnvRows:
         (name, leaf), *more = self.reader.layout.leaves.items()
         plain = not (more or leaf.path or self.reader.masks or leaf.start is not None)
         # the observation of a single Box is copied to its row directly; None never equals an array's shape
-        self._shape, self._dtype = leaf.spec.shape if plain else None, leaf.dtype
+        self._shape, self._dtype = leaf.spec.shape if plain else None, self._dtypes[name]
         self._views = [memory.observation[name][row : row + 1].reshape(leaf.spec.shape) for row in self.rows]
         self._check_first_reset()
 
@@ -356,6 +360,8 @@ class EnvRows:
         leaf, shape = self.reader.layout.leaves[key], self._memory.observation[key].shape[1:]
         given = reduce(getitem, leaf.path, observation)
         if value.shape == shape and _is_lossless(given, value.dtype, leaf.dtype):
+            if key in self._sizes:
+                self._check_choice(key, value)
             return
         if value.shape == shape and is_float_cast(value.dtype, leaf.dtype):
             self.status[WARNING_BITS] |= CAST
@@ -368,14 +374,17 @@ class EnvRows:
 
     def _check_choices(self, observation: Mapping[str, NDArray[Any]]) -> None:
         """Refuse choices outside of the space, whose one-hot vectors would be empty."""
-        for key, sizes in self._sizes.items():
-            x = observation[key]
-            wrong = (x < 0) | (x >= sizes)
-            if np.count_nonzero(wrong):
-                raise UserError(
-                    f'{self.name}: observation "{key}" has the choice {x[wrong].flat[0]} (counted from 0), but its '
-                    f"space has {sizes}; widen the space or fix the value."
-                )
+        for key in self._sizes:
+            self._check_choice(key, observation[key])
+
+    def _check_choice(self, key: str, x: NDArray[Any]) -> None:
+        sizes = self._sizes[key]
+        wrong = (x < 0) | (x >= sizes)
+        if np.count_nonzero(wrong):
+            raise UserError(
+                f'{self.name}: observation "{key}" has the choice {x[wrong].flat[0]} (counted from 0), but its '
+                f"space has {sizes}; widen the space or fix the value."
+            )
 
 
 def _is_lossless(given: Any, found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:

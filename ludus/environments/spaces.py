@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import getitem
 from typing import Any
@@ -83,7 +83,9 @@ class Layout:
         name = self._name(path)
         if name in self.leaves:
             raise UserError(f'{environment}: two parts of the {self.root} space are both called "{name}"; rename one.')
-        self.leaves[name] = _leaf(space, path, f'{environment}: {self.root} space "{name}"')
+        leaf = _leaf(space, path, f'{environment}: {self.root} space "{name}"')
+        small = leaf.spec.axes == "grid" and self.root != "action"
+        self.leaves[name] = replace(leaf, spec=_in_small_integers(leaf.spec)) if small else leaf
         if not self.leaves[name].spec.size:
             raise UserError(f'{environment}: the {self.root} space "{name}" is empty; remove it, or give it a size.')
 
@@ -117,6 +119,11 @@ def _leaf(space: spaces.Space[Any], path: tuple[str | int, ...], place: str) -> 
         f"{place} is a {type(space).__name__}, which is not supported; use Box, Discrete, MultiDiscrete, MultiBinary, "
         "Dict or Tuple."
     )
+
+
+def _in_small_integers(spec: Spec) -> Spec:
+    """Return the spec with the smallest signed integers that hold all choices, since a grid has many elements."""
+    return replace(spec, dtype=str(np.min_scalar_type(-max(spec.sizes))))
 
 
 def _bound(bound: Array) -> float | tuple[float, ...]:

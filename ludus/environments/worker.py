@@ -105,7 +105,7 @@ class Part:
         self._actions = {
             key.removeprefix(ACTION_PREFIX): x for key, x in arrays.items() if key.startswith(ACTION_PREFIX)
         }
-        self.rows = EnvRows(lambda: make_environment(config), start, count, name, config.mask, branch, status[:READY])
+        self.rows = EnvRows(lambda: make_environment(config), start, count, name, config, branch, status[:READY])
         memory = {key.removeprefix(STEP_PREFIX): x for key, x in arrays.items() if key.startswith(STEP_PREFIX)}
         self.rows.attach(StepArrays.from_arrays(memory))
 

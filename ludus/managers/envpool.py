@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ludus.core.errors import UserError, did_you_mean
 from ludus.core.types import State, Tensors
+from ludus.environments.config import DEFAULTS, EnvConfig
 from ludus.environments.infos import numeric_info_row
 from ludus.environments.masks import ObservationReader
 from ludus.environments.spaces import Layout
@@ -40,21 +41,20 @@ class EnvPoolManager(BatchManager):
         id: str,
         num: int,
         options: Mapping[str, Any] | None = None,
-        max_episode_steps: int = 0,
-        mask: str = "action_mask",
+        config: EnvConfig = DEFAULTS,
         branch: int = 0,
         render_mode: str | None = None,
     ) -> None:
         self._envpool = _import()
         self._id = id
         self._pool: Any = None  # created by reset
-        limit = {"max_episode_steps": max_episode_steps} if max_episode_steps else {}
+        limit = {"max_episode_steps": config.max_episode_steps} if config.max_episode_steps else {}
         self._options: dict[str, Any] = {**(options or {}), **limit}
         self._mode = {"render_mode": render_mode} if render_mode else {}
         spec = self._make_spec()
         actions = Layout(spec.gymnasium_action_space, "action", id)
-        reader = ObservationReader(_fix_bounds(spec.gymnasium_observation_space), actions.specs, mask, {}, id)
-        reader.mark_frame_stack(getattr(spec.config, "stack_num", 1))
+        space, frames = _fix_bounds(spec.gymnasium_observation_space), getattr(spec.config, "stack_num", 1)
+        reader = ObservationReader(space, actions.specs, config.mask, {}, id, frames, config.axes)
         super().__init__(id, num, reader, actions, branch)
         self._limit = _limit(spec)
         if self._limit:

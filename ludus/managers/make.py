@@ -66,7 +66,7 @@ def _make(
         from ludus.managers.vector import VectorEnvManager
 
         env = _make_vector(config, options, num)
-        return VectorEnvManager(env, config.id, config.mask, branch)
+        return VectorEnvManager(env, config.id, config, branch)
     if backend == "subproc":
         from ludus.managers.subproc import SubProcEnvManager
 
@@ -81,14 +81,13 @@ def _make(
     if backend == "envpool":
         from ludus.managers.envpool import EnvPoolManager
 
-        limit = config.max_episode_steps
         if branch:  # in evaluation a lost life does not end an episode
             options.pop("episodic_life", None)
-        return EnvPoolManager(config.id, num, options, limit, config.mask, branch, render_mode)
+        return EnvPoolManager(config.id, num, options, config, branch, render_mode)
     from ludus.managers.simple import SimpleEnvManager
 
     name = config.id if environment is None else getattr(environment, "__name__", type(environment).__name__)
-    return SimpleEnvManager(lambda: make_environment(config, environment, render_mode), num, name, config.mask, branch)
+    return SimpleEnvManager(lambda: make_environment(config, environment, render_mode), num, name, config, branch)
 
 
 def _make_tensor(
@@ -122,7 +121,7 @@ def _make_tensor(
         raise UserError(
             f"env.backend is tensor, but {config.id} has no {missing[0]}; it needs {', '.join(TENSOR_NEEDS)}."
         )
-    return TensorEnvManager(env, config.id, config.mask, branch)
+    return TensorEnvManager(env, config.id, config, branch)
 
 
 def _path(config: EnvConfig, environment: Callable[..., Any] | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ludus.core.types import State
+from ludus.environments.config import DEFAULTS, EnvConfig
 from ludus.environments.gym import Environment, env_metadata
 from ludus.environments.rows import WARNING_BITS, EnvRows
 from ludus.managers.base import BatchManager
@@ -20,9 +21,9 @@ class SimpleEnvManager(BatchManager):
     backend = "simple"
 
     def __init__(
-        self, make: Callable[[], Environment], num: int, name: str, mask: str = "action_mask", branch: int = 0
+        self, make: Callable[[], Environment], num: int, name: str, config: EnvConfig = DEFAULTS, branch: int = 0
     ) -> None:
-        self._rows = EnvRows(make, 0, num, name, mask, branch)
+        self._rows = EnvRows(make, 0, num, name, config, branch)
         super().__init__(name, num, self._rows.reader, self._rows.layout, branch, keep_actions=True)
         self._rows.attach(self._memory)
         self._goal_env = self._rows.env

@@ -47,7 +47,7 @@ class SubProcEnvManager(BatchManager):
             )
         if config.alternate and num < 2:
             raise UserError(f"env.alternate needs 2 environments or more, not {num}; raise env.num or turn it off.")
-        rows = EnvRows(lambda: make_environment(config), 0, 1, name, config.mask, branch)
+        rows = EnvRows(lambda: make_environment(config), 0, 1, name, config, branch)
         try:  # one environment here, to get the spaces and to check the first reset
             rows.attach(StepArrays.allocate(rows.observation, 1))
             # closed below, but still used for rewards: compute_reward must be a pure function of its arguments

@@ -14,6 +14,7 @@ from ludus.core.errors import UserError
 from ludus.core.spec import Spec
 from ludus.core.step import EnvStep, Episode
 from ludus.core.types import State, Tensors
+from ludus.environments.config import DEFAULTS, EnvConfig
 from ludus.environments.errors import environment_error
 from ludus.environments.masks import ObservationReader
 from ludus.environments.spaces import Layout
@@ -33,12 +34,14 @@ class TensorEnvManager(BatchManager):
     backend = "tensor"
     all_real = True
 
-    def __init__(self, env: TensorEnvironment, name: str, mask: str = "action_mask", branch: int = 0) -> None:
+    def __init__(self, env: TensorEnvironment, name: str, config: EnvConfig = DEFAULTS, branch: int = 0) -> None:
         actions = Layout(env.action_space, "action", name)
-        reader = ObservationReader(env.observation_space, actions.specs, "", {}, name)
+        reader = ObservationReader(env.observation_space, actions.specs, "", {}, name, axes=config.axes)
         super().__init__(name, env.num_envs, reader, actions, branch)
-        if mask and mask in reader.specs:
-            raise UserError(f'{name}: env.backend tensor does not support action masks yet, but it observes "{mask}".')
+        if config.mask and config.mask in reader.specs:
+            raise UserError(
+                f'{name}: env.backend tensor does not support action masks yet, but it observes "{config.mask}".'
+            )
         self._env, self._resets, self._warned_final = env, 0, False
         self._sent: Any = None
         self._functions: dict[str, Function] = {}

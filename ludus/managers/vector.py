@@ -8,6 +8,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from ludus.core.errors import UserError
 from ludus.core.types import State
+from ludus.environments.config import DEFAULTS, EnvConfig
 from ludus.environments.errors import environment_error
 from ludus.environments.masks import ObservationReader
 from ludus.environments.snapshot import restore_snapshot, take_snapshot
@@ -21,7 +22,7 @@ class VectorEnvManager(BatchManager):
     full_reset = True
     backend = "vector"
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], name: str, mask: str = "action_mask", branch: int = 0) -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], name: str, config: EnvConfig = DEFAULTS, branch: int = 0) -> None:
         mode = env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.NEXT_STEP:
             found = f'"{mode.value}"' if isinstance(mode, AutoresetMode) else repr(mode)
@@ -34,7 +35,8 @@ class VectorEnvManager(BatchManager):
         env.action_space.contains = lambda action: True  # type: ignore[assignment, method-assign]
         actions = Layout(env.single_action_space, "action", name)
         _, infos = env.reset(seed=0)
-        reader = ObservationReader(env.single_observation_space, actions.specs, mask, infos, name)
+        space = env.single_observation_space
+        reader = ObservationReader(space, actions.specs, config.mask, infos, name, axes=config.axes)
         super().__init__(name, env.num_envs, reader, actions, branch)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ludus.core.calls import parse_call
 from ludus.core.errors import UserError
-from ludus.core.spec import Spec
+from ludus.core.spec import Spec, axes_problem
 from ludus.preprocess.config import DEVICE_OPS, SETTING, NamedOp
 from ludus.preprocess.ops import Concat, Drop, Op, Rename
 from ludus.preprocess.pipeline import make_op
@@ -30,6 +30,8 @@ def make_chain(name: str, spec: Spec) -> Chain:
     for text in spec.ops:
         op: Op = make_op(NamedOp(name, parse_call(text, SETTING), text), name, output, DEVICE_OPS)
         output = op.output
+        if output.axes is not None and axes_problem(output, output.axes):  # the op changed rank or kind
+            output = replace(output, axes=None)
         if isinstance(op, Rename):
             result = op.to_name
         elif isinstance(op, Drop):

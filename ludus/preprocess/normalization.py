@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ludus.core.spec import Spec, Specs
 from ludus.core.types import SumOverRanks, Tensors, single_rank
+from ludus.preprocess.observation import clear_padding
 
 MIN_VARIANCE = 1e-12  # values with a smaller variance are not scaled: their first change would become huge
 CLIP = 10.0  # bound of normalized observations
@@ -69,41 +70,52 @@ class RunningStatistics(nn.Module):
 
 
 def is_normalized(spec: Spec) -> bool:
-    """Return whether a preprocessed observation is normalized: only continuous vectors."""
-    return spec.kind == "continuous" and len(spec.shape) == 1
+    """Return whether a preprocessed observation is normalized: numbers that are a vector or a list of entities."""
+    return spec.kind == "continuous" and (len(spec.shape) == 1 or spec.axes == "entities")
 
 
 class ObsNormalizer(nn.Module):
-    """Normalizes continuous vectors and clips them to ±10; other observations are unchanged.
+    """Normalizes vectors and entity lists and clips them to ±10; other observations are unchanged.
 
-    ``specs`` are those of preprocessed observations.
+    A list ``[F, S]`` has one mean and variance per feature, over all entities but padding, which stays zero. ``specs``
+    are those of preprocessed observations.
     """
 
     def __init__(self, specs: Specs) -> None:
         super().__init__()
-        names = [name for name, spec in specs.items() if is_normalized(spec)]
-        self.statistics = nn.ModuleDict({_key(name): RunningStatistics(specs[name].shape) for name in names})
-        self._names = [(name, _key(name)) for name in names]
+        shapes = {name: spec.shape for name, spec in specs.items() if is_normalized(spec)}
+        self.statistics = nn.ModuleDict({_key(name): RunningStatistics(shape[:1]) for name, shape in shapes.items()})
+        masks = {spec.masks: name for name, spec in specs.items() if spec.masks is not None}
+        self._vectors = [(name, _key(name)) for name, shape in shapes.items() if len(shape) == 1]
+        self._lists = [(name, _key(name), masks.get(name)) for name, shape in shapes.items() if len(shape) == 2]
 
     def forward(self, observation: Tensors) -> Tensors:
         result = dict(observation)
-        for name, key in self._names:
+        for name, key in self._vectors:
             statistics: Any = self.statistics[key]
             result[name] = statistics.normalize(observation[name]).clamp(-CLIP, CLIP)
+        for name, key, mask in self._lists:
+            statistics = self.statistics[key]
+            x = statistics.normalize(observation[name].mT).mT.clamp(-CLIP, CLIP)
+            result[name] = x if mask is None else clear_padding(x, observation[mask])
         return result
 
     def numpy(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """Normalize an array as ``forward`` does, for networks with a single observation."""
-        ((_, key),) = self._names
+        ((_, key),) = self._vectors
         statistics: Any = self.statistics[key]
         x = (x - statistics.shift.numpy()) * statistics.scale.numpy()
         return np.clip(x, -CLIP, CLIP, out=x)
 
     def update(self, observation: Tensors, weight: Tensor, sum_over_ranks: SumOverRanks = single_rank) -> None:
-        """Update with preprocessed observations ``[T, B, F]``; rows with ``weight`` ``[T, B]`` 0 are ignored."""
-        for name, key in self._names:
+        """Update with preprocessed observations ``[T, B, …]``; rows with ``weight`` ``[T, B]`` 0 are ignored."""
+        for name, key in self._vectors:
             statistics: Any = self.statistics[key]
             statistics.update(observation[name], weight, sum_over_ranks)
+        for name, key, mask in self._lists:
+            statistics, x = self.statistics[key], observation[name].mT  # [T, B, S, F]
+            each = weight.unsqueeze(-1) if mask is None else weight.unsqueeze(-1) * observation[mask]
+            statistics.update(x, each.expand(x.shape[:-1]), sum_over_ranks)
 
 
 class RewardScaler(nn.Module):

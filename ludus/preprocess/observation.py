@@ -5,17 +5,13 @@ An op is a module that maps tensors ``[T, B, *shape]``.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 
 from ludus.core.errors import UserError
-from ludus.core.spec import Spec, Specs, network_inputs
+from ludus.core.spec import CHANNELS, Spec, Specs, is_channels_last, network_inputs
 from ludus.core.types import Tensors
 from ludus.preprocess.chain import check_names, make_chain
-
-CHANNELS = (1, 3, 4)  # sizes of the last dimension of an image that are taken for channels
 
 
 class ToFloat(nn.Module):
@@ -25,6 +21,13 @@ class ToFloat(nn.Module):
         return x.float()
 
 
+class ToInteger(nn.Module):
+    """Convert small integers to int64, as an embedding takes them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.long()
+
+
 class ScaleImage(nn.Module):
     """Scale uint8 0…255 to float32 0…1 on the network's device; buffers hold uint8."""
 
@@ -32,11 +35,26 @@ class ScaleImage(nn.Module):
         return x / 255.0
 
 
-class ChannelsFirst(nn.Module):
-    """Move channels first without a copy: ``[…, H, W, C]`` → ``[…, C, H, W]``."""
+class MoveAxis(nn.Module):
+    """Move the axis of features or channels without a copy, as in ``[…, H, W, C]`` → ``[…, C, H, W]``."""
+
+    def __init__(self, source: int, destination: int) -> None:
+        super().__init__()
+        self._source, self._destination = source, destination
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.movedim(-1, -3)
+        return x.movedim(self._source, self._destination)
+
+
+class AddAxis(nn.Module):
+    """Add an axis for a single feature or channel."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self._axis = axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(self._axis)
 
 
 class StackFrames(nn.Module):
@@ -46,15 +64,19 @@ class StackFrames(nn.Module):
         return x.flatten(-4, -3)  # copies uint8 if channels were last, which is faster than a channels-last image
 
 
-class ScalarToVector(nn.Module):
-    """Convert a scalar to a vector of size 1."""
+class Flatten(nn.Module):
+    """Flatten the last ``rank`` axes to a vector."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = rank
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(-1)
+        return x.flatten(-self._rank)
 
 
 class OneHot(nn.Module):
-    """Concatenate the one-hot vectors of all elements."""
+    """Concatenate the one-hot vectors of all elements of the last ``rank`` axes."""
 
     def __init__(self, sizes: tuple[int, ...], rank: int) -> None:
         super().__init__()
@@ -73,27 +95,44 @@ class OneHot(nn.Module):
 
 
 class ObsPreprocessor(nn.Module):
-    """Applies ops to every observation except action masks; ``outputs`` and ``shapes`` are those of the results.
+    """Applies ops to every observation except masks; ``outputs`` and ``shapes`` are those of the results.
 
     First come the ops of the settings (``Spec.ops``), which may rename, join and drop observations, then those that
     make a float tensor with features first of what they return.
+
+    ``masks`` names the padding mask of each list among the results. It is passed on as bool, and ``outputs`` has it
+    too; the padding is zero. ``categories`` are the results that stay integers, with their number of choices.
     """
 
     def __init__(self, observation: Specs) -> None:
         super().__init__()
         self.specs = specs = network_inputs(observation)
-        chains = {name: chain for name, spec in specs.items() if (chain := make_chain(name, spec)).name}
+        seen = {name: spec for name, spec in specs.items() if spec.masks is None}
+        chains = {name: chain for name, spec in seen.items() if (chain := make_chain(name, spec)).name}
         check_names(chains)
         self.names = [(name, chain.name) for name, chain in chains.items()]  # of observations and results
         self.ops = nn.ModuleList(
             nn.ModuleList([*chain.ops, *make_ops(chain.name, chain.output)]) for chain in chains.values()
         )
-        empty = {name: torch.zeros((1, 0, *spec.shape)) for name, spec in specs.items()}
-        self.masks: dict[str, str] = {}  # a padded list → its mask
-        self.categories: dict[str, int] = {}  # an observation of integers 0 to n − 1, for an embedding → n
-        self.shapes = {name: tuple(x.shape[2:]) for name, x in self(empty).items()}
-        kinds = {chain.name: chain.output for chain in chains.values()}
-        self.outputs: Specs = {name: Spec(shape, "float32", kinds[name].kind) for name, shape in self.shapes.items()}
+        results = {chain.name: chain.output for chain in chains.values()}
+        lists = {name: chain.name for name, chain in chains.items() if chain.output.axes in ("entities", "grid")}
+        self.masks = {lists[spec.masks]: name for name, spec in specs.items() if spec.masks in lists}
+        self.categories = {name: spec.sizes[0] for name, spec in results.items() if spec.axes == "grid"}
+        for name, mask in self.masks.items():
+            if results[name].shape[0] != specs[mask].shape[0]:
+                raise UserError(
+                    f'preprocess.observation makes a list of {results[name].shape[0]} of "{name}", but its mask has '
+                    f"{specs[mask].shape[0]} entries; leave out the op that changes its length."
+                )
+        dtypes = {name: None if spec.masks is None else torch.bool for name, spec in specs.items()}
+        empty = {name: torch.zeros((1, 0, *spec.shape), dtype=dtypes[name]) for name, spec in specs.items()}
+        shapes = {name: tuple(x.shape[2:]) for name, x in self(empty).items()}
+        self.shapes = {name: shapes[name] for name in results}
+        self.outputs: Specs = {
+            name: _output(self.shapes[name], spec, self.categories.get(name)) for name, spec in results.items()
+        }
+        for name, mask in self.masks.items():
+            self.outputs[mask] = Spec(shapes[mask], "bool", "binary", masks=name)
 
     def forward(self, observation: Tensors) -> Tensors:
         result: Tensors = {}
@@ -102,43 +141,67 @@ class ObsPreprocessor(nn.Module):
             for op in ops:  # type: ignore[attr-defined]
                 x = op(x)
             result[name] = torch.cat([result[name], x], -1) if name in result else x
+        for name, mask in self.masks.items():
+            result[mask] = observation[mask].bool()
+            if name not in self.categories:
+                result[name] = clear_padding(result[name], result[mask])
         return result
+
+
+def _output(shape: tuple[int, ...], spec: Spec, choices: int | None) -> Spec:
+    """Return the spec of a result of this shape."""
+    if choices is not None:
+        return Spec(shape, "int64", "categorical", sizes=spec.sizes, axes="grid")
+    return Spec(shape, "float32", "binary" if spec.kind == "categorical" else spec.kind, axes=spec.axes)
+
+
+def clear_padding(x: Tensor, mask: Tensor) -> Tensor:
+    """Return a list ``[…, F, S]`` with zeros where its mask ``[…, S]`` is False."""
+    return torch.where(mask.unsqueeze(-2), x, 0.0)
 
 
 def make_ops(name: str, spec: Spec) -> list[nn.Module]:
     """Return the ops for one observation; none for a float32 vector."""
     if spec.kind == "categorical":
-        return [OneHot(spec.sizes, len(spec.shape))]
-    if len(spec.shape) > 4:
+        return _categorical_ops(spec)
+    rank = len(spec.shape)
+    if rank > 4 and spec.axes != "vector":
         raise UserError(
-            f'Observation "{name}" has shape {spec.shape}: networks take ranks 0 to 4, so flatten some dimensions.'
+            f'Observation "{name}" has shape {spec.shape}: networks take ranks 0 to 4, so flatten some dimensions, or '
+            f"all with env.axes {name}=vector."
         )
-    ops: list[nn.Module] = []
-    image = spec.kind == "continuous" and spec.dtype == "uint8" and len(spec.shape) >= 2 and spec.high == 255
-    frame = _frame(spec) if image else spec
-    if is_channels_last(frame):
-        ops.append(ChannelsFirst())
-    if frame is not spec:
-        ops.append(StackFrames())
-    if image:
+    ops = _axes_ops(spec)
+    if spec.holds_pixels:
         ops.append(ScaleImage())
     elif spec.dtype != "float32":
         ops.append(ToFloat())
-    if not spec.shape:
-        ops.append(ScalarToVector())
     return ops
 
 
-def is_channels_last(spec: Spec) -> bool:
-    """Return whether an observation is an image ``[H, W, C]``, judging by its shape."""
-    if spec.kind != "continuous" or len(spec.shape) != 3:
-        return False
-    height, width, channels = spec.shape
-    return channels in CHANNELS and height not in CHANNELS and min(height, width) > channels
+def _categorical_ops(spec: Spec) -> list[nn.Module]:
+    if spec.axes == "grid":
+        return [ToInteger()] if spec.dtype != "int64" else []
+    if spec.axes == "entities":
+        each = len(spec.sizes) // spec.shape[0]
+        return [OneHot(spec.sizes[:each], len(spec.shape) - 1), MoveAxis(-1, -2)]
+    return [OneHot(spec.sizes, len(spec.shape))]
 
 
-def _frame(spec: Spec) -> Spec:
-    """Return the spec of one frame if the observation is a stack of images, else ``spec`` itself."""
-    frame = replace(spec, shape=spec.shape[1:], stack=1)
-    stacked = len(spec.shape) == 4 and 1 < spec.stack == spec.shape[0]
-    return frame if stacked and (is_channels_last(frame) or frame.shape[0] <= max(CHANNELS)) else spec
+def _axes_ops(spec: Spec) -> list[nn.Module]:
+    """Return the ops that move features first and give the observation the rank of its axes."""
+    rank = len(spec.shape)
+    if spec.axes == "vector":
+        return [] if rank == 1 else [AddAxis(-1) if rank == 0 else Flatten(rank)]
+    if spec.axes == "entities":  # [N, F]
+        return [MoveAxis(-1, -2)]
+    if spec.axes == "image":
+        if rank == 2:
+            return [AddAxis(-3)]
+        channels_last = is_channels_last(spec.shape[-3:])
+        return [*([MoveAxis(-1, -3)] if channels_last else []), *([StackFrames()] if rank == 4 else [])]
+    if rank == 3:  # a clip [D, H, W]
+        return [AddAxis(-4)]
+    if is_channels_last(spec.shape[-3:]):  # [D, H, W, C]
+        return [MoveAxis(-1, -4)]
+    frames_first = spec.holds_pixels and spec.shape[1] in CHANNELS  # [D, C, H, W]
+    return [MoveAxis(-3, -4)] if frames_first else []

@@ -33,7 +33,8 @@ def make_op(op: NamedOp, name: str, spec: Spec, table: Mapping[str, str]) -> Any
 
 def with_device_ops(observation: Specs, pipeline: Iterable[str]) -> Specs:
     """Return the specs with the ops that run on the device; refuse ops of the environment's process after them."""
-    specs, sources = dict(observation), {name: name for name in observation}  # name after renaming → name
+    specs = dict(observation)
+    sources = {name: name for name, spec in specs.items() if spec.masks is None}  # name after renaming → name
     for op in observation_ops(pipeline):
         for name in op.select(sources):
             spec = specs[sources[name]]

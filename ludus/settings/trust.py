@@ -18,7 +18,7 @@ from ludus.environments.config import parse_options
 from ludus.settings.config_file import read_signed_config
 
 LUDUS_ENVIRONMENTS = tuple(
-    f"ludus.environments.{name}" for name in ("toy", "goal_toy", "image_toy")
+    f"ludus.environments.{name}" for name in ("toy", "goal_toy", "image_toy", "entity_toy")
 )  # environments of Ludus
 WRAPPERS = "gymnasium.wrappers"  # trusted too, except for those that write files
 WRITING_WRAPPERS = ("RecordVideo",)

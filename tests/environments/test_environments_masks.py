@@ -120,3 +120,44 @@ def test_masks_of_bits_of_any_shape_and_beside_other_actions():
     drawn = sample_allowed(actions, {"action_mask/bits": read[None]}, np.random.default_rng(0))
     assert drawn["bits"].shape == (1, 2, 2)
     assert list(drawn) == ["bits"]
+
+
+UNITS = spaces.Dict(
+    {"units": spaces.Box(-1, 1, (6, 3)), "units/mask": spaces.MultiBinary(6), "map": spaces.Box(0, 1, (8, 8))}
+)
+
+
+def test_axes_follow_from_the_space_and_can_be_set():
+    reader = ObservationReader(UNITS, DISCRETE, "action_mask", {}, "E", axes=("map=image",))
+    assert {name: spec.axes for name, spec in reader.specs.items() if spec.masks is None} == {
+        "units": "entities",
+        "map": "image",
+    }
+    assert reader.specs["units/mask"].masks == "units"
+
+
+@pytest.mark.parametrize(
+    ("axes", "says"),
+    [
+        ("mpa=image", 'Did you mean "map"'),
+        ("units/mask=vector", "the observations of E are"),
+        ("units=clip", "has rank 2, not 3 or 4.*choose vector or entities or image"),
+        ("units=grid", "is continuous"),
+    ],
+)
+def test_impossible_axes_are_refused(axes, says):
+    with pytest.raises(UserError, match=says):
+        ObservationReader(UNITS, DISCRETE, "action_mask", {}, "E", axes=(axes,))
+
+
+@pytest.mark.parametrize(
+    ("nvec", "axes", "says"),
+    [
+        ([[2, 3], [2, 2]], "grid", "different numbers of choices"),
+        ([[2, 3], [2, 2]], "entities", "entities with different"),
+        ([[2, 2], [2, 2]], "image", "is categorical"),
+    ],
+)
+def test_choices_of_different_sizes_are_no_grid(nvec, axes, says):
+    with pytest.raises(UserError, match=says):
+        ObservationReader(spaces.MultiDiscrete(nvec), DISCRETE, "", {}, "E", axes=(f"observation={axes}",))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from ludus.core.errors import UserError
 from ludus.environments.gym import make
 from ludus.environments.rows import EnvRows, StepArrays, episode_seed
 from ludus.environments.toy import MaskedEnv, MixedActionEnv
@@ -168,3 +169,38 @@ def test_arrays_by_flat_names():
     memory.rows(slice(2, 4)).mark_first()
     assert arrays["first"].tolist() == [False, False, True, True]
     assert memory.observation["observation"] is arrays["observation/observation"]
+
+
+class Board(gymnasium.Env):
+    """A board of 200 kinds of cells, more than 8 bits hold; one of them is outside of the space at the second step."""
+
+    def __init__(self, kinds=200, more=False):
+        board = spaces.MultiDiscrete(np.full((3, 4), kinds), start=np.full((3, 4), 5))
+        self.observation_space = spaces.Dict(board=board) if more else board
+        self.action_space = spaces.Discrete(2)
+        self.kinds, self.more = kinds, more
+
+    def reset(self, *, seed=None, options=None):
+        return self._observe(self.kinds - 1), {}
+
+    def step(self, action):
+        return self._observe(2**16 + 1), 0.0, False, False, {}
+
+    def _observe(self, last):
+        board = np.arange(12).reshape(3, 4)
+        board[-1, -1] = last
+        return {"board": board + 5} if self.more else board + 5
+
+
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize(("kinds", "dtype"), [(12, "int8"), (128, "int8"), (200, "int16"), (40_000, "int32")])
+def test_grids_are_stored_in_small_integers(kinds, dtype, more):
+    rows = EnvRows(lambda: Board(kinds, more), 0, 1, "Board")
+    ((name, spec),) = rows.observation.items()
+    assert (spec.axes, spec.dtype) == ("grid", dtype)
+    memory = StepArrays.allocate(rows.observation, 1)
+    rows.attach(memory)
+    rows.reset(0, [0])
+    assert memory.observation[name][0].ravel().tolist() == [*range(11), kinds - 1]
+    with pytest.raises(UserError, match=f"has the choice 65537 .* its space has {kinds}"):
+        rows.step({"action": np.zeros(1, np.int64)})

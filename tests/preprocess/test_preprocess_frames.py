@@ -55,18 +55,29 @@ def test_channels_first_frames_are_merged(channels: int) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        bytes_of((S, H, W, 3), stack=1),  # not declared as a stack
-        bytes_of((2 * S, H, W, 3), stack=S),  # more than one of something per frame
-        bytes_of((S, H, W, 3), dtype="float32"),
-        bytes_of((S, H, W, 3), high=7),
         bytes_of((S, H, W, 2)),  # not an image: 2 channels
         bytes_of((S, H, W, 5)),
         bytes_of((S, H, W)),  # an image already
+        bytes_of((S, H, W), dtype="float32"),
     ],
     ids=lambda spec: f"{spec.shape}-{spec.dtype}-{spec.high}-{spec.stack}",
 )
 def test_ambiguous_shapes_are_not_merged(spec: Spec) -> None:
     assert ObsPreprocessor({"x": spec}).shapes == {"x": spec.shape}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        bytes_of((S, H, W, 3), stack=1),  # not declared as a stack
+        bytes_of((2 * S, H, W, 3), stack=S),  # more than one of something per frame
+        bytes_of((S, H, W, 3), dtype="float32"),
+        bytes_of((S, H, W, 3), high=7),
+    ],
+    ids=lambda spec: f"{spec.shape}-{spec.dtype}-{spec.high}-{spec.stack}",
+)
+def test_what_is_no_stack_of_images_is_a_clip(spec: Spec) -> None:
+    assert ObsPreprocessor({"x": spec}).shapes == {"x": (3, spec.shape[0], H, W)}
 
 
 class Img(gym.Env[NDArray[np.uint8], np.int64]):

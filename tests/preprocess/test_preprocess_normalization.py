@@ -85,9 +85,8 @@ def test_vectors_are_normalized_and_clipped():
 def test_other_observations_are_unchanged():
     specs = {
         "speed": Spec((3,), "float32"),
-        "stacked": Spec((4, 2), "float32"),
-        "grey": Spec((4, 4), "uint8"),
-        "board": Spec((3, 3), "int8"),
+        "grey": Spec((4, 4), "uint8", low=0, high=255),
+        "board": Spec((3, 3), "int8", axes="image"),
         "bits": Spec((3,), "int8", "binary"),
         "several": Spec((2,), "int64", "categorical", sizes=(2, 3)),
     }
@@ -99,6 +98,38 @@ def test_other_observations_are_unchanged():
     after = normalizer(ready)
     torch.testing.assert_close(after["speed"].mean((0, 1)), torch.zeros(3), atol=1e-4, rtol=0)
     assert all(after[name] is ready[name] for name in specs if name != "speed")
+
+
+def test_lists_are_normalized_per_feature_without_padding():
+    specs = {
+        "units": Spec((5, 2), "float32"),
+        "all": Spec((3, 2), "float32"),
+        "units/mask": Spec((5,), "bool", "binary", masks="units"),
+    }
+    preprocess = ObsPreprocessor(specs)
+    normalizer = ObsNormalizer(preprocess.outputs)
+    raw = {
+        "units": torch.randn(50, 4, 5, 2) * torch.tensor([5.0, 0.1]) + torch.tensor([100.0, -3.0]),
+        "all": torch.randn(50, 4, 3, 2) * 7,
+        "units/mask": torch.rand(50, 4, 5) < 0.4,
+    }
+    weight = torch.rand(50, 4) < 0.8
+    raw["units"][~raw["units/mask"]] = 1e6
+    raw["units"][~weight] = 1e6
+    raw["all"][~weight] = 1e6
+    ready = preprocess(raw)
+    for half in (slice(0, 20), slice(20, 50)):
+        normalizer.update({name: x[half] for name, x in ready.items()}, weight[half])
+    after = normalizer(ready)
+    present = raw["units/mask"] & weight[..., None]
+    seen = raw["units"][present].double()  # [n, F]
+    expected = (seen - seen.mean(0)) / seen.std(0, correction=0)
+    torch.testing.assert_close(after["units"].mT[present], expected.float(), rtol=1e-3, atol=1e-4)
+    assert (after["units"].mT[~raw["units/mask"]] == 0).all()
+    others = raw["all"][weight].double().flatten(0, 1)
+    expected = (raw["all"][weight].double() - others.mean(0)) / others.std(0, correction=0)
+    torch.testing.assert_close(after["all"].mT[weight], expected.float(), rtol=1e-3, atol=1e-4)
+    assert after["units/mask"] is ready["units/mask"]
 
 
 def test_numpy_equals_forward():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import one_hot
 
 from ludus.core.errors import UserError
-from ludus.core.spec import Spec
+from ludus.core.spec import Spec, axes_problem
 from ludus.preprocess.observation import ObsPreprocessor
 
 T, B = 3, 2
@@ -33,9 +33,80 @@ def test_choices_become_one_hot_vectors(sizes, seed):
 def test_a_single_choice_and_a_grid_of_choices():
     x = torch.tensor([[0, 2], [1, 1], [2, 0]])
     assert torch.equal(through(Spec((), "int64", "categorical", sizes=(3,)), x), one_hot(x, 3).float())
-    grid = torch.randint(2, (T, B, 2, 2))
-    y = through(Spec((2, 2), "int32", "categorical", sizes=(2, 2, 2, 2)), grid.int())
-    assert torch.equal(y, one_hot(grid, 2).reshape(T, B, 8).float())
+    board = torch.randint(2, (T, B, 2, 2))
+    y = through(Spec((2, 2), "int32", "categorical", sizes=(2, 2, 2, 2), axes="vector"), board.int())
+    assert torch.equal(y, one_hot(board, 2).reshape(T, B, 8).float())
+    y = through(Spec((2, 2), "int64", "categorical", sizes=(2, 3, 2, 2)), board)  # no grid: sizes differ
+    assert y.shape == (T, B, 9)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64])
+def test_grids_stay_integers(dtype):
+    grid = torch.randint(5, (T, B, 4, 3)).to(dtype)
+    spec = Spec((4, 3), str(dtype).removeprefix("torch."), "categorical", sizes=(5,) * 12)
+    preprocess = ObsPreprocessor({"x": spec})
+    y = preprocess({"x": grid})["x"]
+    assert (preprocess.shapes, preprocess.categories) == ({"x": (4, 3)}, {"x": 5})
+    assert y.dtype == torch.int64
+    assert torch.equal(y, grid.long())
+    assert (y is grid) == (dtype == torch.int64)
+
+
+def test_lists_are_features_first_and_their_padding_is_zero():
+    specs = {
+        "units": Spec((4, 3), "float64"),
+        "words": Spec((5,), "int64", "categorical", sizes=(6,) * 5, axes="entities"),
+        "units/mask": Spec((4,), "int8", "binary", masks="units"),
+        "words/mask": Spec((5,), "bool", "binary", masks="words"),
+    }
+    preprocess = ObsPreprocessor(specs)
+    assert preprocess.shapes == {"units": (3, 4), "words": (6, 5)}
+    assert preprocess.masks == {"units": "units/mask", "words": "words/mask"}
+    x = {
+        "units": torch.rand(T, B, 4, 3, dtype=torch.float64) + 1,  # the environment left something in the padding
+        "words": torch.randint(6, (T, B, 5)),
+        "units/mask": (torch.rand(T, B, 4) < 0.5).to(torch.int8),
+        "words/mask": torch.rand(T, B, 5) < 0.5,
+    }
+    y = preprocess(x)
+    assert (y["units/mask"].dtype, y["words/mask"].dtype) == (torch.bool, torch.bool)
+    expected = torch.where(x["units/mask"].bool()[..., None], x["units"].float(), 0).transpose(-1, -2)
+    assert torch.equal(y["units"], expected)
+    assert torch.equal(y["words"].sum(-2), x["words/mask"].float())
+    assert torch.equal(y["words"].argmax(-2)[x["words/mask"]], x["words"][x["words/mask"]])
+
+
+@pytest.mark.parametrize(
+    ("spec", "axes", "shape"),
+    [
+        (Spec((6, 3), "float32"), "entities", (3, 6)),
+        (Spec((6, 3), "int8", "binary"), "entities", (3, 6)),
+        (Spec((6, 3), "float32", axes="vector"), "vector", (18,)),
+        (Spec((6, 3), "float32", axes="image"), "image", (1, 6, 3)),
+        (Spec((8, 9), "uint8", low=0, high=255), "image", (1, 8, 9)),
+        (Spec((8, 9), "uint8", low=0, high=7), "entities", (9, 8)),
+        (Spec((4, 8, 9), "uint8", low=0, high=255), "image", (4, 8, 9)),
+        (Spec((4, 8, 9), "uint8", low=0, high=255, axes="clip"), "clip", (1, 4, 8, 9)),
+        (Spec((5, 8, 9, 3), "uint8", low=0, high=255), "clip", (3, 5, 8, 9)),
+        (Spec((5, 3, 8, 9), "uint8", low=0, high=255), "clip", (3, 5, 8, 9)),
+        (Spec((5, 3, 8, 9), "uint8", low=0, high=255, stack=5), "image", (15, 8, 9)),
+        (Spec((2, 5, 8, 9), "float32"), "clip", (2, 5, 8, 9)),
+        (Spec((3, 3), "int64", "categorical", sizes=(4,) * 9, axes="entities"), "entities", (12, 3)),
+        (Spec((1,) * 5, "float32", axes="vector"), "vector", (1,)),
+    ],
+)
+def test_axes_decide_the_shape(spec, axes, shape):
+    assert spec.axes == axes
+    assert axes_problem(spec, axes) == ""
+    assert ObsPreprocessor({"x": spec}).shapes == {"x": shape}
+
+
+def test_a_movie_keeps_its_frames_in_order():
+    x = torch.randint(0, 256, (T, B, 5, 8, 9, 3), dtype=torch.uint8)
+    y = through(Spec((5, 8, 9, 3), "uint8", low=0, high=255), x)
+    torch.testing.assert_close(y[1, 1, 2, 4], x[1, 1, 4, :, :, 2] / 255)
+    first = through(Spec((5, 3, 8, 9), "uint8", low=0, high=255), x.movedim(-1, -3).contiguous())
+    assert torch.equal(first, y)
 
 
 def test_scalars_become_float32_vectors():
