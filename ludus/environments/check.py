@@ -14,7 +14,7 @@ from gymnasium import spaces
 from ludus.core.errors import UserError
 from ludus.core.spec import Specs, mask_name
 from ludus.environments.config import EnvConfig, validate
-from ludus.environments.gym import Environment, env_metadata, is_path, make_environment
+from ludus.environments.gym import Environment, env_metadata, frame_stack, is_path, make_environment
 from ludus.environments.masks import ObservationReader
 from ludus.environments.problems import (
     Problem,
@@ -139,7 +139,7 @@ class EnvironmentCheck:
                 self._spaces_supported = self._add([Problem(f"{root}_space is of type {type(space).__name__}.", fix)])
                 continue
             try:
-                layout = Layout(space, root)
+                layout = Layout(space, root, max_length=self._config.max_length if root == "observation" else 0)
             except UserError as error:
                 self._spaces_supported = self._add([Problem(str(error), "Describe that part with a supported space.")])
                 continue
@@ -150,9 +150,7 @@ class EnvironmentCheck:
     def _play(self, env: Environment, steps: int) -> Trace:
         """Take random steps and check their results; return these for comparison."""
         trace: Trace = []
-        sampler = (
-            MaskedSampler(env, self._config.mask, self._actions) if self._spaces_supported and self._actions else None
-        )
+        sampler = MaskedSampler(env, self._config, self._actions) if self._spaces_supported and self._actions else None
         running = self._reset(env, sampler, trace)
         if not isinstance(env.action_space, spaces.Space):
             return trace
@@ -194,7 +192,7 @@ class EnvironmentCheck:
         try:
             sampler.observe(observation, info if isinstance(info, dict) else {}, ended)
         except UserError as error:
-            self._add([Problem(str(error), "Correct the mask: one entry per choice, at least one of them allowed.")])
+            self._add([problem_from_error(error)])
 
     def _check_episode_length(self, env: Environment) -> None:
         """Warn if episodes may never end, as an evaluation plays whole ones."""
@@ -239,21 +237,22 @@ class EnvironmentCheck:
 class MaskedSampler:
     """Samples random actions that the last action masks allow."""
 
-    def __init__(self, env: Environment, mask: str, actions: Layout) -> None:
-        self._env, self._mask, self._layout = env, mask, actions
+    def __init__(self, env: Environment, config: EnvConfig, actions: Layout) -> None:
+        self._env, self._config, self._layout = env, config, actions
         self._reader: ObservationReader | None = None
         self._masks: Arrays = {}
         self._random = np.random.default_rng(0)
 
     def observe(self, observation: Any, info: dict[str, Any], ended: bool) -> None:
-        """Read the masks of an observation; the first one shows where they are."""
+        """Read an observation with its masks; the first one shows where they are."""
         if self._reader is None:
-            space = self._env.observation_space
-            self._reader = ObservationReader(space, self._layout.specs, self._mask, info, "environment")
-        if self._reader.masks is None:
-            return
+            config, space, frames = self._config, self._env.observation_space, frame_stack(self._env)
+            more = (frames, config.axes, config.max_length)
+            self._reader = ObservationReader(space, self._layout.specs, config.mask, info, "environment", *more)
         self._masks = {}
         arrays = self._reader.read(observation, info)
+        if self._reader.masks is None:
+            return
         masks = {name: arrays[name][None] for name in self._reader.masks.specs}
         self._reader.masks.resolve_empty(masks, np.array([ended]))
         self._masks = masks

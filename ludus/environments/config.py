@@ -40,6 +40,8 @@ class EnvConfig:
     # How networks get observations, as name=layout with a layout of vector, entities, image, grid or clip; the others
     # are laid out by shape and type. A Box is called observation, a part of a Dict by its key.
     axes: tuple[str, ...] = ()
+    # Most elements of a list among the observations (Sequence; nodes or edges of a Graph), to which it is padded.
+    max_length: int = 32
     # subproc: number of worker processes; 0 is one per core. More help only if environments wait rather than compute.
     workers: int = 0
     # subproc: step half of the environments while actions are computed for the other half.
@@ -77,6 +79,8 @@ def validate(config: EnvConfig) -> None:
     parse_options(config.options)
     parse_wrappers(config.wrappers)
     parse_axes(config.axes)
+    if config.max_length < 1:
+        raise UserError(f"env.max_length is {config.max_length}; give the most elements that a list can have.")
     if config.wrappers and config.backend in ("vector", "envpool", "tensor"):
         raise UserError(
             f"env.wrappers has {config.wrappers[0]}, but env.backend {config.backend} supports no wrappers; set "

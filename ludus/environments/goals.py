@@ -145,12 +145,12 @@ def _terminated(env: Environment, examples: tuple[Array, Array], name: str) -> G
 
 
 def _goal_spaces(env: Environment) -> tuple[spaces.Space[Any], spaces.Space[Any]] | None:
-    """Return the spaces of both goals; None unless they are plain and have the same shape."""
+    """Return the spaces of both goals; None unless they are plain and have the same fixed shape."""
     space = env.observation_space
     if not isinstance(space, spaces.Dict) or not {ACHIEVED, DESIRED} <= space.spaces.keys():
         return None
     achieved, desired = space[ACHIEVED], space[DESIRED]
-    if isinstance(achieved, spaces.Dict | spaces.Tuple) or achieved.shape != desired.shape:
+    if isinstance(achieved, spaces.Dict | spaces.Tuple) or achieved.shape is None or achieved.shape != desired.shape:
         return None
     return achieved, desired
 

@@ -118,7 +118,8 @@ class ObservationReader:
     """Reads observation and info of an environment, or a batch of them, into named arrays, including masks.
 
     ``info`` is that of a reset, which shows whether it has the masks. ``frames`` is the number of stacked frames of
-    images. ``axes`` is the setting ``env.axes``.
+    images. ``axes`` and ``max_length`` are settings of environments; with a ``max_length`` of 0 there may be no
+    observations of variable size.
     """
 
     def __init__(
@@ -130,9 +131,10 @@ class ObservationReader:
         environment: str,
         frames: int = 1,
         axes: Iterable[str] = (),
+        max_length: int = 0,
     ) -> None:
         rest, mask_space = _split(space, mask, environment)
-        self.layout = Layout(rest, "observation", environment)
+        self.layout = Layout(rest, "observation", environment, max_length)
         self.mask_key = mask
         example = info.get(mask) if mask_space is None else mask_space.sample()
         self.masks = ActionMasks(actions, example, environment) if example is not None and mask else None
@@ -152,7 +154,7 @@ class ObservationReader:
 
     def read(self, observation: Any, info: Mapping[str, Any], batch: tuple[int, ...] = ()) -> Arrays:
         """Return the named arrays, ``[*batch, …]``."""
-        arrays = self.layout.flatten(observation)
+        arrays = self.layout.flatten(observation, bool(batch))
         if self.masks is not None:
             tree = info.get(self.mask_key) if self.mask_in_info else observation[self.mask_key]
             if tree is None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, iterate
 
 Severity = Literal["error", "warning"]
 FIX_NAN = "Look for a division by zero or an overflow."
@@ -111,6 +112,28 @@ def observation_problems(
             yield Problem(f'Observation "{name}" lies outside its space {space}.', "Widen the space or fix the value.")
     elif isinstance(space, spaces.Box):
         yield from _box_problems(space, value, name)
+    elif isinstance(space, spaces.Sequence):
+        yield from _list_problems(space.feature_space, value, name, space.stack)
+    elif isinstance(space, spaces.Graph) and isinstance(value, spaces.GraphInstance):  # else an error when it is read
+        yield from _list_problems(space.node_space, value.nodes, f"{name}/nodes", stacked=True)
+        if space.edge_space is not None and value.edges is not None:
+            yield from _list_problems(space.edge_space, value.edges, f"{name}/edges", stacked=True)
+    elif isinstance(space, spaces.OneOf) and isinstance(value, tuple) and len(value) == 2:
+        number = int(value[0])
+        if 0 <= number < len(space.spaces):
+            yield from observation_problems(space.spaces[number], value[1], f"{name}/{number}", f"{name}/{number}/")
+
+
+def _list_problems(space: spaces.Space[Any], value: Any, name: str, stacked: bool) -> Iterator[Problem]:
+    """Check the elements of a list up to the first with a problem."""
+    if not stacked and not isinstance(value, tuple):
+        yield Problem(f'Observation "{name}" is of type {_type(value)}, but a Sequence.', "Return a tuple of elements.")
+        return
+    for element in iterate(batch_space(space), value) if stacked else value:
+        found = list(observation_problems(space, element, name, f"{name}/"))
+        yield from found
+        if found:
+            return
 
 
 def _nested_problems(space: spaces.Dict | spaces.Tuple[Any], value: Any, name: str, prefix: str) -> Iterator[Problem]:

@@ -124,7 +124,8 @@ class EnvRows:
         self._first_reset = self._reset(start, 0)
         space = self._envs[0].observation_space
         info, frames = self._first_reset[1], frame_stack(self._envs[0])
-        self.reader = ObservationReader(space, self.layout.specs, config.mask, info, name, frames, config.axes)
+        more = (frames, config.axes, config.max_length)
+        self.reader = ObservationReader(space, self.layout.specs, config.mask, info, name, *more)
         self.observation, self.action = self.reader.specs, self.layout.specs
         self._episodes = [0] * count
         self._ended = [False] * count
@@ -142,11 +143,12 @@ class EnvRows:
     def attach(self, memory: StepArrays) -> None:
         """Write into these arrays of the whole batch; refuse a first observation that does not fit its space."""
         self._memory, self._own_memory = memory, memory.rows(self._slice)
-        (name, leaf), *more = self.reader.layout.leaves.items()
-        plain = not (more or leaf.path or self.reader.masks or leaf.start is not None)
+        (name, spec), *more = self.observation.items()
+        leaf = self.reader.layout.leaves.get(name)
+        plain = leaf is not None and not (more or leaf.path or leaf.start is not None)
         # the observation of a single Box is copied to its row directly; None never equals an array's shape
-        self._shape, self._dtype = leaf.spec.shape if plain else None, self._dtypes[name]
-        self._views = [memory.observation[name][row : row + 1].reshape(leaf.spec.shape) for row in self.rows]
+        self._shape, self._dtype = spec.shape if plain else None, self._dtypes.get(name)
+        self._views = [memory.observation[name][row : row + 1].reshape(spec.shape) for row in self.rows]
         self._check_first_reset()
 
     def reset(self, seed: int, episodes: Sequence[int]) -> None:

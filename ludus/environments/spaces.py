@@ -14,16 +14,18 @@ from numpy.typing import NDArray
 
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec, Specs
+from ludus.environments.padded import Padded, PaddedChoice, PaddedGraph, PaddedList, smallest_integers
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
+Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
 class Leaf:
     """A plain space inside a nested one."""
 
-    path: tuple[str | int, ...]
+    path: Path
     spec: Spec
     dtype: np.dtype[Any]  # of the space
     start: Array | None  # the smallest value of a discrete space, where it is not 0
@@ -34,21 +36,43 @@ class Layout:
 
     A plain space is named ``root``; Dict keys and Tuple indices are joined by ``/``. ``flatten`` takes one row or a
     batch as in Gymnasium's vector environments, nested ``[B, …]`` arrays.
+
+    ``padded`` are the parts that differ in size (Sequence, Graph, OneOf), by their paths; lists are padded to
+    ``max_length``. With 0 there may be no such parts, and only then values can be converted back.
     """
 
-    def __init__(self, space: spaces.Space[Any], root: str, environment: str = "environment") -> None:
-        self.space, self.root = space, root
+    def __init__(
+        self, space: spaces.Space[Any], root: str, environment: str = "environment", max_length: int = 0
+    ) -> None:
+        self.space, self.root, self._max_length = space, root, max_length
+        self.specs: Specs = {}
         self.leaves: dict[str, Leaf] = {}
+        self.padded: dict[Path, Padded] = {}
         self._add(space, (), environment)
-        self.specs: Specs = {name: leaf.spec for name, leaf in self.leaves.items()}
         if not any(spec.size for spec in self.specs.values()):
             raise UserError(f"{environment}: the {root} space {space} is empty; give it at least one number.")
         self._plain = self.leaves.get(root) if not isinstance(space, spaces.Dict | spaces.Tuple) else None
 
-    def flatten(self, value: Any) -> Arrays:
-        """Return the named arrays of a nested value; discrete values count from 0."""
+    @property
+    def is_plain(self) -> bool:
+        """Whether the space has no parts."""
+        return self._plain is not None
+
+    def flatten(self, value: Any, batched: bool = False) -> Arrays:
+        """Return the named arrays of a nested value; discrete values count from 0.
+
+        ``batched`` matters for padded parts alone, which come as one value per row.
+        """
         if self._plain is not None:
             return {self.root: _flatten_leaf(value, self._plain)}
+        arrays = self.flatten_leaves(value)
+        for path, part in self.padded.items():
+            own = reduce(getitem, path, value)
+            arrays |= _stack([part.flatten(row) for row in own]) if batched else part.flatten(own)
+        return arrays
+
+    def flatten_leaves(self, value: Any) -> Arrays:
+        """Return the named arrays without padded parts."""
         return {name: _flatten_leaf(reduce(getitem, leaf.path, value), leaf) for name, leaf in self.leaves.items()}
 
     def unflatten(self, arrays: Mapping[str, Array]) -> Any:
@@ -65,29 +89,64 @@ class Layout:
         """Nest values, given by name, like the space."""
         return self._nest(values, self.space, ())
 
-    def _nest(self, values: Mapping[str, Any], space: spaces.Space[Any], path: tuple[str | int, ...]) -> Any:
+    def _nest(self, values: Mapping[str, Any], space: spaces.Space[Any], path: Path) -> Any:
         if isinstance(space, spaces.Dict):
             return {key: self._nest(values, child, (*path, key)) for key, child in space.spaces.items()}
         if isinstance(space, spaces.Tuple):
             return tuple(self._nest(values, child, (*path, key)) for key, child in enumerate(space.spaces))
         return values[self._name(path)]
 
-    def _name(self, path: tuple[str | int, ...]) -> str:
+    def _name(self, path: Path) -> str:
         return "/".join(map(str, path)) or self.root
 
-    def _add(self, space: spaces.Space[Any], path: tuple[str | int, ...], environment: str) -> None:
+    def _add(self, space: spaces.Space[Any], path: Path, environment: str) -> None:
         if isinstance(space, spaces.Dict | spaces.Tuple):
             for key, child in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
                 self._add(child, (*path, key), environment)
             return
         name = self._name(path)
-        if name in self.leaves:
-            raise UserError(f'{environment}: two parts of the {self.root} space are both called "{name}"; rename one.')
-        leaf = _leaf(space, path, f'{environment}: {self.root} space "{name}"')
-        small = leaf.spec.axes == "grid" and self.root != "action"
-        self.leaves[name] = replace(leaf, spec=_in_small_integers(leaf.spec)) if small else leaf
-        if not self.leaves[name].spec.size:
-            raise UserError(f'{environment}: the {self.root} space "{name}" is empty; remove it, or give it a size.')
+        if self._max_length and isinstance(space, spaces.Sequence | spaces.Graph | spaces.OneOf):
+            part = self.padded[path] = self._make_padded(space, name, environment)
+            self._add_specs(part.specs, environment)
+            return
+        leaf = _leaf(space, path, f'{environment}: {self.root} space "{name}"', self._max_length > 0)
+        if leaf.spec.axes == "grid" and self.root != "action":  # it has many elements
+            leaf = replace(leaf, spec=replace(leaf.spec, dtype=smallest_integers(max(leaf.spec.sizes))))
+        self.leaves[name] = leaf
+        self._add_specs({name: leaf.spec}, environment)
+
+    def _add_specs(self, specs: Specs, environment: str) -> None:
+        for name, spec in specs.items():
+            if name in self.specs:
+                raise UserError(
+                    f'{environment}: two parts of the {self.root} space are both called "{name}"; rename one.'
+                )
+            if not spec.size:
+                raise UserError(
+                    f'{environment}: the {self.root} space "{name}" is empty; remove it, or give it a size.'
+                )
+            self.specs[name] = spec
+
+    def _make_padded(
+        self, space: spaces.Sequence | spaces.Graph | spaces.OneOf[Any], name: str, environment: str
+    ) -> Padded:
+        length, place = self._max_length, f'{environment}: {self.root} "{name}"'
+
+        def layout(child: spaces.Space[Any], root: str) -> Layout:
+            return Layout(child, root, environment, length)
+
+        if isinstance(space, spaces.Sequence):
+            return PaddedList(layout(space.feature_space, name), name, length, space.stack, place)
+        if isinstance(space, spaces.OneOf):
+            alternatives = [layout(child, f"{name}/{i}") for i, child in enumerate(space.spaces)]
+            return PaddedChoice(alternatives, name, place)
+        nodes, edges = (
+            None if child is None else PaddedList(layout(child, part), part, length, True, f"{place}, its {key},")
+            for key, child in (("nodes", space.node_space), ("edges", space.edge_space))
+            for part in [f"{name}/{key}"]
+        )
+        assert nodes is not None
+        return PaddedGraph(nodes, edges, name, length, place)
 
 
 def _flatten_leaf(value: Any, leaf: Leaf) -> Array:
@@ -100,7 +159,11 @@ def _unflatten_leaf(array: Array, leaf: Leaf) -> Any:
     return typed if leaf.start is None else (typed + leaf.start).astype(leaf.dtype, copy=False)
 
 
-def _leaf(space: spaces.Space[Any], path: tuple[str | int, ...], place: str) -> Leaf:
+def _stack(rows: list[Arrays]) -> Arrays:
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def _leaf(space: spaces.Space[Any], path: Path, place: str, may_pad: bool) -> Leaf:
     if isinstance(space, spaces.Box):
         if (space.low > space.high).any():
             raise UserError(f"{place} has a low above its high; make low < high everywhere.")
@@ -115,15 +178,11 @@ def _leaf(space: spaces.Space[Any], path: tuple[str | int, ...], place: str) -> 
         return Leaf(path, spec, np.dtype(space.dtype), space.start if space.start.any() else None)
     if isinstance(space, spaces.MultiBinary):
         return Leaf(path, Spec(tuple(space.shape), "int8", "binary"), np.dtype(space.dtype), None)
+    more = "Dict, Tuple, Sequence, Graph or OneOf" if may_pad else "Dict or Tuple"
     raise UserError(
         f"{place} is a {type(space).__name__}, which is not supported; use Box, Discrete, MultiDiscrete, MultiBinary, "
-        "Dict or Tuple."
+        f"{more}."
     )
-
-
-def _in_small_integers(spec: Spec) -> Spec:
-    """Return the spec with the smallest signed integers that hold all choices, since a grid has many elements."""
-    return replace(spec, dtype=str(np.min_scalar_type(-max(spec.sizes))))
 
 
 def _bound(bound: Array) -> float | tuple[float, ...]:

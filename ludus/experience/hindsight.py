@@ -124,6 +124,8 @@ def check_hindsight(config: ReplayConfig, observation: Specs, reward_fn: RewardF
         raise UserError(
             f'{what} the environment has no observation "{missing[0]}" (it has {", ".join(observation)}); set it to 0.'
         )
+    if any(spec.masks in (ACHIEVED, DESIRED) for spec in observation.values()):
+        raise UserError(f"{what} {ACHIEVED} or {DESIRED} is a list of variable length; give goals a fixed size.")
     if observation[ACHIEVED].shape != observation[DESIRED].shape:
         raise UserError(
             f"{what} {ACHIEVED} has shape {observation[ACHIEVED].shape} and {DESIRED} {observation[DESIRED].shape}; "

@@ -36,7 +36,8 @@ class VectorEnvManager(BatchManager):
         actions = Layout(env.single_action_space, "action", name)
         _, infos = env.reset(seed=0)
         space = env.single_observation_space
-        reader = ObservationReader(space, actions.specs, config.mask, infos, name, axes=config.axes)
+        more = (1, config.axes, config.max_length)
+        reader = ObservationReader(space, actions.specs, config.mask, infos, name, *more)
         super().__init__(name, env.num_envs, reader, actions, branch)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ludus.core.errors import UserError
 from ludus.core.types import Tensors
-from ludus.environments.spaces import Arrays
+from ludus.environments.spaces import Arrays, Layout
 from ludus.managers.base import BatchManager
 
 
@@ -23,20 +23,14 @@ class Translator:
     def parse_observation(self, observation: Any, info: Mapping[str, Any]) -> tuple[Arrays, bool]:
         """Return an observation of one environment or of a batch as arrays ``[B, …]``, and whether it was a batch."""
         reader = self._manager.reader
-        try:
-            name, array = next(iter(reader.layout.flatten(observation).items()))
-        except (KeyError, IndexError, TypeError) as error:
-            raise UserError(
-                f"{self._name}: the observation is a {type(observation).__name__} that lacks a part of "
-                f"{', '.join(reader.layout.specs)}; give it as the environment does."
-            ) from error
+        rows = self._count_rows(observation)
+        batched = rows > 0
         if reader.mask_in_info and info.get(reader.mask_key) is None:
             raise UserError(
                 f'{self._name} gives the action mask "{reader.mask_key}" in info: give it too, as in '
                 "policy.act(observation, info)."
             )
-        batched = array.ndim == len(self._specs[name].shape) + 1
-        arrays = reader.read(observation, info, (len(array),) if batched else ())
+        arrays = reader.read(observation, info, (rows,) if rows else ())
         for name, x in arrays.items():
             expected = self._specs[name].shape
             if x.shape[batched:] != expected:
@@ -47,6 +41,20 @@ class Translator:
             typed = x.astype(self._specs[name].dtype, copy=False)
             arrays[name] = np.ascontiguousarray(typed if batched else typed[None])
         return arrays, batched
+
+    def _count_rows(self, observation: Any) -> int:
+        """Return the number of rows of a batch of observations; 0 for a single observation."""
+        layout = self._manager.reader.layout
+        try:
+            if layout.padded and not layout.leaves:  # a list may be a list of rows or of elements
+                return _count_lists(layout, observation)
+            name, array = next(iter(layout.flatten_leaves(observation).items()))
+        except (KeyError, IndexError, TypeError) as error:
+            raise UserError(
+                f"{self._name}: the observation is a {type(observation).__name__} that lacks a part of "
+                f"{', '.join(layout.specs)}; give it as the environment does."
+            ) from error
+        return len(array) if array.ndim == len(self._specs[name].shape) + 1 else 0
 
     def format_actions(self, actions: Tensors, batched: bool) -> Any:
         """Return policy-space actions ``[B, …]`` as the environment takes them: a batch, or the only row."""
@@ -71,3 +79,15 @@ class Translator:
                 f'{self._name}: the observation "{name}" is {x.dtype} and has {value:g}, but its space is {wanted}: '
                 f"give whole numbers from {limits.min} to {limits.max}, as the environment does."
             )
+
+
+def _count_lists(layout: Layout, observation: Any) -> int:
+    """Return the rows of a batch of lists; 0 if the observation can be read as a single one."""
+    try:
+        layout.flatten(observation)
+    except UserError as error:
+        try:
+            return len(next(iter(layout.flatten(observation, batched=True).values())))
+        except (KeyError, IndexError, TypeError, ValueError, UserError):
+            raise error from None
+    return 0
