@@ -6,6 +6,7 @@ from gymnasium.utils.env_checker import check_env
 
 from ludus.environments.check import check_environment
 from ludus.environments.config import EnvConfig
+from ludus.environments.entity_toy import MatchEnv, MotionEnv, NeighbourEnv
 from ludus.environments.image_toy import CatchEnv, QuestionEnv
 from ludus.environments.toy import CountingEnv, MaskedEnv, MemoryEnv, MixedActionEnv, NoVelocityCartPole, TargetEnv
 
@@ -20,6 +21,9 @@ TOYS = {
     "no velocity": NoVelocityCartPole,
     "catch": CatchEnv,
     "question": QuestionEnv,
+    "match": MatchEnv,
+    "neighbour": NeighbourEnv,
+    "motion": MotionEnv,
 }
 
 
@@ -116,3 +120,55 @@ def test_question_rewards_the_right_half():
         right = int(np.argwhere(image == 255)[0][question] >= 6)
         observation, reward, terminated, *_ = env.step(right if step % 2 == 0 else 1 - right)
         assert (reward, terminated) == (float(step % 2 == 0), step == 15)
+
+
+def score(env, answer, steps=400):
+    """Return the mean reward of answering each observation."""
+    observation, _ = env.reset(seed=0)
+    rewards = []
+    for _ in range(steps):
+        observation, reward, terminated, truncated, _ = env.step(answer(observation))
+        rewards.append(reward)
+        if terminated or truncated:
+            observation, _ = env.reset()
+    return np.mean(rewards)
+
+
+def test_the_value_of_the_matching_entity_is_rewarded():
+    def match(entities):
+        question = entities[entities[:, 0] == 1][0]
+        same = (entities[:, 1:9] == question[1:9]).all(1) & (entities[:, 0] == 0)
+        return int(entities[same][0, 9:].argmax())
+
+    env = MatchEnv()
+    assert score(env, match) == 1
+    counts = {len(env.reset(seed=seed)[0]) for seed in range(200)}
+    assert counts == set(range(4, 9))
+    assert score(env, lambda entities: int(entities[:, 9:].sum(0).argmax())) < 0.6  # the most frequent value
+
+
+def test_the_colour_of_the_neighbour_is_rewarded():
+    def neighbour(graph):
+        marked = int(graph.nodes[:, 0].argmax())
+        (end,) = graph.edge_links[graph.edge_links[:, 0] == marked, 1]
+        return int(graph.nodes[end, 1:].argmax())
+
+    assert score(NeighbourEnv(), neighbour) == 1
+    assert score(NeighbourEnv(), lambda graph: int(graph.nodes[:, 1:].sum(0).argmax())) < 0.7
+
+
+def test_motion_shows_in_two_frames_but_not_in_one():
+    def moved(movie):
+        for direction, shift in enumerate(MotionEnv.DIRECTIONS):
+            if (np.roll(movie[0], shift, (0, 1)) == movie[1]).all():
+                return direction
+        raise AssertionError
+
+    env = MotionEnv()
+    assert score(env, moved) == 1
+    first = {}
+    for seed in range(3000):
+        movie, _ = env.reset(seed=seed)
+        first.setdefault(movie[0].tobytes(), set()).add(moved(movie))
+    assert len(first) == 100  # every place ...
+    assert all(directions == {0, 1, 2, 3} for directions in first.values())  # ... with every direction
