@@ -25,12 +25,12 @@ from ludus.core.errors import UserError
 from ludus.core.imports import resolve
 from ludus.core.network import Network
 from ludus.core.rows import Rows
-from ludus.core.spec import Specs, network_inputs
+from ludus.core.spec import Specs
 from ludus.experience.memory import free_bytes, rollout_bytes
 from ludus.managers.make import make_manager
-from ludus.networks.build import build_network
+from ludus.networks.build import build_network, network_spec
+from ludus.networks.config import NetworkConfig
 from ludus.parallel.resources import cores, free_memory
-from ludus.preprocess.observation import ObsPreprocessor
 from ludus.settings.ineffective import find_ineffective, refuse_ineffective
 from ludus.settings.networks import plan_networks
 from ludus.settings.settings import Resolved, Settings, adapt_defaults
@@ -147,13 +147,13 @@ def _free(device: str) -> int:
 
 
 def _shares(settings: Settings[Any], observation: Specs) -> bool:
-    """Return whether policy and value share a trunk; ``auto``: with large images, where a second CNN is expensive.
+    """Return whether policy and value share a part; ``auto``: with large images, where a second CNN is expensive.
 
     The policy's last layer starts near 0, so in a shared trunk the value's gradient is about 100 times the policy's at
     first, and features for the policy are learned late.
     """
     if settings.network.shared != "auto":
-        return settings.network.shared == "yes"
+        return settings.network.shared != "no"
     if settings.per_network:
         return False  # networks with different settings cannot share
     return any(min(shape[-2:]) >= LARGE_IMAGE for shape in _image_shapes(observation))
@@ -161,8 +161,8 @@ def _shares(settings: Settings[Any], observation: Specs) -> bool:
 
 def _image_shapes(observation: Specs) -> list[tuple[int, ...]]:
     """Return the shapes of the observations that go through a CNN, after preprocessing."""
-    shapes = ObsPreprocessor(network_inputs(observation)).shapes.values()
-    return [shape for shape in shapes if len(shape) > 2]
+    spec = network_spec(observation, {})
+    return [shape for shape in NetworkConfig().feature_shapes(spec.inputs, spec.categories).values() if len(shape) > 2]
 
 
 def adapt_to_observation(resolved: Resolved, observation: Specs) -> Resolved:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -14,6 +14,7 @@ from ludus.core.types import Tensors
 
 Shape = tuple[int, ...]
 Shapes = dict[str, Shape]
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class NetworkSpec(NamedTuple):
@@ -25,8 +26,10 @@ class NetworkSpec(NamedTuple):
     members: int = 1  # size of an ensemble; if greater than 1, outputs are [T, B, members, …]
     streams: bool = False  # a separate hidden layer per output, as in dueling networks
     noisy: bool = False  # NoisyNet layers after the trunk
-    masks: Mapping[str, str] = MappingProxyType({})  # a padded list among the inputs → its mask [T, B, S], a bool input
-    categories: Mapping[str, int] = MappingProxyType({})  # an input of integers 0 to n − 1, to be embedded → n
+    masks: Mapping[str, str] = NONE  # a padded list among the inputs → its mask [T, B, S], a bool input
+    categories: Mapping[str, int] = NONE  # an input of integers 0 to n − 1, to be embedded → n
+    over: Mapping[str, str] = NONE  # an output [F, S] or [F, H, W] → the input whose entries or places it is about
+    branches: Mapping[str, tuple[str, ...]] = NONE  # a name → outputs that share only a part of the network with others
 
 
 class Network(nn.Module, ABC):

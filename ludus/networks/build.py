@@ -44,16 +44,22 @@ def _build_member(config: NetworkConfig, spec: NetworkSpec) -> Network:
                 f'The agent asks for noisy layers, which custom networks ("{config.name}") do not have: '
                 'turn them off with --agent.no-noisy, or set network.name to "modular".'
             )
-        return make_custom(cls, config.name, spec.inputs, spec.outputs)
+        if spec.branches:
+            raise UserError(
+                f'network.shared is "{config.shared}", but a custom network ("{config.name}") cannot be shared in '
+                "part; set it to yes or no."
+            )
+        return make_custom(cls, config.name, spec)
     if spec.concatenate:
         from ludus.networks.critic import ACTION, RecurrentCritic, concatenate_inputs, is_recurrent
 
         if ACTION in spec.inputs and is_recurrent(config, spec):
             return RecurrentCritic(spec, config)
         config = concatenate_inputs(config)
-    network = ModularNetwork(spec.inputs, spec.outputs, config, spec.streams, spec.noisy)
-    if custom := [piece for piece in config.resolved(len(spec.inputs)).pieces if ":" in piece]:
+    more = (spec.masks, spec.categories, spec.over, spec.branches)
+    network = ModularNetwork(spec.inputs, spec.outputs, config, spec.streams, spec.noisy, *more)
+    if custom := [piece for piece in config.resolved(spec.inputs).pieces if ":" in piece]:
         from ludus.networks.custom import check_on_zeros
 
-        check_on_zeros(network, spec.inputs, spec.outputs, f"with {', '.join(custom)}")
+        check_on_zeros(network, spec, f"with {', '.join(custom)}")
     return network

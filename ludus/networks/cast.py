@@ -1,4 +1,4 @@
-"""Reshape tensors from one rank to another, and join shapes of the same rank: features first, then space.
+"""Reshape tensors from one rank to another, and join tensors of the same rank: features first, then space.
 
 ======================  =========  ========  =========  =========
 from                    to 1D      to 2D     to 3D      to 4D
@@ -12,12 +12,17 @@ from                    to 1D      to 2D     to 3D      to 4D
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ludus.core.errors import UserError
 from ludus.core.network import Shape, Shapes
+
+Features = tuple[Tensor, Tensor | None]  # a tensor [N, …], and the mask [N, S] of a padded list [N, F, S]
 
 
 def cast_shape(shape: Shape, dim: int | None) -> Shape:
@@ -41,19 +46,89 @@ def cast(x: Tensor, dim: int) -> Tensor:
     return x.reshape(x.shape[0], *cast_shape(tuple(x.shape[1:]), dim))
 
 
-def join_shapes(shapes: Shapes, body: str) -> Shape:
-    """Return the shape of sources concatenated on features, with sizes of 1 expanded to those of the others."""
+def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Zero the padded entries of ``x`` ``[N, F, S, …]``, so that what stands there cannot matter, not even NaN."""
+    return x if mask is None else x.masked_fill(~mask.reshape(len(mask), 1, -1, *[1] * (x.dim() - 3)), 0)
+
+
+def cast_features(features: Features, dim: int) -> Features:
+    """Cast a tensor ``[N, …]`` to rank ``dim``; padding is zeroed where the result is not a list."""
+    x, mask = features
+    if x.dim() - 1 == dim:
+        return features
+    return cast(zero_padding(x, mask), dim), None
+
+
+class Join(NamedTuple):
+    """How tensors become one of rank ``rank``: cast, sizes of 1 expanded, concatenated on features."""
+
+    rank: int
+    shape: Shape  # of the result
+    lists: tuple[int, ...] = ()  # the parts that are concatenated on the sequence first
+
+    def __call__(self, parts: Sequence[Features]) -> Features:
+        """Return the joined tensor, and its mask if some list is padded."""
+        parts = [cast_features(part, self.rank) for part in parts]
+        if self.lists:
+            long = _concatenate_lists([parts[i] for i in self.lists])
+            parts = [long, *(part for i, part in enumerate(parts) if i not in self.lists)]
+        space, mask = self.shape[1:], None
+        joined = []
+        for x, padding in parts:
+            expands = x.shape[2:] != space
+            mask = padding if padding is not None and not expands else mask
+            joined.append(zero_padding(x, padding).expand(*x.shape[:2], *space) if expands else x)
+        return torch.cat(joined, 1) if len(joined) > 1 else joined[0], mask
+
+
+def _concatenate_lists(parts: list[Features]) -> Features:
+    x = torch.cat([x for x, _ in parts], 2)
+    if all(mask is None for _, mask in parts):
+        return x, None
+    present = x.new_ones((), dtype=torch.bool)
+    return x, torch.cat([present.expand(len(x), x_.shape[2]) if m is None else m for x_, m in parts], 1)
+
+
+def plan_join(shapes: Shapes, rank: int, place: str, masks: Mapping[str, str] | None = None) -> Join:
+    """Plan how to join outputs of sources for ``place``, such as ``the body mlp``.
+
+    ``masks`` names the padding mask of each padded list. Lists of different length, or with masks of their own, are
+    joined on the sequence and need equal features; all else is joined on features, with sizes of 1 expanded.
+    """
+    before, shapes = shapes, {name: cast_shape(shape, rank) for name, shape in shapes.items()}
+    names = list(shapes)
+    lists = [name for name in names if rank == 2 and shapes[name][1] > 1]
+    distinct = {(shapes[name][1], (masks or {}).get(name, "")) for name in lists}
+    lengths, padding = {length for length, _ in distinct}, {mask for _, mask in distinct if mask}
+    if len(lengths) > 1 or len(padding) > 1:
+        for name in lists[1:]:
+            if shapes[name][0] != shapes[lists[0]][0]:
+                raise _not_joinable(lists[0], name, before, place)
+        features = shapes[lists[0]][0] + sum(shapes[name][0] for name in names if name not in lists)
+        length = sum(shapes[name][1] for name in lists)
+        return Join(rank, (features, length), tuple(names.index(name) for name in lists))
+    return Join(rank, _join_on_features(shapes, before, place))
+
+
+def _join_on_features(shapes: Shapes, before: Shapes, place: str) -> Shape:
     names = list(shapes)
     space = list(shapes[names[0]][1:])
     source = [names[0]] * len(space)  # the source that set each size
     for name in names[1:]:
         for i, size in enumerate(shapes[name][1:]):
             if size != space[i] and 1 not in (size, space[i]):
-                raise UserError(
-                    f'Observations "{source[i]}" and "{name}" cannot be joined for the body {body}: their sources have '
-                    f"the shapes {shapes[source[i]]} and {shapes[name]}; choose other pieces for them, or a body of "
-                    "rank 1."
-                )
+                raise _not_joinable(source[i], name, before, place)
             if space[i] == 1:
                 space[i], source[i] = size, name
     return (sum(shape[0] for shape in shapes.values()), *space)
+
+
+def _not_joinable(one: str, other: str, shapes: Shapes, place: str) -> UserError:
+    both = f'Observations "{one}" and "{other}" cannot be joined for {place}: their sources have the shapes'
+    if len(shapes[one]) == len(shapes[other]) == 2:
+        piece = "conv1d(features=64, kernel=1)"
+        return UserError(
+            f"{both} {shapes[one]} and {shapes[other]}, and lists need equal features; give both as many, such as with "
+            f"network.sources '{one}={piece}' '{other}={piece}', or choose a body of rank 1."
+        )
+    return UserError(f"{both} {shapes[one]} and {shapes[other]}; choose other pieces for them, or a body of rank 1.")

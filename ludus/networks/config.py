@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -13,6 +13,8 @@ from ludus.core.imports import resolve
 from ludus.networks import SUBMODULES
 
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
+
+Shapes = dict[str, tuple[int, ...]]  # as in ludus.core.network, which imports torch
 
 NATURE_CNN_SIDE = 36  # the smallest image side that nature_cnn accepts
 
@@ -40,13 +42,19 @@ class NetworkConfig:
     hidden: tuple[int, ...] = (64, 64)  # layer sizes of an mlp; larger fits more and is slower: 256 256 suits robots
     activation: Activation = "tanh"  # after each layer of an mlp; tanh suits PPO and A2C, relu off-policy agents
     lstm_size: int = 64  # units of an lstm; its cost grows with the square
-    # one network for policy and value: cheaper, often learns slower; auto: yes for images of 64×64 and more
-    shared: Literal["auto", "yes", "no"] = "auto"
+    # sources of single observations instead of net1d to net4d: 'camera/*=nature_cnn' 'units=conv1d(features=64)'
+    sources: tuple[str, ...] = ()
+    # observations that match the same pattern share one source, as camera/left and camera/right do with 'camera/*'
+    share: tuple[str, ...] = ()
+    embedding: int = 8  # features of each category in a map or list of categories; more for many categories
+    # one network for policy and value: cheaper, often learns slower; auto: yes for images of 64×64 and more; sources:
+    # only the sources are shared; body: sources and body, but not the heads
+    shared: Literal["auto", "yes", "no", "sources", "body"] = "auto"
     # names of the observations that the network gets; * matches any part of a name: network.actor.sees 'policy/*'
     sees: tuple[str, ...] = ("*",)
     orthogonal: bool = True  # orthogonal initial weights and a nearly uniform initial policy; off: PyTorch's defaults
 
-    def resolved(self, inputs: int) -> NetworkConfig:
+    def resolved(self, inputs: Shapes) -> NetworkConfig:
         """Return the settings with ``body`` "auto" decided by the number of inputs.
 
         Several vectors and matrices are concatenated before an mlp: with separate layers joined only by a linear one,
@@ -54,7 +62,7 @@ class NetworkConfig:
         """
         if self.body != "auto":
             return self
-        if inputs < 2:
+        if len(inputs) < 2:
             return replace(self, body="identity1d")
         return replace(
             self,
@@ -71,24 +79,46 @@ class NetworkConfig:
     @property
     def pieces(self) -> tuple[str, ...]:
         """Return all pieces: sources, body and heads."""
-        return (*self.sources, self.body, *self.heads)
+        return (*self.nets, *(piece for _, piece in self.own_sources), self.body, *self.heads)
 
     @property
-    def sources(self) -> tuple[str, ...]:
+    def nets(self) -> tuple[str, ...]:
         """Return the sources of rank 1 to 4."""
         return (self.net1d, self.net2d, self.net3d, self.net4d)
+
+    @property
+    def own_sources(self) -> list[tuple[str, str]]:
+        """Return the patterns and pieces in ``sources``."""
+        return [(pattern.strip(), piece.strip()) for pattern, _, piece in (x.partition("=") for x in self.sources)]
 
     @property
     def heads(self) -> tuple[str, ...]:
         """Return the heads of rank 1 to 4."""
         return (self.head1d, self.head2d, self.head3d, self.head4d)
 
-    def source_for(self, shape: tuple[int, ...]) -> str:
-        """Return the source of an observation of rank 1 to 4, with ``auto`` decided by the size of the image."""
-        name = self.sources[len(shape) - 1]
-        if len(shape) != 3 or name != "auto":
-            return name
-        return "nature_cnn" if min(shape[1:]) >= NATURE_CNN_SIDE else "small_cnn"
+    def feature_shapes(self, inputs: Shapes, categories: Mapping[str, int]) -> Shapes:
+        """Return the shapes of observations with those of categories embedded: ``[H, W]`` → ``[embedding, H, W]``."""
+        return {name: (self.embedding, *shape) if name in categories else shape for name, shape in inputs.items()}
+
+    def source_for(self, name: str, shape: tuple[int, ...]) -> tuple[str, str]:
+        """Return the source of an observation of rank 1 to 4, and the setting that names it."""
+        for pattern, piece in self.own_sources:
+            if fnmatchcase(name, pattern):
+                return piece, f"network.sources {pattern}"
+        piece = self.nets[len(shape) - 1]
+        if len(shape) == 3 and piece == "auto":
+            piece = "nature_cnn" if min(shape[1:]) >= NATURE_CNN_SIDE else "small_cnn"
+        return piece, f"network.net{len(shape)}d"
+
+    def share_source(self, one: str, other: str) -> bool:
+        """Return whether two observations match the same pattern of ``share``."""
+        return any(fnmatchcase(one, pattern) and fnmatchcase(other, pattern) for pattern in self.share)
+
+    def used_pieces(self, inputs: Shapes, outputs: Shapes) -> set[str]:
+        """Return the pieces of a network with these inputs (after ``feature_shapes``) and outputs."""
+        config = self.resolved(inputs)
+        sources = (config.source_for(name, shape)[0] for name, shape in inputs.items() if len(shape) in (1, 2, 3, 4))
+        return {*sources, config.body, *(config.heads[max(1, len(shape)) - 1] for shape in outputs.values())}
 
     def visible(self, names: Iterable[str]) -> list[str]:
         """Return the observations among ``names`` that the network gets."""
@@ -101,6 +131,13 @@ class NetworkConfig:
                 raise UserError(f"{table}.hidden has a layer of {size}; every layer needs a size of 1 or more.")
         if self.lstm_size < 1:
             raise UserError(f"{table}.lstm_size is {self.lstm_size}; it must be 1 or more.")
+        if self.embedding < 1:
+            raise UserError(f"{table}.embedding is {self.embedding}; it must be 1 or more.")
+        for text, (pattern, piece) in zip(self.sources, self.own_sources, strict=True):
+            if not pattern or not piece:
+                raise UserError(
+                    f'{table}.sources has "{text}"; write an observation and its source, as in units=flat_mlp.'
+                )
 
 
 def _may_be_recurrent(piece: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ludus.core.hidden_state import HiddenState
-from ludus.core.network import Network, NetworkSpec
+from ludus.core.network import Network, NetworkSpec, Shapes
 from ludus.core.types import Tensors
 from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
@@ -41,8 +41,7 @@ def concatenate_inputs(config: NetworkConfig) -> NetworkConfig:
 
 def is_recurrent(config: NetworkConfig, spec: NetworkSpec) -> bool:
     """Return whether a piece of the network would be recurrent."""
-    sources = {config.source_for(shape) for shape in spec.inputs.values() if len(shape) in (1, 2, 3, 4)}
-    pieces = {*sources, config.resolved(len(spec.inputs)).body, *config.heads}
+    pieces = config.used_pieces(config.feature_shapes(spec.inputs, spec.categories), spec.outputs)
     return any(piece_class(piece, "network").recurrent for piece in pieces)
 
 
@@ -57,7 +56,8 @@ class RecurrentCritic(Network):
     def __init__(self, spec: NetworkSpec, config: NetworkConfig) -> None:
         super().__init__()
         observations = {name: shape for name, shape in spec.inputs.items() if name != ACTION}
-        self.memory = ModularNetwork(observations, {MEMORY: (config.lstm_size,)}, config)
+        outputs: Shapes = {MEMORY: (config.lstm_size,)}
+        self.memory = ModularNetwork(observations, outputs, config, masks=spec.masks, categories=spec.categories)
         mlp = concatenate_inputs(replace(config, net1d="mlp", body="auto", head1d="identity1d"))
         inputs = {MEMORY: (config.lstm_size,), ACTION: spec.inputs[ACTION]}
         self.q_network = ModularNetwork(inputs, spec.outputs, mlp, spec.streams, spec.noisy)

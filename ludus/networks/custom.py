@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ludus.core.errors import UserError, did_you_mean
 from ludus.core.hidden_state import HiddenState
-from ludus.core.network import Network, Shape, Shapes
+from ludus.core.network import Network, NetworkSpec, Shape, Shapes
 from ludus.core.types import Tensors
 from ludus.networks.critic import ACTION
 from ludus.networks.init import initialize
@@ -24,24 +24,23 @@ class CustomNetwork(Network):
 
     The module returns features ``[N, F]``, to which a linear layer per output is added, or a dict with every output.
     The observation ``camera/left`` is passed as ``camera_left``; with one observation and one argument, the argument
-    may have any name.
+    may have any name. The padding mask of a list ``units`` is passed to an argument ``units_mask``, if there is one.
     """
 
-    def __init__(self, module: nn.Module, inputs: Shapes, outputs: Shapes) -> None:
+    def __init__(self, module: nn.Module, spec: NetworkSpec) -> None:
         super().__init__()
-        self.module, self.outputs = module, outputs
-        self.arguments = match_arguments(module, list(inputs))
+        self.module, self.outputs = module, spec.outputs
+        self.arguments = match_arguments(module, list(spec.inputs), list(spec.masks.values()))
         self.projections = nn.ModuleDict()
-        result = self._dry_run(inputs)
+        result = self._dry_run(spec)
         if isinstance(result, dict):
-            check_outputs(result, outputs, (2,), type(module).__name__)
+            check_outputs(result, spec.outputs, (2,), type(module).__name__)
         else:
             self._add_projections(result)
 
-    def _dry_run(self, inputs: Shapes) -> Any:
+    def _dry_run(self, spec: NetworkSpec) -> Any:
         """Call the module on zeros, in evaluation mode so that batch statistics do not change."""
-        device = next((p.device for p in self.module.parameters()), None)
-        zeros = {name: torch.zeros(2, *shape, device=device) for name, shape in inputs.items()}
+        zeros = example_inputs(spec, (2,), next((p.device for p in self.module.parameters()), None))
         was_training = self.module.training
         self.module.eval()
         try:
@@ -74,9 +73,9 @@ class CustomNetwork(Network):
             self.projections[module_key(output)] = initialize(layer, output_gain(output))
 
     def _call(self, observation: Tensors) -> Any:
-        if "" in self.arguments:
-            return self.module(observation[self.arguments[""]])
-        return self.module(**{argument: observation[name] for argument, name in self.arguments.items()})
+        positional = [observation[name] for argument, name in self.arguments.items() if not argument]
+        named = {argument: observation[name] for argument, name in self.arguments.items() if argument}
+        return self.module(*positional, **named)
 
     def forward(self, observation: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensors, HiddenState]:
         result = self._call({name: observation[name].flatten(0, 1) for name in self.arguments.values()})
@@ -92,25 +91,30 @@ def argument_name(observation: str) -> str:
     return f"_{name}" if name[:1].isdigit() else name
 
 
-def match_arguments(module: nn.Module, observations: list[str]) -> dict[str, str]:
-    """Return the observation for each argument of the module's forward; the key ``""`` means the first positional."""
+def match_arguments(module: nn.Module, observations: list[str], masks: list[str]) -> dict[str, str]:
+    """Return the observation for each argument of the module's forward; the key ``""`` means the first positional.
+
+    Masks are passed only to arguments that name them.
+    """
     parameters = inspect.signature(module.forward).parameters.values()
     known = {argument_name(name): name for name in observations}
     if len(known) < len(observations):
         raise UserError(f"Two of the observations {', '.join(observations)} map to the same argument; rename one.")
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    by_argument = {argument_name(name): name for name in masks}
+    named_masks = {p.name: by_argument[p.name] for p in named if p.name in by_argument}
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return known
-    named = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
-    required = [p.name for p in named if p.default is p.empty]
+        return known | named_masks
+    required = [p.name for p in named if p.default is p.empty and p.name not in named_masks]
     if len(observations) == 1 and len(required) <= 1 and required != list(known):
-        return {"": observations[0]}
+        return {"": observations[0]} | named_masks
     for argument in required:
         if argument not in known:
             raise UserError(
                 f'The forward of network {type(module).__name__} has an argument "{argument}", but no observation has '
                 f"that name.{did_you_mean(argument, known)} Possible arguments: {', '.join(known)}."
             )
-    return {p.name: known[p.name] for p in named if p.name in known}
+    return {p.name: known[p.name] for p in named if p.name in known} | named_masks
 
 
 def check_outputs(result: Any, outputs: Shapes, leading: Shape, network: str) -> None:
@@ -130,8 +134,19 @@ def check_outputs(result: Any, outputs: Shapes, leading: Shape, network: str) ->
             )
 
 
-def make_custom(cls: Any, name: str, inputs: Shapes, outputs: Shapes) -> Network:
+def example_inputs(spec: NetworkSpec, leading: Shape, device: torch.device | None = None) -> Tensors:
+    """Return zeros for every input: integers for categories, and masks without padding."""
+    zeros = {
+        name: torch.zeros(*leading, *shape, dtype=torch.int64 if name in spec.categories else None, device=device)
+        for name, shape in spec.inputs.items()
+    }
+    sizes = {mask: spec.inputs[name][0 if name in spec.categories else 1] for name, mask in spec.masks.items()}
+    return zeros | {mask: torch.ones(*leading, size, dtype=torch.bool, device=device) for mask, size in sizes.items()}
+
+
+def make_custom(cls: Any, name: str, spec: NetworkSpec) -> Network:
     """Make a user's ``Network`` as ``cls(inputs, outputs)``, or wrap any other torch module in a ``CustomNetwork``."""
+    inputs = spec.inputs
     if not inspect.isclass(cls) or not issubclass(cls, nn.Module):
         raise UserError(f'Network "{name}" is not a class of torch modules: derive it from torch.nn.Module.')
     parameters = inspect.signature(cls).parameters.values()
@@ -142,15 +157,15 @@ def make_custom(cls: Any, name: str, inputs: Shapes, outputs: Shapes) -> Network
             raise UserError(
                 f"Network {cls.__name__} is made as {cls.__name__}(inputs, outputs): give all other arguments defaults."
             )
-        network: Network = _instantiate(cls, inputs, outputs)
-        check_on_zeros(network, inputs, outputs, cls.__name__)
+        network: Network = _instantiate(cls, inputs, spec.outputs)
+        check_on_zeros(network, spec, cls.__name__)
         return network
     if required > 1:
         raise UserError(
             f"The constructor of network {cls.__name__} needs {required} arguments: it may have one for the "
             "observations' shapes {name: shape}, and all others need defaults."
         )
-    custom = CustomNetwork(_instantiate(cls, inputs) if required else _instantiate(cls), inputs, outputs)
+    custom = CustomNetwork(_instantiate(cls, inputs) if required else _instantiate(cls), spec)
     if ACTION in inputs and ACTION not in custom.arguments.values():
         raise UserError(
             f"Network {cls.__name__} does not read {ACTION}, so as a critic it would not depend on the action: give "
@@ -168,10 +183,10 @@ def _instantiate(cls: type[Any], *arguments: Any) -> Any:
         ) from error
 
 
-def check_on_zeros(network: Network, inputs: Shapes, outputs: Shapes, name: str) -> None:
+def check_on_zeros(network: Network, spec: NetworkSpec, name: str) -> None:
     """Check the outputs on three steps of two rows of zeros, in evaluation mode so that statistics do not change."""
     was_training = network.training
-    zeros = {key: torch.zeros(3, 2, *shape) for key, shape in inputs.items()}
+    zeros = example_inputs(spec, (3, 2))
     try:
         with torch.no_grad():
             result = network.eval()(zeros, network.initial_state(2), torch.ones(3, 2, dtype=torch.bool))
@@ -183,5 +198,5 @@ def check_on_zeros(network: Network, inputs: Shapes, outputs: Shapes, name: str)
         raise UserError(
             f"Network {name} must return two values from forward: the outputs by name and the hidden state."
         )
-    check_outputs(result[0], outputs, (3, 2), name)
+    check_outputs(result[0], spec.outputs, (3, 2), name)
     network.train(was_training)

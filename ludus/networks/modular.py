@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
-from ludus.core.network import Network, Shape, Shapes
+from ludus.core.network import NONE, Network, Shape, Shapes
 from ludus.core.types import Tensors
-from ludus.networks.cast import cast, cast_shape, join_shapes
+from ludus.networks.cast import Features, Join, cast_features, cast_shape, plan_join, zero_padding
 from ludus.networks.config import NetworkConfig
 from ludus.networks.identity import Identity
 from ludus.networks.net1d.mlp import MLP
@@ -22,22 +22,80 @@ NO_STATE = HiddenState()  # of feed-forward pieces
 
 
 class _Slot(NamedTuple):
-    """A piece and its name in ``pieces``, which also prefixes its hidden state; None for an identity."""
+    """A piece and its place, which prefixes its hidden state; the piece is None for an identity."""
 
     name: str
     piece: Any
     recurrent: bool
 
-    def run(self, x: Tensor, state: HiddenState, first: Tensor, new_state: HiddenState) -> Tensor:
+    def run(
+        self, x: Tensor, state: HiddenState, first: Tensor, new_state: HiddenState, mask: Tensor | None = None
+    ) -> Tensor:
         """Run the piece on ``x`` ``[T·B, …]`` and add its hidden state to ``new_state``."""
         if self.piece is None:
             return x
         if not self.recurrent:
-            y: Tensor = self.piece(x, NO_STATE, first)[0]
+            y: Tensor = (self.piece(x, NO_STATE, first) if mask is None else self.piece(x, NO_STATE, first, mask))[0]
             return y
-        y, new = self.piece(x.view(*first.shape, *x.shape[1:]), state.select(self.name), first)
+        x = x.view(*first.shape, *x.shape[1:])
+        given = () if mask is None else (mask.view(*first.shape, -1),)
+        y, new = self.piece(x, state.select(self.name), first, *given)
         new_state.update(new.with_prefix(self.name))
         return y.flatten(0, 1)
+
+    def output_mask(self, mask: Tensor | None) -> Tensor | None:
+        """Return the padding mask of the output ``[T·B, S]``."""
+        if mask is None or self.piece is None:
+            return mask
+        after: Tensor | None = self.piece.output_mask(mask)
+        return after
+
+
+class _Source(NamedTuple):
+    """The source of one observation."""
+
+    observation: str
+    slot: _Slot
+    mask: str  # the observation that masks its padding; "" if it is not a padded list
+    embedding: nn.Module | None  # of categories
+    shape: Shape  # of the output
+
+    def run(self, observation: Tensors, state: HiddenState, first: Tensor, new_state: HiddenState) -> Features:
+        x = observation[self.observation].flatten(0, 1)
+        mask = observation[self.mask].flatten(0, 1) if self.mask else None
+        if self.embedding is not None:
+            x = zero_padding(self.embedding(x).movedim(-1, 1), mask)
+        if mask is not None and x.dim() != 3:  # padded images: only lists have a mask further on
+            x, mask = zero_padding(x, mask), None
+        y = self.slot.run(x, state, first, new_state, mask)
+        return y, self.slot.output_mask(mask)
+
+
+class _Head(NamedTuple):
+    """A head for outputs of one rank and size; it gets the body's output, or sources joined with a vector."""
+
+    slot: _Slot
+    rank: int  # of its output
+    dim: int  # of its input
+    sources: tuple[int, ...]  # joined with the vector; (): the head gets the body's output
+    join: Join | None
+
+
+class _Projection(NamedTuple):
+    """The last layer of an output."""
+
+    output: str
+    layer: nn.Module
+    head: int
+    shape: Shape
+
+
+class _Branch(NamedTuple):
+    """What follows the joined sources: a body, heads (None: the body's output as it is) and projections."""
+
+    body: _Slot
+    heads: list[_Head | None]
+    projections: list[_Projection]
 
 
 class ModularNetwork(Network):
@@ -45,66 +103,166 @@ class ModularNetwork(Network):
 
     ``pieces`` holds the sources as ``source/<observation>``, the ``body`` and the heads as ``head<rank>d``, without
     identities. ``projections`` holds the layers from a head to each output; with ``streams`` these have a hidden layer.
+    With ``branches``, groups of outputs by name, each group has heads of its own, called ``<branch>/head<rank>d``, and
+    a body of its own if only the sources are shared.
     """
 
     def __init__(
-        self, inputs: Shapes, outputs: Shapes, config: NetworkConfig, streams: bool = False, noisy: bool = False
+        self,
+        inputs: Shapes,
+        outputs: Shapes,
+        config: NetworkConfig,
+        streams: bool = False,
+        noisy: bool = False,
+        masks: Mapping[str, str] = NONE,
+        categories: Mapping[str, int] = NONE,
+        over: Mapping[str, str] = NONE,
+        branches: Mapping[str, tuple[str, ...]] = NONE,
     ) -> None:
         super().__init__()
-        config = config.resolved(len(inputs))
+        inputs = config.feature_shapes(inputs, categories)
+        config = config.resolved(inputs)
         self.inputs, self.outputs = inputs, outputs
-        self.pieces, self.projections = nn.ModuleDict(), nn.ModuleDict()
+        self.pieces, self.embeddings, self.projections = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
         # forward uses these lists, because looking a module up by name costs as much as a small operation
         self._slots: list[_Slot] = []
-        self._sources: list[tuple[str, _Slot]] = []
-        self._heads: list[tuple[int, _Slot]] = []
-        self._projections: list[tuple[str, nn.Module, int, Shape]] = []
+        self._sources: list[_Source] = []
+        self._branches: list[_Branch] = []
+        self._config, self._over = config, dict(over)
 
-        self._body_rank = piece_class(config.body, "network.body").dim
-        sources: Shapes = {}
         for name, shape in inputs.items():
-            rank = len(shape)
-            if rank not in (1, 2, 3, 4):
-                raise UserError(f'Observation "{name}" has shape {shape}: a modular network takes ranks 1 to 4.')
-            place, setting = f"source/{module_key(name)}", f"network.net{rank}d"
-            slot, source = self._add(place, config.source_for(shape), setting, shape, config, rank)
-            self._sources.append((name, slot))
-            sources[name] = cast_shape(source, self._body_rank)
-        joined = join_shapes(sources, config.body)
-        self._space = joined[1:]
-        self._expand = any(shape[1:] != self._space for shape in sources.values())
-        self._body, body = self._add("body", config.body, "network.body", joined, config)
-
-        heads: dict[int, Shape] = {}
-        ranks = sorted({max(1, len(shape)) for shape in outputs.values()})
-        for rank, piece in enumerate(config.heads, 1):
-            if rank not in ranks and piece != f"identity{rank}d":
-                raise UserError(
-                    f'network.head{rank}d is "{piece}", but no output has rank {rank}: the outputs are '
-                    f"{', '.join(f'{name} {shape}' for name, shape in outputs.items())}; leave it out."
-                )
-        for rank in ranks:
-            piece, setting = config.heads[rank - 1], f"network.head{rank}d"
-            slot, head = self._add(f"head{rank}d", piece, setting, cast_shape(body, rank), config, rank)
-            self._heads.append((rank, slot))
-            heads[rank] = cast_shape(head, rank)
-        for name, shape in outputs.items():
-            rank = max(1, len(shape))
-            projection = make_projection(name, shape, heads[rank], config, streams, noisy)
-            self.projections[module_key(name)] = projection
-            self._projections.append((name, projection, rank, shape))
-
+            self._add_source(name, shape, masks.get(name, ""), categories.get(name, 0))
+        rank = piece_class(config.body, "network.body").dim
+        lists = {source.observation: source.mask for source in self._sources if source.mask and len(source.shape) == 2}
+        self._join = plan_join({s.observation: s.shape for s in self._sources}, rank, f"the body {config.body}", lists)
+        if branches and config.shared == "sources" and not self._slots:
+            raise UserError(
+                'network.shared is "sources", but no source has parameters to share; set it to body, yes or no.'
+            )
+        shared_body = None if branches and config.shared == "sources" else self._add_body("body")
+        for branch, names in (branches or {"": tuple(outputs)}).items():
+            place = f"{branch}/" if branch else ""
+            body = shared_body or self._add_body(f"{place}body")
+            self._add_branch(place, *body, {name: outputs[name] for name in names}, streams, noisy)
+        self._joins = len(self._sources) > 1 or self._sources[0].shape != self._join.shape
         self.recurrent = any(slot.recurrent for slot in self._slots)
 
+    def _add_source(self, name: str, shape: Shape, mask: str, categories: int) -> None:
+        config, rank = self._config, len(shape)
+        if rank not in (1, 2, 3, 4):
+            raise UserError(f'Observation "{name}" has shape {shape}: a modular network takes ranks 1 to 4.')
+        place = f"source/{module_key(name)}"
+        first = next((source for source in self._sources if config.share_source(name, source.observation)), None)
+        if first is not None:
+            self._check_shared(name, shape, categories, first)
+            slot = first.slot._replace(name=place)
+            if slot.piece is not None:
+                self._slots.append(slot)
+            self._sources.append(first._replace(observation=name, slot=slot, mask=mask))
+            return
+        embedding = None
+        if categories:
+            embedding = self.embeddings[module_key(name)] = nn.Embedding(categories, config.embedding)
+        slot, output = self._add(place, *config.source_for(name, shape), shape, (rank,))
+        self._sources.append(_Source(name, slot, mask, embedding, output))
+
+    def _check_shared(self, name: str, shape: Shape, categories: int, first: _Source) -> None:
+        """Refuse to share a source between observations of different shapes or categories."""
+        other = first.observation
+        if self.inputs[other] != shape:
+            raise UserError(
+                f'network.share lets "{other}" and "{name}" share a source, but their shapes are {self.inputs[other]} '
+                f"and {shape}; share observations of equal shape only."
+            )
+        known: Any = first.embedding
+        if (known.num_embeddings if known is not None else 0) != categories:
+            raise UserError(
+                f'network.share lets "{other}" and "{name}" share a source, but they differ in their categories; share '
+                "observations of equal kind only."
+            )
+
+    def _add_body(self, place: str) -> tuple[_Slot, Shape]:
+        return self._add(place, self._config.body, "network.body", self._join.shape)
+
+    def _add_branch(
+        self, place: str, body: _Slot, body_shape: Shape, outputs: Shapes, streams: bool, noisy: bool
+    ) -> None:
+        """Add the heads and projections of some outputs."""
+        keys = {name: _head_key(shape, self._over.get(name, "")) for name, shape in outputs.items()}
+        needed = sorted(set(keys.values()))
+        on_sources = [key for key in needed if key.rank > 1 and not _keeps(body_shape, key.rank, key.space)]
+        summary = body_shape
+        if on_sources and len(body_shape) > 1:
+            needed = sorted({*needed, _head_key((1,))})
+        heads: list[_Head | None] = []
+        shapes: dict[_HeadKey, tuple[int, Shape]] = {}
+        head: _Head | None
+        for key in needed:
+            name = f"{place}head{key.rank}d"
+            if name in self.pieces or any(other.rank == key.rank for other in shapes):
+                name += f"/{module_key(key.over) or '×'.join(map(str, key.space))}"
+            if key in on_sources:
+                wanted = next(output for output in outputs if keys[output] == key)
+                head, shape = self._add_head_on_sources(name, key, summary, wanted, body_shape)
+            else:
+                head, shape = self._add_head(name, key.rank, body_shape)
+            if key.rank == 1 and len(body_shape) > 1:
+                summary = shape
+            shapes[key] = len(heads), shape
+            heads.append(head)
+        projections = []
+        for name, shape in outputs.items():
+            index, features = shapes[keys[name]]
+            layer = make_projection(name, shape, features, self._config, streams, noisy)
+            self.projections[module_key(name)] = layer
+            projections.append(_Projection(name, layer, index, shape))
+        self._branches.append(_Branch(body, heads, projections))
+
+    def _add_head(self, name: str, rank: int, body: Shape) -> tuple[_Head | None, Shape]:
+        """Add a head that gets the body's output, cast to its rank unless the piece takes the body's rank."""
+        piece, setting = self._config.heads[rank - 1], f"network.head{rank}d"
+        dim = len(body) if piece_class(piece, setting).dim == len(body) else rank
+        slot, shape = self._add(name, piece, setting, cast_shape(body, dim), (rank, len(body)))
+        if slot.piece is None and len(body) == rank:
+            return None, body
+        return _Head(slot, rank, dim, (), None), cast_shape(shape, rank)
+
+    def _add_head_on_sources(
+        self, name: str, key: _HeadKey, summary: Shape, output: str, body: Shape
+    ) -> tuple[_Head, Shape]:
+        """Add a head that gets the sources with the map or list of an output, joined with a vector."""
+        rank, space, over = key
+        found = [
+            i
+            for i, source in enumerate(self._sources)
+            if len(source.shape) == rank and source.shape[1:] == space and over in ("", source.observation)
+        ]
+        if not found:
+            kind, size = ("list", "length") if rank == 2 else ("map", "size")
+            sources = ", ".join(f'"{source.observation}" {source.shape}' for source in self._sources)
+            raise UserError(
+                f'Output "{output}" of shape {self.outputs[output]} needs a {kind} of the same {size}'
+                f"{f' from the observation {over}' if over else ''}, but the body {self._config.body} gives {body} and "
+                f"the sources give {sources}; choose sources that keep the {kind}, such as network.net{rank}d "
+                f"identity{rank}d, or a body of rank {rank}."
+            )
+        parts = {self._sources[i].observation: self._sources[i].shape for i in found}
+        masks = {self._sources[i].observation: self._sources[i].mask for i in found if self._sources[i].mask}
+        join = plan_join({**parts, "": summary}, rank, f"the output {output}", masks)
+        setting = f"network.head{rank}d"
+        slot, shape = self._add(name, self._config.heads[rank - 1], setting, join.shape, (rank,))
+        return _Head(slot, rank, rank, tuple(found), join), cast_shape(shape, rank)
+
     def _add(
-        self, slot_name: str, piece: str, setting: str, shape: Shape, config: NetworkConfig, rank: int | None = None
+        self, place: str, piece: str, setting: str, shape: Shape, ranks: tuple[int, ...] = ()
     ) -> tuple[_Slot, Shape]:
         """Make a piece, register it unless it is an identity, and return it with its output shape."""
-        made = make_piece(piece, setting, shape, config, rank)
+        dim = piece_class(piece, setting).dim
+        made = make_piece(piece, setting, shape, self._config, None if not ranks or dim in ranks else ranks[0])
         if isinstance(made, Identity):
-            return _Slot(slot_name, None, recurrent=False), made.output_shape()
-        self.pieces[slot_name] = made
-        self._slots.append(_Slot(slot_name, made, made.recurrent))
+            return _Slot(place, None, recurrent=False), made.output_shape()
+        self.pieces[place] = made
+        self._slots.append(_Slot(place, made, made.recurrent))
         return self._slots[-1], made.output_shape()
 
     def initial_state(self, batch: int) -> HiddenState:
@@ -114,19 +272,25 @@ class ModularNetwork(Network):
         return state
 
     def forward(self, observation: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensors, HiddenState]:
-        new_state = HiddenState()
-        parts = [
-            cast(slot.run(observation[name].flatten(0, 1), state, first, new_state), self._body_rank)
-            for name, slot in self._sources
-        ]
-        if self._expand:
-            parts = [x.expand(*x.shape[:2], *self._space) for x in parts]
-        x = self._body.run(torch.cat(parts, 1) if len(parts) > 1 else parts[0], state, first, new_state)
-        heads = {rank: cast(slot.run(cast(x, rank), state, first, new_state), rank) for rank, slot in self._heads}
-        outputs = {
-            name: projection(heads[rank]).reshape(*first.shape, *shape)
-            for name, projection, rank, shape in self._projections
-        }
+        new_state, outputs = HiddenState(), {}
+        sources = [source.run(observation, state, first, new_state) for source in self._sources]
+        x, mask = self._join(sources) if self._joins else sources[0]
+        for body, heads, projections in self._branches:
+            y, y_mask = x, mask
+            if body.piece is not None:
+                y, y_mask = body.run(x, state, first, new_state, mask), body.output_mask(mask)
+            features: list[Features] = []
+            for head in heads:
+                if head is None:
+                    features.append((y, y_mask))
+                else:
+                    inputs = _head_input(head, (y, y_mask), sources, features)
+                    z = head.slot.run(inputs[0], state, first, new_state, inputs[1])
+                    features.append(cast_features((z, head.slot.output_mask(inputs[1])), head.rank))
+            for name, layer, index, shape in projections:
+                z, z_mask = features[index]
+                z = layer(z) if z_mask is None else zero_padding(layer(z), z_mask)
+                outputs[name] = z.reshape(*first.shape, *shape)
         return outputs, new_state
 
     @property
@@ -147,6 +311,31 @@ class ModularNetwork(Network):
         vectors = vectors and all(len(shape) <= 1 for shape in self.outputs.values())
         linear = all(type(layer) is nn.Linear for layer in self.projections.values())
         return slot.piece if type(slot.piece) is MLP and vectors and linear else None
+
+
+class _HeadKey(NamedTuple):
+    """Outputs of equal rank, size and observation have one head."""
+
+    rank: int
+    space: Shape
+    over: str
+
+
+def _head_key(shape: Shape, over: str = "") -> _HeadKey:
+    return _HeadKey(max(1, len(shape)), shape[1:], over)
+
+
+def _keeps(body: Shape, rank: int, space: Shape) -> bool:
+    """Return whether the body's output has the map or list of an output."""
+    return len(body) >= rank and cast_shape(body, rank)[1:] == space
+
+
+def _head_input(head: _Head, body: Features, sources: list[Features], heads: list[Features]) -> Features:
+    """Return what a head gets; the vector that is joined with sources is the body's output, else that of head1d."""
+    if head.join is None:
+        return cast_features(body, head.dim)
+    vector = body if body[0].dim() == 2 else heads[0]
+    return head.join([*(sources[i] for i in head.sources), vector])
 
 
 def module_key(name: str) -> str:

@@ -20,7 +20,9 @@ from ludus.settings.trust import read_run_settings
 COUNTERS = "_extra_state"  # of that run, such as the number of updates: never loaded
 NOT_SELECTED = "not selected by init_load"
 SHAPE_SETTINGS = (  # settings that change the shapes of parameters, the most likely cause of a mismatch first
-    *(f"network.{name}" for name in ("name", "net1d", "net2d", "net3d", "net4d", "body", "head", "hidden")),
+    *(f"network.{name}" for name in ("name", "net1d", "net2d", "net3d", "net4d", "body", "hidden")),
+    *(f"network.head{rank}d" for rank in (1, 2, 3, 4)),
+    *(f"network.{name}" for name in ("sources", "share", "embedding")),
     *("network.lstm_size", "network.shared", "agent.normalize_observation", "agent.distribution"),
     *("env.id", "env.options", "env.backend", "env.mask", "agent.name"),
 )

@@ -40,7 +40,7 @@ def refuse_ineffective(resolved: Resolved, observation: Specs, action: Specs) ->
 
 def find_ineffective(settings: Settings[Any], observation: Specs, action: Specs) -> Iterator[tuple[str, str]]:
     """Return all settings without effect, each with the reason."""
-    plans = plan_networks(settings, observation, action, settings.network.shared == "yes")
+    plans = plan_networks(settings, observation, action, settings.network.shared not in ("auto", "no"))
     specs = [plan.spec for plan in plans.values()]
     common = [plan.spec for name, plan in plans.items() if name not in settings.per_network]
     yield from _find_in_network(settings.network, common or specs, "network")
@@ -62,9 +62,19 @@ def _find_in_network(config: NetworkConfig, specs: list[NetworkSpec], table: str
         for name in (field.name for field in fields(config) if field.name not in ("name", "shared", "sees")):
             yield f"{table}.{name}", f"the network {config.name} does not read it"
         return
-    ranks = {len(shape) for spec in specs for shape in spec.inputs.values()}
-    for rank in KINDS.keys() - ranks if specs else ():
-        yield f"{table}.net{rank}d", f"the environment has no {KINDS[rank]} observation"
+    sources = [
+        (len(shape), config.source_for(name, shape)[1])
+        for spec in specs
+        for name, shape in config.feature_shapes(spec.inputs, spec.categories).items()
+        if len(shape) in KINDS
+    ]
+    for rank in KINDS if specs else ():
+        if rank not in {of for of, _ in sources}:
+            yield f"{table}.net{rank}d", f"the environment has no {KINDS[rank]} observation"
+        elif f"network.net{rank}d" not in {setting for _, setting in sources}:
+            yield f"{table}.net{rank}d", f"{table}.sources names the source of every {KINDS[rank]} observation"
+    if not any(spec.categories for spec in specs):
+        yield f"{table}.embedding", "the environment has no map or list of categories"
     pieces = {piece for spec in specs for piece in _pieces(config, spec)}
     if not specs or any(":" in piece for piece in pieces):  # the user's piece may read any setting
         return
@@ -80,8 +90,7 @@ def _pieces(config: NetworkConfig, spec: NetworkSpec) -> set[str]:
         from ludus.networks.critic import concatenate_inputs
 
         config = concatenate_inputs(config)
-    config = config.resolved(len(spec.inputs))
-    return {config.body, *config.heads, *(config.source_for(shape) for shape in spec.inputs.values())}
+    return config.used_pieces(config.feature_shapes(spec.inputs, spec.categories), spec.outputs)
 
 
 def _default(settings: Settings[Any], key: str) -> Any:

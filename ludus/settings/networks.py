@@ -33,17 +33,47 @@ def plan_networks(
     if not (isinstance(kind, type) and issubclass(kind, Agent)) or isabstract(kind):
         return {}
     with torch.random.fork_rng(devices=[]):  # requirements() may initialize modules
-        specs = kind.requirements(observation, action, settings.agent, shared)
+        specs = _specs(kind, observation, action, settings.agent, shared)
+        if shared and settings.network.shared in ("sources", "body"):
+            separate = _specs(kind, observation, action, settings.agent, False)
+            specs = {name: _with_branches(spec, separate) for name, spec in specs.items()}
     if unknown := [name for name in settings.per_network if name not in specs]:
-        together = " (network.shared is yes)" if shared else ""
+        together = f" (network.shared is {settings.network.shared})" if shared else ""
         raise UserError(
             f"network.{unknown[0]} is set, but the networks of {settings.agent_name} are {', '.join(specs)}{together}."
             f"{did_you_mean(unknown[0], specs)}"
         )
     observations = list(ObsPreprocessor(network_inputs(observation)).shapes)
-    return {
-        name: _plan(name, settings.network_for(name), NetworkSpec(*spec), observations) for name, spec in specs.items()
-    }
+    _refuse_unused_heads(settings, specs)
+    return {name: _plan(name, settings.network_for(name), spec, observations) for name, spec in specs.items()}
+
+
+def _specs(kind: type[Agent], observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
+    required = kind.requirements(observation, action, config, shared)
+    return {name: NetworkSpec(*spec) for name, spec in required.items()}
+
+
+def _with_branches(together: NetworkSpec, separate: dict[str, NetworkSpec]) -> NetworkSpec:
+    """Return the spec of a partly shared network: each network that it replaces becomes a branch."""
+    if len(separate) < 2:
+        return together
+    return together._replace(branches={name: tuple(spec.outputs) for name, spec in separate.items()})
+
+
+def _refuse_unused_heads(settings: Settings[Any], specs: dict[str, NetworkSpec]) -> None:
+    """Refuse a head of a rank that no output has, be it of all networks or of one."""
+    tables = {"network": (settings.network, list(specs))}
+    tables |= {f"network.{name}": (settings.network_for(name), [name]) for name in settings.per_network}
+    for table, (config, names) in tables.items():
+        outputs = {name: shape for network in names for name, shape in specs[network].outputs.items()}
+        ranks = {max(1, len(shape)) for shape in outputs.values()}
+        for rank, piece in enumerate(config.heads, 1):
+            inherited = table != "network" and piece == settings.network.heads[rank - 1]
+            if rank not in ranks and rank > 1 and piece != f"identity{rank}d" and not inherited:
+                raise UserError(
+                    f'{table}.head{rank}d is "{piece}", but no output has rank {rank}: the outputs are '
+                    f"{', '.join(f'{name} {shape}' for name, shape in outputs.items())}; leave it out."
+                )
 
 
 def _plan(name: str, config: NetworkConfig, spec: NetworkSpec, observations: list[str]) -> PlannedNetwork:
@@ -58,4 +88,24 @@ def _plan(name: str, config: NetworkConfig, spec: NetworkSpec, observations: lis
         raise UserError(f"network.{name}.sees is empty, so the network would have no input; name some observations.")
     visible = config.visible(observations)
     inputs = {key: shape for key, shape in spec.inputs.items() if key in visible or key not in observations}
-    return PlannedNetwork(config, spec._replace(inputs=inputs))
+    for setting, patterns in (("sources", [pattern for pattern, _ in config.own_sources]), ("share", config.share)):
+        for pattern in patterns:
+            found = NetworkConfig(sees=(pattern,)).visible(observations)
+            if not found:
+                raise UserError(
+                    f'network.{setting} has "{pattern}", but the observations are {", ".join(observations)}.'
+                    f"{did_you_mean(pattern, observations)}"
+                )
+            if setting == "share" and len(found) == 1:
+                raise UserError(
+                    f'network.share has "{pattern}", which matches only the observation {found[0]}; write a pattern '
+                    "that matches several, such as camera/*."
+                )
+    return PlannedNetwork(
+        config,
+        spec._replace(
+            inputs=inputs,
+            masks={name: mask for name, mask in spec.masks.items() if name in inputs},
+            categories={name: size for name, size in spec.categories.items() if name in inputs},
+        ),
+    )

@@ -108,7 +108,8 @@ def find_imports(flat: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         if key == "env.options":
             found = list(_option_imports(value))
         elif key in ("env.id", "env.wrappers") or (group in ("agent", "network") and key != "agent.replay_folder"):
-            found = [_path(text) for text in _texts(value) if ":" in text and not _is_trusted_class(key, text)]
+            texts = [_after_pattern(key, text) for text in _texts(value)]
+            found = [_path(text) for text in texts if ":" in text and not _is_trusted_class(key, text)]
         else:
             found = []
         if found:
@@ -140,6 +141,11 @@ def _is_import(text: str) -> bool:
     """Return whether an option may name a module: ``gymnasium.make`` imports what precedes a colon."""
     module, colon, _ = text.partition(":")
     return bool(colon) and all(part.isidentifier() for part in module.strip().split("."))
+
+
+def _after_pattern(key: str, text: str) -> str:
+    """Return the piece of ``pattern=piece`` in ``network.sources``, else the text."""
+    return text.partition("=")[2] if key.startswith("network.") and key.endswith(".sources") else text
 
 
 def _path(text: str) -> str:

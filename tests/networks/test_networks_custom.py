@@ -151,6 +151,6 @@ class Blind(nn.Module):
 
 def test_critic_without_the_action_is_refused() -> None:
     outputs = {"value": (1,)}
-    make_custom(Blind, "mine:Blind", {"observation": (3,)}, outputs)
+    make_custom(Blind, "mine:Blind", NetworkSpec({"observation": (3,)}, outputs))
     with pytest.raises(UserError, match=r"^Network Blind does not read taken_action, .* an argument taken_action=None"):
-        make_custom(Blind, "mine:Blind", {"observation": (3,), "taken_action": (2,)}, outputs)
+        make_custom(Blind, "mine:Blind", NetworkSpec({"observation": (3,), "taken_action": (2,)}, outputs))

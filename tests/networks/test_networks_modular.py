@@ -6,7 +6,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import NetworkSpec, SubModule
 from ludus.networks import SUBMODULES
 from ludus.networks.build import build_network
-from ludus.networks.cast import join_shapes
+from ludus.networks.cast import plan_join
 from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
 
@@ -65,7 +65,7 @@ def test_observations_of_every_rank_join_in_a_body_of_every_rank(body):
     if space is None:  # volumes have D=1 where the sequence has S=6: 6,1,1 and 1,2,3 expand to 6,2,3
         space = (6, 2, 3)
     network = build_network(config, NetworkSpec(inputs, {"value": (1,)}))
-    assert network._space == space
+    assert network._join.shape[1:] == space
     outputs, state = network(rows(inputs), network.initial_state(B), FIRST)
     assert outputs["value"].shape == (T, B, 1)
     assert outputs["value"].isfinite().all()
@@ -147,11 +147,11 @@ def test_custom_piece():
         ({"body": "torch.nn:Linear"}, {"o": (3,)}, {"v": (1,)}, "network.body.*SubModule"),
         (
             {"net2d": "identity2d", "body": "identity2d"},
-            {"a": (3, 4), "b": (3, 5)},
+            {"a": (3, 4), "b": (2, 5)},
             {"v": (1,)},
-            r'"a" and "b".*\(3, 4\) and \(3, 5\)',
+            r'"a" and "b".*\(3, 4\) and \(2, 5\).*equal features',
         ),
-        ({}, {"o": (3,)}, {"map": (1, 8, 8)}, r'"map" of shape \(1, 8, 8\).*head3d.*\(64, 1, 1\)'),
+        ({}, {"o": (3,)}, {"map": (1, 8, 8)}, r'"map" of shape \(1, 8, 8\) needs a map.*gives \(64,\).*"o" \(64,\)'),
         ({}, {"o": (1, 2, 3, 4, 5)}, {"v": (1,)}, '"o" has shape'),
         ({"hidden": (0,)}, {"o": (3,)}, {"v": (1,)}, "network.hidden"),
         ({"name": "modula"}, {"o": (3,)}, {"v": (1,)}, 'Did you mean "modular"'),
@@ -164,7 +164,7 @@ def test_invalid_settings_are_refused_when_the_network_is_built(config, inputs, 
 
 def test_join_error_names_the_source_that_set_the_size():
     with pytest.raises(UserError, match='"b" and "c"'):
-        join_shapes({"a": (1, 1), "b": (1, 4), "c": (1, 5)}, "identity2d")
+        plan_join({"a": (1, 1, 1), "b": (1, 4, 1), "c": (1, 5, 1)}, 3, "the body identity3d")
 
 
 def test_every_name_in_the_table_is_a_submodule():

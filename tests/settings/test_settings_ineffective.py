@@ -23,7 +23,7 @@ def named(agent="ppo", observation=VECTOR, action=CHOICE, **changes) -> set[str]
     return {key for key, _ in find_ineffective(settings, {"observation": observation}, {"action": action})}
 
 
-OTHER_RANKS = {"network.net2d", "network.net3d", "network.net4d"}
+OTHER_RANKS = {"network.net2d", "network.net3d", "network.net4d", "network.embedding"}
 
 
 def test_ineffective_settings_depend_on_the_environment_and_on_other_settings() -> None:
@@ -35,7 +35,14 @@ def test_ineffective_settings_depend_on_the_environment_and_on_other_settings() 
     assert named(network__body="lstm", action=AMOUNT) == OTHER_RANKS
     assert named(network__net1d="lstm", action=AMOUNT) == OTHER_RANKS | {"network.hidden", "network.activation"}
     assert named("a2c", action=AMOUNT, agent__n_step=3) == OTHER_RANKS | memory | {"agent.gae_lambda"}
-    pieces = {"network.net1d", "network.net2d", "network.net4d", "network.hidden", "network.activation"}
+    pieces = {
+        "network.net1d",
+        "network.net2d",
+        "network.net4d",
+        "network.hidden",
+        "network.activation",
+        "network.embedding",
+    }
     assert named(observation=IMAGE, action=AMOUNT, agent__normalize_observation=False) == pieces | memory
     normalized = {"agent.normalize_observation"}
     assert named(observation=IMAGE, action=AMOUNT) == pieces | memory | normalized
