@@ -26,12 +26,13 @@ from benchmarks.report import comparison_table, limit_table, start_table
 
 Result = dict[str, Any]
 BUSY = 0.5  # with a higher load at the start, results should not be published
-TARGETS = {  # (job, side): the median ratio to Stable-Baselines3 to reach; solve: the share of its time to stay below
-    ("cartpole", "ludus"): 3.3,
-    ("cartpole", "ludus uncompiled"): 2.3,
-    ("pong", "ludus"): 1.4,
-    ("recurrent", "ludus"): 4.0,
-    ("solve", "ludus"): 0.75,
+TARGETS = {  # (job, side, peer): the median ratio to the peer to reach; solve: the share of its time to stay below
+    ("cartpole", "ludus", "sb3"): 3.3,
+    ("cartpole", "ludus uncompiled", "sb3"): 2.3,
+    ("pong", "ludus", "sb3"): 1.4,
+    ("recurrent", "ludus", "sb3"): 4.0,
+    ("recurrent", "ludus", "skrl"): 1.4,
+    ("solve", "ludus", "sb3"): 0.75,
 }
 
 
@@ -49,12 +50,13 @@ class Side:
 
 
 SB3 = (Side("sb3", "benchmarks.peers"), Side("sb3", "benchmarks.peers", ("--backend", "dummy")))
+SKRL = (Side("skrl", "benchmarks.peers_skrl"),)
 LUDUS = Side("ludus", "benchmarks.ours")
 UNCOMPILED = Side("ludus uncompiled", "benchmarks.ours", ("--compile", "off"))
 CONTESTS: dict[str, tuple[tuple[Side, ...], ...]] = {  # for each side its variants, of which the fastest is used
     "cartpole": ((LUDUS,), (UNCOMPILED,), SB3),
     "pong": ((LUDUS,), SB3[:1]),
-    "recurrent": ((LUDUS,), SB3),
+    "recurrent": ((LUDUS,), SB3, SKRL),
     "solve": ((LUDUS,), SB3),
 }
 
@@ -100,7 +102,7 @@ def contest(job: str, rounds: int, seconds: float) -> Result:
     return {
         "rounds": played,
         "options": {side.name: list(side.options) for side in sides},
-        "targets": {name: target for (of, name), target in TARGETS.items() if of == job},
+        "targets": {f"{name}/{peer}": target for (of, name, peer), target in TARGETS.items() if of == job},
     }
 
 
@@ -134,7 +136,7 @@ def processor() -> str:
 
 def machine() -> Result:
     """Describe the machine, the versions and the load."""
-    names = ("torch", "gymnasium", "stable-baselines3", "sb3-contrib", "envpool", "numpy")
+    names = ("torch", "gymnasium", "stable-baselines3", "sb3-contrib", "skrl", "envpool", "numpy")
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
@@ -153,7 +155,7 @@ def save(job: str, result: Result, taken_on: Result) -> None:
 
 def main() -> None:
     everything = [*CONTESTS, "growth", "start"]
-    parser = argparse.ArgumentParser(description="Ludus against Stable-Baselines3.")
+    parser = argparse.ArgumentParser(description="Ludus against Stable-Baselines3 and skrl.")
     parser.add_argument("jobs", nargs="*", help=f"any of {', '.join(everything)}; default: all")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=10.0, help="how long each round is measured")
@@ -171,7 +173,8 @@ def main() -> None:
             tables.append(growth.table(result))
         else:
             result = contest(job, max(args.rounds, 10) if job == "solve" else args.rounds, args.seconds)
-            tables.append(comparison_table(job, result))
+            peers = [side for side in ("sb3", "skrl") if side in result["rounds"]]
+            tables += [comparison_table(job, result, peer) for peer in peers]
             if job in ACTIONS:
                 result |= measure_limit(call, job)
                 tables.append(limit_table(result))

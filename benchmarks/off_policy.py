@@ -167,7 +167,7 @@ def contest(job: str, names: list[str], rounds: int, timed: list[str]) -> Result
     return {
         "rounds": played,
         "options": {side.name: list(side.options[2:]) for side in sides},
-        "targets": {name: target for (of, name), target in TARGETS.items() if of == job},
+        "targets": {f"{name}/sb3": target for (of, name), target in TARGETS.items() if of == job},
     }
 
 

@@ -28,7 +28,7 @@ class Enough(Exception):
 
 def settings_of(job: str, s: PPOSettings, args: Namespace) -> dict[str, Any]:
     schedule = "linear" if s.linear else "constant"
-    lstm = {"network.net1d": "identity1d", "network.body": "lstm", "network.head": "mlp", "network.lstm_size": s.lstm}
+    lstm = {"network.net1d": "identity1d", "network.body": "lstm", "network.head1d": "mlp", "network.lstm_size": s.lstm}
     return {
         **(lstm if s.lstm else {}),
         "env.num": args.environments or s.environments,

@@ -44,8 +44,7 @@ def comparison_table(job: str, result: Result, peer: str = "sb3") -> str:
             if unit == "seconds":
                 r_middle = middle / statistics.median(r[key] for r in rounds[peer])
                 ratio = f"**{r_middle:.2f}** (of the medians)"
-            if name in result["targets"]:
-                bound = result["targets"][name]
+            if (bound := result["targets"].get(f"{name}/{peer}")) is not None:
                 reached = r_middle >= bound if unit == "steps/s" else r_middle <= bound
                 target = f"≥ {bound}" if unit == "steps/s" else f"≤ {bound}"
                 met = "yes" if reached else "no"

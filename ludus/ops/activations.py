@@ -18,17 +18,24 @@ FEW_THREADS = 4  # with which torch's tanh is still slower than numpy's
 def tanh(x: Tensor) -> Tensor:
     """Compute tanh by numpy where that is faster: it takes a sixth of torch's time on one thread of the CPU."""
     few = torch.get_num_threads() <= FEW_THREADS or x.numel() < PARALLEL
-    if few and x.is_cpu and x.dtype == torch.float32 and is_eager():
-        y: Tensor = _Tanh.apply(x)  # type: ignore[no-untyped-call]
-        return y
-    return torch.tanh(x)
+    if not (few and x.is_cpu and x.dtype == torch.float32 and is_eager()):
+        return torch.tanh(x)
+    if not (x.requires_grad and torch.is_grad_enabled()):  # acting: without the overhead of a Function
+        return _numpy_tanh(x)
+    y: Tensor = _Tanh.apply(x)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _numpy_tanh(x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    np.tanh(x.detach().numpy(), out=y.numpy())
+    return y
 
 
 class _Tanh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = torch.empty_like(x)
-        np.tanh(x.detach().numpy(), out=y.numpy())
+        y = _numpy_tanh(x)
         ctx.save_for_backward(y)
         return y
 
