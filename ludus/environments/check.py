@@ -246,9 +246,8 @@ class MaskedSampler:
     def observe(self, observation: Any, info: dict[str, Any], ended: bool) -> None:
         """Read an observation with its masks; the first one shows where they are."""
         if self._reader is None:
-            config, space, frames = self._config, self._env.observation_space, frame_stack(self._env)
-            more = (frames, config.axes, config.max_length)
-            self._reader = ObservationReader(space, self._layout.specs, config.mask, info, "environment", *more)
+            space, frames = self._env.observation_space, frame_stack(self._env)
+            self._reader = ObservationReader(space, self._layout.specs, self._config, info, "environment", frames)
         self._masks = {}
         arrays = self._reader.read(observation, info)
         if self._reader.masks is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from ludus.core.errors import UserError, did_you_mean
 from ludus.core.spec import Axes, Spec, Specs, axes_problem, is_mask, mask_name
-from ludus.environments.config import parse_axes
+from ludus.environments.config import DEFAULTS, EnvConfig, parse_axes
 from ludus.environments.spaces import Array, Arrays, Layout
 
 
@@ -118,23 +118,26 @@ class ObservationReader:
     """Reads observation and info of an environment, or a batch of them, into named arrays, including masks.
 
     ``info`` is that of a reset, which shows whether it has the masks. ``frames`` is the number of stacked frames of
-    images. ``axes`` and ``max_length`` are settings of environments; with a ``max_length`` of 0 there may be no
-    observations of variable size.
+    images. Of ``config``, the settings ``mask``, ``axes`` and ``max_length`` are used.
     """
 
     def __init__(
         self,
         space: spaces.Space[Any],
         actions: Specs,
-        mask: str,
+        config: EnvConfig,
         info: Mapping[str, Any],
         environment: str,
         frames: int = 1,
-        axes: Iterable[str] = (),
-        max_length: int = 0,
     ) -> None:
+        mask = config.mask
         rest, mask_space = _split(space, mask, environment)
-        self.layout = Layout(rest, "observation", environment, max_length)
+        self.layout = Layout(rest, "observation", environment, config.max_length)
+        if config.max_length != DEFAULTS.max_length and not self.layout.padded:
+            raise UserError(
+                f"env.max_length is {config.max_length}, but no observation of {environment} is a Sequence, Graph or "
+                "OneOf; leave it out."
+            )
         self.mask_key = mask
         example = info.get(mask) if mask_space is None else mask_space.sample()
         self.masks = ActionMasks(actions, example, environment) if example is not None and mask else None
@@ -147,7 +150,7 @@ class ObservationReader:
                     "env.mask to its key if it is a mask."
                 )
         own = _mark_frame_stacks(self.layout.specs, frames)
-        own = _override_axes(_mark_padding(own), parse_axes(axes), environment)
+        own = _override_axes(_mark_padding(own), parse_axes(config.axes), environment)
         self.specs: Specs = {**own, **(self.masks.specs if self.masks else {})}
         if self.masks and mask_space is not None:
             self.masks.read(example)  # refuses a wrong length before training

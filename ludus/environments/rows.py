@@ -124,8 +124,7 @@ class EnvRows:
         self._first_reset = self._reset(start, 0)
         space = self._envs[0].observation_space
         info, frames = self._first_reset[1], frame_stack(self._envs[0])
-        more = (frames, config.axes, config.max_length)
-        self.reader = ObservationReader(space, self.layout.specs, config.mask, info, name, *more)
+        self.reader = ObservationReader(space, self.layout.specs, config, info, name, frames)
         self.observation, self.action = self.reader.specs, self.layout.specs
         self._episodes = [0] * count
         self._ended = [False] * count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,12 @@ class TensorEnvManager(BatchManager):
 
     def __init__(self, env: TensorEnvironment, name: str, config: EnvConfig = DEFAULTS, branch: int = 0) -> None:
         actions = Layout(env.action_space, "action", name)
-        reader = ObservationReader(env.observation_space, actions.specs, "", {}, name, axes=config.axes)
+        reader = ObservationReader(env.observation_space, actions.specs, replace(config, mask=""), {}, name)
+        if reader.layout.padded:
+            raise UserError(
+                f"{name}: env.backend tensor takes no Sequence, Graph or OneOf; give a padded Box [N, F] called units, "
+                "for example, and its mask, a MultiBinary [N] called units/mask."
+            )
         super().__init__(name, env.num_envs, reader, actions, branch)
         if config.mask and config.mask in reader.specs:
             raise UserError(

@@ -35,9 +35,7 @@ class VectorEnvManager(BatchManager):
         env.action_space.contains = lambda action: True  # type: ignore[assignment, method-assign]
         actions = Layout(env.single_action_space, "action", name)
         _, infos = env.reset(seed=0)
-        space = env.single_observation_space
-        more = (1, config.axes, config.max_length)
-        reader = ObservationReader(space, actions.specs, config.mask, infos, name, *more)
+        reader = ObservationReader(env.single_observation_space, actions.specs, config, infos, name)
         super().__init__(name, env.num_envs, reader, actions, branch)
 
     def close(self) -> None:

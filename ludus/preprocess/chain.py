@@ -29,9 +29,9 @@ def make_chain(name: str, spec: Spec) -> Chain:
     output, result = replace(spec, ops=()), name
     for text in spec.ops:
         op: Op = make_op(NamedOp(name, parse_call(text, SETTING), text), name, output, DEVICE_OPS)
-        output = op.output
-        if output.axes is not None and axes_problem(output, output.axes):  # the op changed rank or kind
-            output = replace(output, axes=None)
+        rank, output = len(output.shape), op.output
+        if len(output.shape) != rank or (output.axes is not None and axes_problem(output, output.axes)):
+            output = replace(output, axes=None)  # the op changed rank or kind
         if isinstance(op, Rename):
             result = op.to_name
         elif isinstance(op, Drop):

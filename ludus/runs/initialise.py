@@ -24,7 +24,7 @@ SHAPE_SETTINGS = (  # settings that change the shapes of parameters, the most li
     *(f"network.head{rank}d" for rank in (1, 2, 3, 4)),
     *(f"network.{name}" for name in ("sources", "share", "embedding")),
     *("network.lstm_size", "network.shared", "agent.normalize_observation", "agent.distribution"),
-    *("env.id", "env.options", "env.backend", "env.mask", "agent.name"),
+    *("env.id", "env.options", "env.backend", "env.mask", "env.axes", "env.max_length", "agent.name"),
 )
 
 

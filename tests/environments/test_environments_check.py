@@ -312,3 +312,38 @@ def test_episodes_that_may_never_end_are_a_warning():
     assert problem.what == "No episode ended in 59 random steps, and nothing limits their length."
     limited = check(EnvConfig(max_episode_steps=1000), lambda: Good(terminated=False), steps=60)
     assert limited == []
+
+
+LIST = spaces.Sequence(BOX)
+GRAPH = spaces.Graph(BOX, spaces.Discrete(3))
+ROW = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "observation", "says"),
+    [
+        (LIST, (ROW,) * 33, "33 elements, but env.max_length is 32; raise it"),
+        (LIST, [ROW], 'Observation "observation" is of type list, but a Sequence; return a tuple'),
+        (LIST, (ROW, np.full(2, 5, np.float32)), "outside the bounds of its Box .for example 5"),
+        (LIST, (ROW, np.zeros(3, np.float32)), r"float32 of shape \(3,\), but its space is float32 of shape \(2,\)"),
+        (spaces.Sequence(BOX, stack=True), np.full((3, 2), np.nan, np.float32), "NaN"),
+        (GRAPH, (ROW, None, None), "give a gymnasium.spaces.GraphInstance"),
+        (
+            GRAPH,
+            spaces.GraphInstance(np.stack([ROW]), np.array([3]), np.zeros((1, 2), int)),
+            '"observation/edges" lies',
+        ),
+        (spaces.OneOf((BOX, LIST)), (1, (np.zeros(1, np.float32),)), r'"observation/1" is float32 of shape \(1,\)'),
+        (spaces.OneOf((BOX, LIST)), (2, ROW), "the number of an alternative .0 to 1."),
+    ],
+)
+def test_problems_of_observations_of_variable_size(space, observation, says):
+    (problem,) = found(observation_space=space, observation=lambda env: observation)
+    assert re.search(says, str(problem))
+
+
+def test_lists_without_problems():
+    drawn = lambda env: tuple(env.np_random.uniform(-1, 1, (env.count % 4, 2)).astype(np.float32))  # noqa: E731
+    assert found(observation_space=LIST, observation=drawn) == []
+    (problem,) = found(action_space=LIST)
+    assert "is a Sequence, which is not supported" in problem.what

@@ -32,6 +32,7 @@ def test_options_are_read_as_toml():
         ({"wrappers": ("a.b:C(x=1}\ny={z=1)",)}, "arguments cannot be read as TOML"),
         ({"wrappers": ("a.b:C",), "backend": "vector"}, "backend vector supports no wrappers"),
         ({"wrappers": ("a.b:C",), "backend": "envpool"}, "backend envpool supports no wrappers"),
+        ({"max_length": 0}, "env.max_length is 0"),
         ({"axes": ("units",)}, "not name=layout"),
         ({"axes": ("=image",)}, "not name=layout"),
         ({"axes": ("units=entity",)}, 'Did you mean "entities"'),

@@ -6,6 +6,7 @@ from gymnasium import spaces
 
 from ludus.core.errors import UserError
 from ludus.environments.check import sample_allowed
+from ludus.environments.config import EnvConfig
 from ludus.environments.masks import ActionMasks, ObservationReader
 from ludus.environments.spaces import Layout
 
@@ -17,7 +18,7 @@ SEVERAL = Layout(spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.Discre
 
 def test_a_mask_in_the_observation_is_renamed():
     space = spaces.Dict(x=spaces.Box(0, 1, (2,)), legal=spaces.MultiBinary(3))
-    reader = ObservationReader(space, DISCRETE, "legal", {}, "E")
+    reader = ObservationReader(space, DISCRETE, EnvConfig(mask="legal"), {}, "E")
     assert list(reader.specs) == ["x", "action_mask"]
     read = reader.read({"x": np.ones(2, np.float32), "legal": np.array([0, 1, 1], np.int8)}, {})
     assert read["action_mask"].tolist() == [False, True, True]
@@ -25,7 +26,7 @@ def test_a_mask_in_the_observation_is_renamed():
 
 
 def test_mask_in_info():
-    reader = ObservationReader(spaces.Box(0, 1, (2,)), DISCRETE, "action_mask", {"action_mask": [1, 1, 0]}, "E")
+    reader = ObservationReader(spaces.Box(0, 1, (2,)), DISCRETE, EnvConfig(), {"action_mask": [1, 1, 0]}, "E")
     read = reader.read(np.ones(2), {"action_mask": [0, 1, 0]})
     assert read["action_mask"].tolist() == [False, True, False]
     with pytest.raises(UserError, match="lacks it now"):
@@ -73,13 +74,13 @@ def test_empty_masks_are_refused_unless_the_episode_has_ended():
 )
 def test_invalid_masks_are_refused_before_training(space, mask, says):
     with pytest.raises(UserError, match=says):
-        ObservationReader(space, DISCRETE, mask, {}, "E")
+        ObservationReader(space, DISCRETE, EnvConfig(mask=mask), {}, "E")
 
 
 def test_a_mask_without_discrete_action_is_refused():
     actions = Layout(spaces.Box(-1, 1, (2,)), "action").specs
     with pytest.raises(UserError, match="no discrete action"):
-        ObservationReader(spaces.Discrete(2), actions, "action_mask", {"action_mask": [1, 1]}, "E")
+        ObservationReader(spaces.Discrete(2), actions, EnvConfig(), {"action_mask": [1, 1]}, "E")
 
 
 def test_samples_are_allowed_choices():
@@ -128,7 +129,7 @@ UNITS = spaces.Dict(
 
 
 def test_axes_follow_from_the_space_and_can_be_set():
-    reader = ObservationReader(UNITS, DISCRETE, "action_mask", {}, "E", axes=("map=image",))
+    reader = ObservationReader(UNITS, DISCRETE, EnvConfig(axes=("map=image",)), {}, "E")
     assert {name: spec.axes for name, spec in reader.specs.items() if spec.masks is None} == {
         "units": "entities",
         "map": "image",
@@ -147,7 +148,7 @@ def test_axes_follow_from_the_space_and_can_be_set():
 )
 def test_impossible_axes_are_refused(axes, says):
     with pytest.raises(UserError, match=says):
-        ObservationReader(UNITS, DISCRETE, "action_mask", {}, "E", axes=(axes,))
+        ObservationReader(UNITS, DISCRETE, EnvConfig(axes=(axes,)), {}, "E")
 
 
 @pytest.mark.parametrize(
@@ -159,5 +160,14 @@ def test_impossible_axes_are_refused(axes, says):
     ],
 )
 def test_choices_of_different_sizes_are_no_grid(nvec, axes, says):
+    config = EnvConfig(axes=(f"observation={axes}",))
     with pytest.raises(UserError, match=says):
-        ObservationReader(spaces.MultiDiscrete(nvec), DISCRETE, "", {}, "E", axes=(f"observation={axes}",))
+        ObservationReader(spaces.MultiDiscrete(nvec), DISCRETE, config, {}, "E")
+
+
+def test_max_length_without_lists_is_refused():
+    with pytest.raises(UserError, match=r"env.max_length is 9, but no observation of E is a Sequence"):
+        ObservationReader(UNITS, DISCRETE, EnvConfig(max_length=9), {}, "E")
+    units = spaces.Sequence(spaces.Box(0, 1, (2,)))
+    reader = ObservationReader(units, DISCRETE, EnvConfig(max_length=9), {}, "E")
+    assert reader.specs["observation"].shape == (9, 2)

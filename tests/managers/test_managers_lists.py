@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
-from subproc_worlds import Lists
+from list_worlds import Lists
 
 from ludus.core.errors import UserError
 from ludus.environments.config import EnvConfig
@@ -17,7 +17,7 @@ from ludus.managers.simple import SimpleEnvManager
 from ludus.managers.vector import VectorEnvManager
 
 LENGTHS, MOST = (1, 2, 5, 5), 4
-CONFIG = EnvConfig("subproc_worlds:Lists", len(LENGTHS), max_length=MOST)
+CONFIG = EnvConfig("list_worlds:Lists", len(LENGTHS), max_length=MOST)
 
 
 def simple():

@@ -163,3 +163,43 @@ def test_kinds_are_not_mixed_and_something_is_left():
         PreprocessConfig(("camera: os.system",)).validate()
     with pytest.raises(UserError, match="which is not a name"):
         PreprocessConfig(("camera: ",)).validate()
+
+
+LISTS = {
+    "units": Spec((4, 3), "float32", low=-1.0, high=1.0),
+    "units/mask": Spec((4,), "bool", "binary", masks="units"),
+    "board": Spec((3, 3), "int8", "categorical", sizes=(5,) * 9),
+    "grey": Spec((6, 5), "uint8", low=0, high=255),
+}
+
+
+def test_ops_on_lists_grids_and_images():
+    plain = made(specs=LISTS)
+    assert plain.shapes == {"units": (3, 4), "board": (3, 3), "grey": (1, 6, 5)}
+    assert (plain.masks, plain.categories) == ({"units": "units/mask"}, {"board": 5})
+    pipeline = (
+        'units: scale(by=2, offset=1), rename(to="army")',
+        'board: cast(dtype="float32")',
+        "grey: scale(by=0.1)",
+    )
+    changed = made(*pipeline, specs=LISTS)
+    assert changed.shapes == {"army": (3, 4), "board": (3, 3), "grey": (1, 6, 5)}  # numbers on a board are features
+    assert (changed.masks, changed.categories) == ({"army": "units/mask"}, {})
+    x = {name: draw(spec) for name, spec in LISTS.items()}
+    ready = changed(x)
+    mask = x["units/mask"]
+    expected = torch.where(mask.unsqueeze(-1), x["units"] * 2 + 1, 0).mT  # what was added to the padding is cleared
+    assert torch.equal(ready["army"], expected)
+    assert torch.equal(ready["units/mask"], mask)
+    flat = made("flatten", specs=LISTS)
+    assert flat.shapes == {"units": (12,), "board": (45,), "grey": (30,)}
+    assert (flat.masks, list(flat(x))) == ({}, ["units", "board", "grey"])
+    assert made("units: drop", specs=LISTS).masks == {}
+
+
+def test_an_op_that_changes_the_length_of_a_masked_list_is_refused():
+    with pytest.raises(UserError, match='makes a list of 6 of "units", but its mask has 4 entries'):
+        made("units: pad(shape=[6, 3])", specs=LISTS)
+    assert made("units: pad(shape=[4, 5])", specs=LISTS).shapes["units"] == (5, 4)
+    with pytest.raises(UserError, match=r"the observations are units, board, grey\."):
+        made("units/mask: drop", specs=LISTS)
