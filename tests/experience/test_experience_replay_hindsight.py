@@ -231,6 +231,12 @@ def test_rewards_are_compared_until_enough_have_agreed() -> None:
         ({"observation": GOALS["observation"]}, judge, {}, 'no observation "achieved_goal" .it has observation.'),
         (GOALS, None, {}, "compute_reward"),
         (GOALS | {"desired_goal": Spec((3,), "float32")}, judge, {}, r"achieved_goal has shape \(2,\)"),
+        (
+            GOALS | {"desired_goal/mask": Spec((2,), "bool", "binary", masks="desired_goal")},
+            judge,
+            {},
+            "achieved_goal or desired_goal is a list of variable length",
+        ),
         (GOALS, judge, {"sequence": 5}, "single transitions; set agent.sequence to 0"),
     ],
 )
