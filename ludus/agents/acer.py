@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ludus.agents.actor_critic import ActorCritic, unused_normalizer
+from ludus.agents.actor_critic import ActorCritic
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import Plan, RunOutline, UnusedSetting
 from ludus.core.errors import UserError, check_ranges
@@ -30,6 +30,7 @@ from ludus.ops.policy_gradient import shares, value_loss
 from ludus.ops.retrace import acer_policy_loss, acer_weights, retrace
 from ludus.ops.trust_region import kl_gradient_logits, policy_gradient_logits, trust_region_loss
 from ludus.ops.vtrace import vtrace
+from ludus.preprocess.normalization import unused_normalizer
 
 
 @dataclass(frozen=True)

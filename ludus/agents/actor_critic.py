@@ -37,7 +37,7 @@ from ludus.ops.policy_gradient import (
     value_loss,
 )
 from ludus.ops.returns import gae, n_step_returns
-from ludus.preprocess.normalization import ObsNormalizer, RewardScaler, is_normalized
+from ludus.preprocess.normalization import ObsNormalizer, RewardScaler, unused_normalizer
 from ludus.preprocess.observation import ObsPreprocessor
 
 LONG_RUN = 1_000_000  # env steps; shorter runs get other defaults (adapt_defaults)
@@ -57,13 +57,6 @@ def smaller_discount(gamma: float, nb_step: int) -> float:
     this rule none.
     """
     return min(gamma, float(f"{1 - 1 / max(10, nb_step / 320):.3g}"))
-
-
-def unused_normalizer(config: Any, observation: Specs) -> Iterator[tuple[str, str]]:
-    """Yield ``normalize_observation`` where there is nothing to normalize."""
-    numbers = any(map(is_normalized, ObsPreprocessor(observation).outputs.values()))
-    if config.normalize_observation and not numbers:
-        yield "normalize_observation", "the environment has no vector or list of numbers among its observations"
 
 
 def unused_distribution(config: Any, action: Specs) -> Iterator[tuple[str, str]]:

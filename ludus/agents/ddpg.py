@@ -170,7 +170,7 @@ class DDPG(OffPolicy):
 
     def use_numpy(self) -> bool:
         """Act in numpy where the actor is a plain MLP on the CPU."""
-        ours = uses_methods_of(self, DDPG, ("act", "_act", "run"))
+        ours = uses_methods_of(self, DDPG, ("act", "_act", "inputs", "run"))
         self._numpy = numpy_actor(self) if ours and self.parameter_noise is None else None
         return self._numpy is not None
 
@@ -194,7 +194,7 @@ class DDPG(OffPolicy):
             if self.training:  # an evaluation does not resample it
                 self.parameter_noise.resample_on_reset(step.first, generator_from(noise["perturbation"]))
             network = self.parameter_noise.perturbed
-        inputs = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        inputs = self.inputs({name: x.unsqueeze(0) for name, x in step.observation.items()})
         outputs, new = network(inputs, state.select("actor") if state else state, step.first.unsqueeze(0))
         return outputs["policy"].squeeze(0).tanh(), HiddenState(state | new.with_prefix("actor")) if new else state
 
@@ -203,7 +203,7 @@ class DDPG(OffPolicy):
         """Return the minimum over critics of Q(s, π(s))."""
         self.refuse_recurrent_value()
         inputs, first = (
-            self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()}),
+            self.inputs({name: x.unsqueeze(0) for name, x in step.observation.items()}),
             step.first[None],
         )
         action = self.run("actor", inputs, state, first)[0]["policy"].tanh()
@@ -246,7 +246,7 @@ class DDPG(OffPolicy):
 
     def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return the squared TD errors of all critics."""
-        config, inputs = self.config, self.preprocess(batch.observation)
+        config, inputs = self.config, self.inputs(batch.observation)
         target = targets(batch, self.target_value(batch, inputs), config)
         now, first = at_time(inputs, batch.first, CURRENT)
         q = self.q(now, self.critic_action(batch), batch.state, first)
@@ -259,7 +259,7 @@ class DDPG(OffPolicy):
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return −Q(s, π(s)) of the first critic."""
-        inputs, first = at_time(self.preprocess(batch.observation), batch.first, CURRENT)
+        inputs, first = at_time(self.inputs(batch.observation), batch.first, CURRENT)
         action = self.run("actor", inputs, batch.state, first)[0]["policy"].tanh()
         alone = {"members": 1} if self.config.critics > 1 else {}
         q = self.q(inputs, action, batch.state, first, **alone)[..., 0]

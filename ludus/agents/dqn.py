@@ -177,9 +177,9 @@ class DQN(OffPolicy):
         plain = (
             plain and type(self.head) is ExpectedValue and "q" in self.head.outputs and type(self.epsilon) is Epsilon
         )
-        plain = plain and uses_methods_of(self, DQN, ("act", "_act", "run"))
-        called = self.preprocess.modules()
-        self._numpy = NumpyMLP(self.networks["q"], "q", called) if plain else None  # type: ignore[arg-type]
+        plain = plain and uses_methods_of(self, DQN, ("act", "_act", "inputs", "run"))
+        skipped: Any = (self.networks["q"], "q", self.preprocess.modules(), self.normalizer)
+        self._numpy = NumpyMLP(*skipped) if plain else None
         return plain
 
     def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
@@ -208,7 +208,7 @@ class DQN(OffPolicy):
 
     @torch.inference_mode()
     def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
-        ready = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        ready = self.inputs({name: x.unsqueeze(0) for name, x in step.observation.items()})
         if noise is not None and "noisy" in noise:
             resample_noise(self, generator_from(noise["noisy"]))
         with without_noise(self) if noise is None else nullcontext():
@@ -224,7 +224,7 @@ class DQN(OffPolicy):
     @torch.inference_mode()
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
         """Return the largest Q of allowed choices."""
-        ready = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        ready = self.inputs({name: x.unsqueeze(0) for name, x in step.observation.items()})
         with without_noise(self):
             outputs, _ = self.run("q", ready, state, step.first.unsqueeze(0))
             q = self.head.q({name: x.squeeze(0) for name, x in outputs.items()})
@@ -279,7 +279,7 @@ class DQN(OffPolicy):
     def _outputs(self, batch: Batch) -> tuple[Tensors, Tensors, Tensors, Tensors]:
         """Return online outputs, the outputs that select next actions, and target outputs now and next."""
         config, first = self.config, batch.first
-        ready = self.preprocess(batch.observation)
+        ready = self.inputs(batch.observation)
         if config.sequence:
             outputs, _ = self.run("q", ready, batch.state, first)
             with torch.no_grad():
@@ -321,7 +321,7 @@ class DQN(OffPolicy):
     def _intermediate_bonus(self, batch: Batch) -> Tensor:
         """Return the Munchausen reward plus entropy bonus at intermediate states of n-step returns, ``[n − 1, B]``."""
         config, (observation, first) = self.config, intermediate_observations(batch)
-        outputs, _ = self.run("q", self.preprocess(observation), batch.state, first, target=True)
+        outputs, _ = self.run("q", self.inputs(observation), batch.state, first, target=True)
         q: Tensor = self._of_target[0].q(outputs)
         mask = None if self.mask is None else observation[self.mask]
         settings = (config.temperature, config.munchausen, LOG_POLICY_FLOOR, mask)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch
+from ludus.core.cache import CacheReader
 from ludus.core.environment import GoalReward
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
@@ -18,10 +19,12 @@ from ludus.core.network import Network
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
 from ludus.core.types import SumOverRanks, Tensors, single_rank
+from ludus.core.updater import Updater
 from ludus.experience.hindsight import RewardFunction
 from ludus.experience.replay import ExperienceReplay
 from ludus.networks.target import TargetNetworks
 from ludus.ops.policy_gradient import shares
+from ludus.preprocess.normalization import ObsNormalizer
 from ludus.preprocess.observation import ObsPreprocessor
 
 CURRENT, NEXT = slice(-1), slice(1, None)  # of the T+1 observations of a batch
@@ -52,6 +55,11 @@ class OffPolicy(Agent):
         self.networks = nn.ModuleDict(networks)
         self.target = TargetNetworks({name: networks[name] for name in self.with_target} | dict(more or {}))
         self.preprocess = ObsPreprocessor(network_inputs(observation))
+        self.normalizer = ObsNormalizer(self.preprocess.outputs) if config.normalize_observation else None
+        names = [] if self.normalizer is None else self.normalizer.names
+        sources = [name for name, result in self.preprocess.names if result in names]
+        normalized = {name: spec for name, spec in observation.items() if name in sources or spec.masks in sources}
+        self.preprocess_normalized = ObsPreprocessor(normalized) if normalized else None  # for statistics of new steps
         self.recurrent = any(network.recurrent for network in networks.values())
         if self.recurrent and not config.sequence:
             raise UserError(
@@ -113,6 +121,24 @@ class OffPolicy(Agent):
         made = torch.rand if uniform else torch.randn
         return made(*shape, generator=self.generator).to(self.device)
 
+    def inputs(self, observation: Tensors) -> Tensors:
+        """Preprocess and normalize raw observations ``[T, B, …]`` for the networks and their targets alike."""
+        ready: Tensors = self.preprocess(observation)
+        return ready if self.normalizer is None else self.normalizer(ready)
+
+    @torch.no_grad()
+    def observe(self, cache: CacheReader, updater: Updater) -> None:
+        """Update the normalizer with the observations of new environment steps, each once.
+
+        Rows with a NaN or Inf are left out; the run ends when such a row is drawn.
+        """
+        if self.normalizer is None or self.preprocess_normalized is None:
+            return
+        fresh = cache.fresh(list(self.preprocess_normalized.specs))
+        ready = self.preprocess_normalized({name: x.unsqueeze(0) for name, x in fresh.items()})
+        weight = torch.stack([x.flatten(2).isfinite().all(-1) for x in ready.values()]).all(0)
+        self.normalizer.update(ready, weight, updater.sum)
+
     def run(
         self, name: str, observation: Tensors, state: HiddenState, first: Tensor, target: bool = False, **more: Any
     ) -> tuple[Tensors, HiddenState]:
@@ -137,7 +163,7 @@ class OffPolicy(Agent):
         start |= {name: x for name, x in batch.state.items() if name in start}
         if not steps:
             return start
-        observation = self.preprocess({name: x[:steps] for name, x in batch.observation.items()})
+        observation = self.inputs({name: x[:steps] for name, x in batch.observation.items()})
         observation |= {name: x[:steps] for name, x in (also or {}).items()}
         state = HiddenState()
         for name in names:

@@ -102,7 +102,7 @@ def numpy_actor(agent: OffPolicy) -> NumpyMLP | None:
     actor: Any = agent.networks["actor"]
     if not (is_plain_vector(agent.preprocess) and is_plain_mlp(actor)):
         return None
-    return NumpyMLP(actor, "policy", agent.preprocess.modules())
+    return NumpyMLP(actor, "policy", agent.preprocess.modules(), agent.normalizer)
 
 
 def random_actions(steps: int, batch: int, size: int, generator: torch.Generator) -> Tensor:
@@ -141,7 +141,7 @@ def adapt_parameter_noise(agent: OffPolicy, noise: ParameterNoise, batch: Batch)
         return
     kept = [x.clone() for x in noise.perturbed.parameters()]
     noise.resample(agent.generator)
-    inputs, first = at_time(agent.preprocess(batch.observation), batch.first, CURRENT)
+    inputs, first = at_time(agent.inputs(batch.observation), batch.first, CURRENT)
     networks, state = (agent.networks["actor"], noise.perturbed), batch.state.select("actor")
     noise.adapt(rms_distance(*(network(inputs, state, first)[0]["policy"].tanh() for network in networks)))
     torch._foreach_copy_(list(noise.perturbed.parameters()), kept)

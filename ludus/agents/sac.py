@@ -157,7 +157,7 @@ class SAC(OffPolicy):
 
     def use_numpy(self) -> bool:
         """Act in numpy where the actor is a plain MLP on the CPU."""
-        ours = uses_methods_of(self, SAC, ("act", "_act", "policy", "run"))
+        ours = uses_methods_of(self, SAC, ("act", "_act", "inputs", "policy", "run"))
         self._numpy = numpy_actor(self) if ours else None
         return self._numpy is not None
 
@@ -175,7 +175,7 @@ class SAC(OffPolicy):
 
     @torch.inference_mode()
     def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> tuple[Tensor, HiddenState]:
-        inputs = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        inputs = self.inputs({name: x.unsqueeze(0) for name, x in step.observation.items()})
         mean, log_std, new = self.policy(inputs, state, step.first.unsqueeze(0))
         u = mean if noise is None else tanh_gaussian_sample(mean, log_std, noise["normal"])
         return u.squeeze(0), HiddenState(state | new) if new else state
@@ -185,7 +185,7 @@ class SAC(OffPolicy):
         """Return the minimum over critics of Q at the policy's mean action."""
         self.refuse_recurrent_value()
         inputs, first = (
-            self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()}),
+            self.inputs({name: x.unsqueeze(0) for name, x in step.observation.items()}),
             step.first[None],
         )
         return self.q(inputs, self.policy(inputs, state, first)[0].tanh(), state, first).amin(-1).squeeze(0)
@@ -193,7 +193,7 @@ class SAC(OffPolicy):
     @torch.inference_mode()
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
         """Return mean and standard deviation before tanh."""
-        inputs = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        inputs = self.inputs({name: x.unsqueeze(0) for name, x in step.observation.items()})
         mean, log_std, _ = self.policy(inputs, state, step.first[None])
         parts = {"mean_before_tanh": mean.squeeze(0), "std_before_tanh": log_std.exp().squeeze(0)}
         split = {key: self.flat.split(x) for key, x in parts.items()}
@@ -248,12 +248,12 @@ class SAC(OffPolicy):
         Not of the stored action: its probability under the current policy may be near 0, and the bonus unbounded.
         """
         observation, first = intermediate_observations(batch)
-        log_prob = self.sample(self.preprocess(observation), batch.state, first, batch.experience["between"])[1]
+        log_prob = self.sample(self.inputs(observation), batch.state, first, batch.experience["between"])[1]
         return -self.log_alpha.exp() * log_prob
 
     def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return half the squared TD errors of all critics."""
-        inputs = self.preprocess(batch.observation)
+        inputs = self.inputs(batch.observation)
         value, bonus = self.target_value(batch, inputs)
         target = soft_targets(self, batch, value, bonus)
         now, first = at_time(inputs, batch.first, CURRENT)
@@ -264,7 +264,7 @@ class SAC(OffPolicy):
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return α log π(a|s) − min Q(s, a) of sampled actions."""
-        inputs, first = at_time(self.preprocess(batch.observation), batch.first, CURRENT)
+        inputs, first = at_time(self.inputs(batch.observation), batch.first, CURRENT)
         action, log_prob = self.sample(inputs, batch.state, first, batch.experience["now"])
         q = self.q(inputs, action, batch.state, first)
         loss = share_sum(sac_actor_loss(q, log_prob, self.log_alpha.exp()), batch.share)

@@ -143,7 +143,7 @@ class DiscreteSAC(OffPolicy):
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Return the most likely choice; with ``noise``, a uniform one until the first update and a sample later."""
         observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
-        outputs, new = self.run("actor", self.preprocess(observation), state, step.first.unsqueeze(0))
+        outputs, new = self.run("actor", self.inputs(observation), state, step.first.unsqueeze(0))
         logits = outputs["policy"].squeeze(0)
         if noise is not None and self.updates == 0:
             logits = torch.zeros_like(logits)
@@ -156,14 +156,14 @@ class DiscreteSAC(OffPolicy):
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
         """Return the policy's expectation of the minimum over critics of Q."""
         self.refuse_recurrent_value()
-        inputs = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        inputs = self.inputs({name: x.unsqueeze(0) for name, x in step.observation.items()})
         q = self.q(inputs, state, step.first[None]).amin(-2).squeeze(0)
         return (self.distribution(step, state)[self.name]["probabilities"] * q).sum(-1)
 
     @torch.inference_mode()
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
         """Return the probability of each choice."""
-        inputs = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        inputs = self.inputs({name: x.unsqueeze(0) for name, x in step.observation.items()})
         mask = None if self.mask is None else step.observation[self.mask][None]
         return {self.name: {"probabilities": self.log_policy(inputs, state, step.first[None], mask).exp().squeeze(0)}}
 
@@ -198,12 +198,12 @@ class DiscreteSAC(OffPolicy):
         """Return α H(π) at the intermediate states of n-step returns, ``[n − 1, B]``."""
         observation, first = intermediate_observations(batch)
         mask = None if self.mask is None else observation[self.mask]
-        log_p = self.log_policy(self.preprocess(observation), batch.state, first, mask)
+        log_p = self.log_policy(self.inputs(observation), batch.state, first, mask)
         return self.log_alpha.exp() * policy_entropy(log_p)
 
     def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return half the squared TD errors of all critics."""
-        inputs = self.preprocess(batch.observation)
+        inputs = self.inputs(batch.observation)
         value, bonus = self.target_value(batch, inputs)
         target = soft_targets(self, batch, value, bonus)
         now, first = at_time(inputs, batch.first, CURRENT)
@@ -214,7 +214,7 @@ class DiscreteSAC(OffPolicy):
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return E_π[α log π − min Q]."""
-        inputs, first = at_time(self.preprocess(batch.observation), batch.first, CURRENT)
+        inputs, first = at_time(self.inputs(batch.observation), batch.first, CURRENT)
         mask = None if self.mask is None else batch.observation[self.mask][:-1]
         log_p = self.log_policy(inputs, batch.state, first, mask)
         with torch.no_grad():

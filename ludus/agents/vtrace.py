@@ -8,12 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from ludus.agents.actor_critic import (
-    ActorCritic,
-    ActorCriticConfig,
-    unused_distribution,
-    unused_normalizer,
-)
+from ludus.agents.actor_critic import ActorCritic, ActorCriticConfig, unused_distribution
 from ludus.core.batch import Batch
 from ludus.core.config import AgentConfig
 from ludus.core.errors import check_ranges
@@ -21,6 +16,7 @@ from ludus.core.spec import Specs
 from ludus.core.types import SumOverRanks, single_rank
 from ludus.core.updater import OptimizerName
 from ludus.ops.vtrace import vtrace
+from ludus.preprocess.normalization import unused_normalizer
 
 
 @dataclass(frozen=True)

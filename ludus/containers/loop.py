@@ -135,6 +135,7 @@ def improve(loop: Learner) -> tuple[Tensors, int]:
     metrics: Tensors = {}
     count = 0
     while loop.guard.updater.agree(loop.cache.ready()):  # ranks learn equally often
+        loop.guard.agent.observe(loop.cache, loop.guard.updater)
         batch = loop.cache.read()
         learned = loop.guard.learn(batch)
         if learned.priority is not None and batch.index is not None:

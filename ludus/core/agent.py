@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.core.batch import Batch, Learned
-from ludus.core.cache import CacheWriter, ExperienceCache
+from ludus.core.cache import CacheReader, CacheWriter, ExperienceCache
 from ludus.core.config import AgentConfig, RunOutline
 from ludus.core.environment import GoalReward
 from ludus.core.errors import UserError
@@ -137,6 +137,10 @@ class Agent(nn.Module, ABC):
     def use_numpy(self) -> bool:
         """Switch acting to numpy where this is supported and faster; return whether it was done."""
         return False
+
+    def observe(self, cache: CacheReader, updater: Updater) -> None:
+        """Update running statistics with what was written to the cache since the last call; called before each read."""
+        return
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Learn from a batch; by default one optimizer step on all of it.

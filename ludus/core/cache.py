@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -69,6 +69,10 @@ class CacheReader(ABC):
     @abstractmethod
     def read(self) -> Batch:
         """Return the next batch; valid until the next read or write."""
+
+    def fresh(self, names: Sequence[str]) -> Tensors:
+        """Return the observations ``[n, …]`` of real steps since the last call, each as it was before its action."""
+        raise UserError(f"A {type(self).__name__} gives no single steps; use one of ludus.experience.replay.")
 
     def feedback(self, index: Tensor, priority: Tensor) -> None:
         """Set new priorities of what was read; ignored by caches without priorities."""

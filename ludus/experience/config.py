@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import not_
 from types import MappingProxyType
@@ -11,6 +12,8 @@ import torch
 
 from ludus.core.config import AgentConfig, Plan, UnusedSetting
 from ludus.core.errors import UserError, check_ranges
+from ludus.core.spec import Specs
+from ludus.preprocess.normalization import unused_normalizer
 
 # network defaults of some agents, which they refer to in NETWORK_DEFAULTS
 WIDE_MLP = MappingProxyType({"hidden": (256, 256), "activation": "relu"})
@@ -39,6 +42,7 @@ class ReplayConfig(AgentConfig):
     sequence: int = 0  # length of replayed sequences, for recurrent networks; 0: single transitions
     burn_in: int = 0  # steps before each sequence that only warm up the hidden state
     overlap: int = 0  # steps that one sequence shares with the next
+    normalize_observation: bool = False  # vectors by running mean and standard deviation, saved with the policy
     hindsight: float = 0.0  # share of transitions whose goal becomes one that was reached (HER), as in 0.8
     save_replay: bool = True  # save it in checkpoints, for an exact resume; off: smaller, and a resume warms up again
     replay_folder: str = ""  # store it in files in this folder instead of in memory
@@ -79,6 +83,11 @@ class ReplayConfig(AgentConfig):
             raise UserError(f"agent.overlap is {self.overlap}, but must be less than agent.sequence, {self.sequence}.")
         if self.sequence and self.hindsight:
             raise UserError("agent.hindsight works on single transitions; set agent.sequence to 0, or hindsight to 0.")
+
+    def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
+        """Also the normalizer where there is nothing to normalize."""
+        yield from super().unused(observation, action, rows)
+        yield from unused_normalizer(self, observation)
 
     def plan(self, rows: int) -> Plan:
         """Return the replay's transitions in memory (0 with a folder) and the optimizer steps per env step."""

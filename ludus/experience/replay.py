@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -176,6 +178,20 @@ class ExperienceReplay(ExperienceCache):
         numbers, ratio = self._priorities.draw(self.config.batch_size, self.generator)
         return self._reader.read(numbers, ratio.pow_(-self.importance_exponent), self.generator)
 
+    def fresh(self, names: Sequence[str]) -> Tensors:
+        """Return the observations ``[n, …]`` of real steps since the last call, each as it was before its action.
+
+        Steps that have been overwritten since are left out.
+        """
+        found: dict[str, list[Tensor]] = {name: [] for name in names}
+        for group in self._groups.values():
+            times = np.arange(max(group.fresh, group.oldest), group.time)
+            group.fresh = max(group.fresh, group.time)
+            real = self._flags.real[group.rows, (times + 1) % self.length]
+            for name, parts in found.items():
+                parts.append(self._ring.columns[f"observation/{name}"][group.rows, times % self.length][real])
+        return {name: torch.cat(parts) for name, parts in found.items()}
+
     def feedback(self, index: Tensor, priority: Tensor) -> None:
         """Set priorities from the |δ| of what was read; items that were overwritten since are ignored."""
         if self._priorities is not None:
@@ -341,6 +357,7 @@ class ExperienceReplay(ExperienceCache):
             "time": group.time,
             "low": low,
             "start_time": group.start_time if whole else group.time,
+            "fresh": max(group.fresh, low),
             "steps": self._ring.save(rows, low, group.time),
             "hidden": self._hidden.save(rows, *starts) if starts[0] <= starts[1] else {},
             "frames": {name: frames.save(rows, low, group.time) for name, frames in self._frames.items()},
@@ -359,6 +376,7 @@ class ExperienceReplay(ExperienceCache):
         group = self._add_group(rows)
         self._find_agent_columns(group)
         group.time, group.start_time, group.oldest = time, saved["start_time"], saved["low"]
+        group.fresh = saved["fresh"]
         self._slot_index.now[rows], self._slot_index.oldest[rows] = time, saved["low"]
         flags = self._flags
         first, real, terminated = (x[rows].cpu().numpy() for x in (flags.first, flags.real, flags.terminated))

@@ -132,6 +132,7 @@ class RowGroup:
         self.rows = rows
         self.row_numbers = np.arange(rows.start, rows.stop, dtype=np.int64)
         self.time, self.oldest, self.start_time = -1, 0, 0  # last observation, oldest complete one, first one written
+        self.fresh = 0  # time of the first observation that ``ExperienceReplay.fresh`` has not returned
         self.env_columns: list[Any] = []  # [rows, length, …]: first, real, reward, terminated, truncated, observations
         self.env_step: EnvStep | None = None  # last step written, and its arrays in the order of env_columns
         self.env_arrays: list[Any] = []

@@ -32,11 +32,19 @@ LOG_2PI = float(np.log(2 * np.pi))
 class NumpyMLP:
     """The hidden layers and one projection of an MLP, as arrays that share memory with its parameters.
 
-    ``skipped``: modules that are bypassed (preprocessing, normalizer); if one has a hook, torch is used instead.
+    ``skipped``: modules that are bypassed (preprocessing, normalizer); if one has a hook, torch is used instead. A call
+    normalizes the observation first if there is a ``normalizer``.
     """
 
-    def __init__(self, network: ModularNetwork, output: str, skipped: Iterable[nn.Module] = ()) -> None:
-        self.modules = [*network.modules(), *skipped]
+    def __init__(
+        self,
+        network: ModularNetwork,
+        output: str,
+        skipped: Iterable[nn.Module] = (),
+        normalizer: ObsNormalizer | None = None,
+    ) -> None:
+        self.modules = [*network.modules(), *skipped, *([] if normalizer is None else normalizer.modules())]
+        self._normalizer = normalizer
         self._has_hooks = HookCheck(self.modules)
         mlp: Any = network.plain_mlp()
         self._activate = ACTIVATIONS[mlp.activation]
@@ -49,7 +57,7 @@ class NumpyMLP:
         return not self._has_hooks()
 
     def __call__(self, x: Array) -> Array:
-        return self.project(self.features(x))
+        return self.project(self.features(x if self._normalizer is None else self._normalizer.numpy(x)))
 
     def features(self, x: Array) -> Array:
         """Return the output of the last hidden layer."""

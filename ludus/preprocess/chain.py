@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ludus.core.calls import parse_call
 from ludus.core.errors import UserError
-from ludus.core.spec import Spec, axes_problem
+from ludus.core.spec import Spec, Specs, axes_problem
 from ludus.preprocess.config import DEVICE_OPS, SETTING, NamedOp
 from ludus.preprocess.ops import Concat, Drop, Op, Rename
 from ludus.preprocess.pipeline import make_op
@@ -41,10 +41,18 @@ def make_chain(name: str, spec: Spec) -> Chain:
     return Chain(ops, output, result, bool(spec.ops) and isinstance(op, Concat))
 
 
-def check_names(chains: Mapping[str, Chain]) -> None:
-    """Refuse two results of one name, unless vectors of one kind are joined, and pipelines that leave nothing."""
-    if not chains:
+def make_chains(specs: Specs) -> dict[str, Chain]:
+    """Make the ops of all observations that are not dropped, by name."""
+    chains = {name: make_chain(name, spec) for name, spec in specs.items()}
+    kept = {name: chain for name, chain in chains.items() if chain.name}
+    if chains and not kept:
         raise UserError(f"{SETTING} drops every observation, so networks would have no input; keep one.")
+    _check_names(kept)
+    return kept
+
+
+def _check_names(chains: Mapping[str, Chain]) -> None:
+    """Refuse two results of one name, unless vectors of one kind are joined."""
     seen: dict[str, str] = {}
     for name, chain in chains.items():
         other = seen.setdefault(chain.name, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from ludus.core.spec import Spec, Specs
 from ludus.core.types import SumOverRanks, Tensors, single_rank
-from ludus.preprocess.observation import clear_padding
+from ludus.preprocess.observation import ObsPreprocessor, clear_padding
 
 MIN_VARIANCE = 1e-12  # values with a smaller variance are not scaled: their first change would become huge
 CLIP = 10.0  # bound of normalized observations
@@ -70,8 +71,18 @@ class RunningStatistics(nn.Module):
 
 
 def is_normalized(spec: Spec) -> bool:
-    """Return whether a preprocessed observation is normalized: numbers that are a vector or a list of entities."""
-    return spec.kind == "continuous" and (len(spec.shape) == 1 or spec.axes == "entities")
+    """Return whether a preprocessed observation is normalized: numbers that are a vector or a list of entities.
+
+    Stacked frames that were flattened to a vector are not.
+    """
+    return spec.kind == "continuous" and (len(spec.shape) == 1 or spec.axes == "entities") and spec.stack == 1
+
+
+def unused_normalizer(config: Any, observation: Specs) -> Iterator[tuple[str, str]]:
+    """Yield ``normalize_observation`` where there is nothing to normalize."""
+    numbers = any(map(is_normalized, ObsPreprocessor(observation).outputs.values()))
+    if config.normalize_observation and not numbers:
+        yield "normalize_observation", "the environment has no vector or list of numbers among its observations"
 
 
 class ObsNormalizer(nn.Module):
@@ -88,6 +99,7 @@ class ObsNormalizer(nn.Module):
         masks = {spec.masks: name for name, spec in specs.items() if spec.masks is not None}
         self._vectors = [(name, _key(name)) for name, shape in shapes.items() if len(shape) == 1]
         self._lists = [(name, _key(name), masks.get(name)) for name, shape in shapes.items() if len(shape) == 2]
+        self.names = list(shapes)  # of the observations that are normalized
 
     def forward(self, observation: Tensors) -> Tensors:
         result = dict(observation)

@@ -5,13 +5,15 @@ An op is a module that maps tensors ``[T, B, *shape]``.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from ludus.core.errors import UserError
 from ludus.core.spec import CHANNELS, Spec, Specs, is_channels_last, network_inputs
 from ludus.core.types import Tensors
-from ludus.preprocess.chain import check_names, make_chain
+from ludus.preprocess.chain import make_chains
 
 
 class ToFloat(nn.Module):
@@ -107,14 +109,12 @@ class ObsPreprocessor(nn.Module):
     def __init__(self, observation: Specs) -> None:
         super().__init__()
         self.specs = specs = network_inputs(observation)
-        seen = {name: spec for name, spec in specs.items() if spec.masks is None}
-        chains = {name: chain for name, spec in seen.items() if (chain := make_chain(name, spec)).name}
-        check_names(chains)
+        chains = make_chains({name: spec for name, spec in specs.items() if spec.masks is None})
         self.names = [(name, chain.name) for name, chain in chains.items()]  # of observations and results
         self.ops = nn.ModuleList(
             nn.ModuleList([*chain.ops, *make_ops(chain.name, chain.output)]) for chain in chains.values()
         )
-        results = {chain.name: chain.output for chain in chains.values()}
+        results = {chain.name: replace(chain.output, stack=specs[name].stack) for name, chain in chains.items()}
         lists = {name: chain.name for name, chain in chains.items() if chain.output.axes in ("entities", "grid")}
         self.masks = {lists[spec.masks]: name for name, spec in specs.items() if spec.masks in lists}
         self.categories = {name: spec.sizes[0] for name, spec in results.items() if spec.axes == "grid"}
@@ -152,7 +152,8 @@ def _output(shape: tuple[int, ...], spec: Spec, choices: int | None) -> Spec:
     """Return the spec of a result of this shape."""
     if choices is not None:
         return Spec(shape, "int64", "categorical", sizes=spec.sizes, axes="grid")
-    return Spec(shape, "float32", "binary" if spec.kind == "categorical" else spec.kind, axes=spec.axes)
+    kind = "binary" if spec.kind == "categorical" else spec.kind
+    return Spec(shape, "float32", kind, stack=spec.stack, axes=spec.axes)
 
 
 def clear_padding(x: Tensor, mask: Tensor) -> Tensor:

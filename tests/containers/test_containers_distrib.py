@@ -60,6 +60,7 @@ def test_with_several_minibatches_the_ranks_stay_equal(tmp_path: Path) -> None:
 def learn_from_a_replay(rank: int) -> dict[str, Tensor]:
     """The number of updates, real steps and parameters of a DQN whose ranks play different episodes."""
     small = {"env__num": 2, "agent__warmup": 40, "agent__batch_size": 8, "agent__updates_per_step": 0.5}
+    small |= {"agent__normalize_observation": True}
     worker: Any = make_worker("CartPole-v1", "dqn", network__hidden=(16,), **small)
     worker.updater = worker.guard.updater = DistribUpdater(worker.agent)
     begin(worker, 100 * rank)
@@ -69,7 +70,8 @@ def learn_from_a_replay(rank: int) -> dict[str, Tensor]:
         updates += improve(worker)[1]
     worker.close()
     flat = torch.cat([p.detach().flatten() for p in worker.agent.parameters()])
-    return {"updates": torch.tensor(updates), "steps": torch.tensor(steps), "parameters": flat}
+    statistics = {name: x for name, x in worker.agent.state_dict().items() if name.startswith("normalizer.")}
+    return {"updates": torch.tensor(updates), "steps": torch.tensor(steps), "parameters": flat} | statistics
 
 
 def test_ranks_of_a_replay_agent_make_the_same_number_of_updates(tmp_path: Path) -> None:
@@ -77,3 +79,6 @@ def test_ranks_of_a_replay_agent_make_the_same_number_of_updates(tmp_path: Path)
     assert one["steps"] != other["steps"]
     assert one["updates"] == other["updates"] > 10
     assert torch.equal(one["parameters"], other["parameters"])
+    counted = "normalizer.statistics.observation/observation.count"
+    assert 0 < one[counted] <= one["steps"] + other["steps"]
+    assert all(torch.equal(x, other[name]) for name, x in one.items() if name.startswith("normalizer."))

@@ -10,7 +10,12 @@ from matrix_parts import NETWORKS, OBSERVATIONS, Choice, common, environment_of
 FIXED = {"agent.epsilon_schedule": "constant", "agent.epsilon_start": 0.3}
 CHOOSING: dict[str, dict[str, Any]] = {  # agents for one Discrete action
     "dqn": {},
-    "dqn by n steps": {"agent.n_step": 3, "agent.optimizer": "rmsprop", "agent.rescaled": True},
+    "dqn by n steps": {
+        "agent.n_step": 3,
+        "agent.optimizer": "rmsprop",
+        "agent.rescaled": True,
+        "agent.normalize_observation": True,
+    },
     "double_dqn by small steps": FIXED | {"agent.target_every": 1, "agent.tau": 0.1},
     "dueling_dqn": {"agent.epsilon_ladder": 3, "agent.epsilon_schedule": "exponential"},
     "c51": {"agent.dueling": True},
@@ -18,7 +23,7 @@ CHOOSING: dict[str, dict[str, Any]] = {  # agents for one Discrete action
     "iqn": {"agent.dueling": True, "agent.noisy": True},
     "munchausen_dqn by n steps": {"agent.n_step": 2},
     "rainbow": {"agent.atoms": 7},
-    "r2d2": {"agent.n_step": 2},
+    "r2d2": {"agent.n_step": 2, "agent.normalize_observation": True},
     "discrete_sac": {},
     "discrete_sac with one critic": {"agent.critics": 1, "agent.learn_alpha": False, "agent.n_step": 2},
     "acer": {"agent.normalize_observation": True, "agent.normalize_reward": True},
@@ -27,7 +32,7 @@ CHOOSING: dict[str, dict[str, Any]] = {  # agents for one Discrete action
 STEERING: dict[str, dict[str, Any]] = {  # agents for bounded Boxes
     "ddpg": {"agent.noise": "ornstein_uhlenbeck"},
     "ddpg with noise on parameters": {"agent.noise": "parameter", "agent.critics": 2},
-    "hddpg": {"agent.noise": "uniform", "agent.n_step": 2},
+    "hddpg": {"agent.noise": "uniform", "agent.n_step": 2, "agent.normalize_observation": True},
     "td3": {"agent.noise": "clipped_normal", "agent.noise_sigma_end": 0.0},
     "sac": {},
     "sac with one critic": {"agent.critics": 1, "agent.learn_alpha": False, "agent.n_step": 3},

@@ -37,9 +37,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "r2d2": (CHOICE, "r2d2", SEQUENCES),
     "ddpg": (BOX, "ddpg", {"agent__noise": "parameter"}),
     "td3": (BOX, "td3", {"agent__noise": "ornstein_uhlenbeck", "agent__prioritized": True}),
-    "recurrent td3": (BOX, "td3", SEQUENCES),
-    "sac": (BOX, "sac", {"agent__n_step": 2}),
-    "discrete sac": (CHOICE, "discrete_sac", {}),
+    "recurrent td3": (BOX, "td3", SEQUENCES | {"agent__normalize_observation": True}),
+    "sac": (BOX, "sac", {"agent__n_step": 2, "agent__normalize_observation": True}),
+    "discrete sac": (CHOICE, "discrete_sac", {"agent__normalize_observation": True}),
     "acer": (CHOICE, "acer", UNROLLS),
     "recurrent acer": (CHOICE, "acer_vtrace", UNROLLS | {"network__body": "lstm"}),
 }
