@@ -139,3 +139,18 @@ def test_a_row_with_nan_is_left_out() -> None:
     assert int(statistics.count) == before + new - counted
     assert statistics.mean.isfinite().all()
     worker.close()
+
+
+def test_padding_of_a_list_does_not_count() -> None:
+    small = SMALL | {"network__net2d": "flat_mlp", "agent__updates_per_step": 1.0}
+    worker: Any = make_worker("ludus.environments.entity_toy:MatchEnv", "dqn", env__max_length=8, **small)
+    begin(worker, 0)
+    for _ in range(40):
+        collect(worker)
+        improve(worker)
+    (statistics,) = worker.agent.normalizer.statistics.values()
+    (name,) = worker.agent.preprocess.masks.values()
+    group, cache = next(iter(worker.cache._groups.values())), worker.cache
+    real = cache._flags.real[:, 1 : group.fresh + 1]
+    assert int(statistics.count) == int(cache._ring.columns[f"observation/{name}"][:, : group.fresh][real].sum()) > 0
+    worker.close()
