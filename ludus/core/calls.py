@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ludus.core.arguments import argument_types, mismatch
 from ludus.core.errors import UserError, did_you_mean
 
 _CALL = re.compile(r"([\w.:<>]+)(?:\((.*)\))?", re.DOTALL)
@@ -42,14 +43,15 @@ def argument_defaults(function: Callable[..., Any], given: int) -> dict[str, Any
 
 
 def check_arguments(function: Callable[..., Any], call: Call, given: int, what: str) -> None:
-    """Refuse arguments that do not exist; ``what`` is the setting and its value."""
-    if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
-        return
-    known = argument_defaults(function, given)
-    for name in call.arguments:
-        if name not in known:
+    """Refuse arguments that do not exist or are not of the annotated type; ``what`` is the setting and its value."""
+    known, types = argument_defaults(function, given), argument_types(function)
+    any_name = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    for name, value in call.arguments.items():
+        if name not in known and not any_name:
             exist = f"its arguments are {', '.join(known)}" if known else "it has no arguments"
             raise UserError(f'{what} has no argument "{name}": {exist}.{did_you_mean(name, known)}')
+        if name in known and name in types and (expected := mismatch(value, types[name])):
+            raise UserError(f"{what}: {name} is {value!r}, but must be {expected}.")
 
 
 def parse_toml(text: str) -> Any:

@@ -15,6 +15,7 @@ from ludus.networks.cast import Features, Join, cast_features, cast_shape, plan_
 from ludus.networks.config import NetworkConfig
 from ludus.networks.identity import Identity
 from ludus.networks.net1d.mlp import MLP
+from ludus.networks.noisy import noisy_layers
 from ludus.networks.pieces import make_piece, piece_class
 from ludus.networks.projection import make_projection
 
@@ -122,7 +123,7 @@ class ModularNetwork(Network):
         super().__init__()
         inputs = config.feature_shapes(inputs, categories)
         config = config.resolved(inputs)
-        self.inputs, self.outputs = inputs, outputs
+        self.inputs, self.outputs, self._noisy = inputs, outputs, noisy
         self.pieces, self.embeddings, self.projections = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
         # forward uses these lists, because looking a module up by name costs as much as a small operation
         self._slots: list[_Slot] = []
@@ -261,6 +262,11 @@ class ModularNetwork(Network):
         made = make_piece(piece, setting, shape, self._config, None if not ranks or dim in ranks else ranks[0])
         if isinstance(made, Identity):
             return _Slot(place, None, recurrent=False), made.output_shape()
+        if noisy_layers(made) and not self._noisy:
+            raise UserError(
+                f'{setting} is "{piece}", whose noise this agent would never redraw: choose an agent with noisy layers '
+                "(--agent rainbow, or --agent.noisy)."
+            )
         self.pieces[place] = made
         self._slots.append(_Slot(place, made, made.recurrent))
         return self._slots[-1], made.output_shape()
@@ -310,7 +316,7 @@ class ModularNetwork(Network):
         vectors = all(len(shape) == 1 for shape in self.inputs.values())
         vectors = vectors and all(len(shape) <= 1 for shape in self.outputs.values())
         linear = all(type(layer) is nn.Linear for layer in self.projections.values())
-        return slot.piece if type(slot.piece) is MLP and vectors and linear else None
+        return slot.piece if type(slot.piece) is MLP and slot.piece.plain and vectors and linear else None
 
 
 class _HeadKey(NamedTuple):

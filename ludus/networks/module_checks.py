@@ -14,7 +14,11 @@ _GLOBAL_HOOKS = (
     torch_module._global_backward_hooks,
 )
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_MODE_INDEPENDENT = (nn.Linear, nn.Conv2d, nn.LSTMCell, nn.ModuleList, nn.ModuleDict)  # used by Ludus's own networks
+# used by Ludus's own networks
+_MODE_INDEPENDENT = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LSTMCell, nn.GRUCell, nn.LayerNorm, nn.GroupNorm, nn.Identity),
+    *(nn.Embedding, nn.ModuleList, nn.ModuleDict),
+)
 
 
 class HookCheck:

@@ -29,8 +29,8 @@ def make_piece(piece: str, setting: str, shape: Shape, config: NetworkConfig, ra
     check_arguments(cls, call, 2, f'{setting} "{piece}"')
     try:
         return cls(shape, config, **call.arguments)  # type: ignore[call-arg]
-    except UserError:
-        raise
+    except UserError as error:
+        raise UserError(f'{setting} "{piece}": {error}') from None
     except Exception as error:
         raise UserError(
             f'{setting} "{piece}" cannot be made for an input of shape {shape}: {type(error).__name__}: {error}; '

@@ -23,7 +23,7 @@ def run(lstm, x, state, first, loop):
         outputs = []
         for t in range(len(x)):
             keep = (~first[t]).to(x.dtype).unsqueeze(-1)
-            h, c = lstm.cell(x[t], (h * keep, c * keep))
+            h, c = lstm.cells[0](x[t], (h * keep, c * keep))
             outputs.append(h)
         output, after = torch.stack(outputs), {"h": h, "c": c}
     else:
@@ -81,7 +81,7 @@ def test_nan_state_before_a_first_is_reset(time):
 
 def test_initial_weights():
     lstm = make()
-    gate = lstm.cell.weight_hh[:5]
+    gate = lstm.cells[0].weight_hh[:5]
     torch.testing.assert_close(gate @ gate.T, torch.eye(5, dtype=torch.float64), atol=1e-6, rtol=0)
-    assert lstm.cell.bias_ih.tolist() == [0] * 5 + [1] * 5 + [0] * 10
+    assert lstm.cells[0].bias_ih.tolist() == [0] * 5 + [1] * 5 + [0] * 10
     assert "gates" not in lstm.state_dict()

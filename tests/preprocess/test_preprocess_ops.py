@@ -144,7 +144,7 @@ def test_commas_inside_brackets_and_quotes_do_not_split():
         ("door: one_hot", "0 or 1 already"),
         ("arm/speed: channels_first", r"of shape \(2,\): it takes images"),
         ("arm/speed: pad(shape=[1])", "none of them smaller"),
-        ("door: rename(to=1)", "give the new name in quotes"),
+        ("door: rename(to=1)", "to is 1, but must be text in quotes"),
         ('door: rename(to="camera")', 'two observations, "door" and "camera", the name "camera"'),
         ('arm/*: concat(to="s"), door: concat(to="s")', "not a name or name"),
     ],

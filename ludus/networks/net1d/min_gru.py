@@ -1,0 +1,54 @@
+"""A GRU whose gates do not depend on its state, computed for all time steps at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ludus.core.arguments import Size
+from ludus.core.hidden_state import HiddenState
+from ludus.core.network import Shape, SubModule
+from ludus.networks.cast import cast_shape
+from ludus.networks.config import NetworkConfig
+from ludus.networks.init import initialize
+from ludus.ops.scan import linear_scan
+
+
+class MinGRU(SubModule):
+    """minGRU layers of ``size`` units (Feng et al. 2024): h_t = (1 − z_t) h_{t−1} + z_t W x_t, parallel over time.
+
+    The gates z_t = σ(V x_t) do not depend on h, so a sequence is a scan with log₂ T steps. Each episode resets ``h``
+    ``[B, layers · size]``.
+    """
+
+    dim = 1
+    recurrent = True
+    network_settings = ("lstm_size",)
+
+    def __init__(
+        self, input_shape: Shape, config: NetworkConfig, *, size: Size | None = None, layers: Size = 1
+    ) -> None:
+        super().__init__(input_shape)
+        self.size = size or config.lstm_size
+        inputs = [input_shape[0], *[self.size] * (layers - 1)]
+        self.gates = nn.ModuleList(initialize(nn.Linear(n, self.size), 1.0, config.orthogonal) for n in inputs)
+        self.candidates = nn.ModuleList(initialize(nn.Linear(n, self.size), 1.0, config.orthogonal) for n in inputs)
+
+    def output_shape(self, dim: int | None = None) -> Shape:
+        return cast_shape((self.size,), dim)
+
+    def initial_state(self, batch: int) -> HiddenState:
+        return HiddenState(h=next(self.parameters()).new_zeros(batch, len(self.gates) * self.size))
+
+    def forward(
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+    ) -> tuple[Tensor, HiddenState]:
+        after = []
+        for gate, candidate, start in zip(
+            self.gates, self.candidates, torch.split(state["h"], self.size, 1), strict=True
+        ):
+            z = torch.sigmoid(gate(x))
+            keep = (1 - z).masked_fill(first.unsqueeze(-1), 0)
+            x = linear_scan((z * candidate(x)).flip(0), keep.flip(0), start).flip(0)  # the scan runs backwards
+            after.append(x[-1])
+        return x, HiddenState(h=torch.cat(after, 1))

@@ -1,0 +1,1 @@
+"""Pieces that take volumes and clips ``[F, D, H, W]``."""
