@@ -24,6 +24,7 @@ from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.rollout_replay import RolloutReplay, RolloutReplayConfig
 from ludus.networks.build import network_spec
 from ludus.networks.policy import Policy
+from ludus.networks.policy_config import HeadsConfig, PolicyConfig
 from ludus.networks.target import TargetNetworks
 from ludus.ops.distributions import categorical_kl, categorical_mode, categorical_sample
 from ludus.ops.policy_gradient import shares, value_loss
@@ -34,7 +35,7 @@ from ludus.preprocess.normalization import unused_normalizer
 
 
 @dataclass(frozen=True)
-class ACERConfig(RolloutReplayConfig):
+class ACERConfig(HeadsConfig, RolloutReplayConfig):
     """Settings of ACER."""
 
     UNUSED = (
@@ -135,22 +136,23 @@ class ACER(ActorCritic):
             )
 
     @staticmethod
-    def make_policy(action: Specs, config: Any) -> Policy:
+    def make_policy(action: Specs, config: Any, inputs: Shapes) -> Policy:
         """Make a categorical policy; refuse anything but one Discrete action."""
         if [(spec.kind, spec.shape) for spec in action.values()] != [("categorical", ())]:
             found = ", ".join(f"{name} ({spec.kind}, shape {spec.shape})" for name, spec in action.items())
             raise UserError(f"ACER needs one Discrete action, but this environment has {found}; use ppo or a2c.")
-        return Policy(action)
+        return Policy(action, PolicyConfig(heads=config.heads), inputs)
 
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """Ask for one network with policy and Q (Retrace) or V (V-trace), or one for each."""
-        policy = cls.make_policy(action, config).outputs
+        spec = network_spec(observation, {})
+        policy = cls.make_policy(action, config, spec.inputs).outputs
         (choices,) = policy.values()
         value: Shapes = {"q": choices} if config.targets == "retrace" else {"value": (1,)}
         if shared:
-            return {"actor_critic": network_spec(observation, policy | value)}
-        return {"actor": network_spec(observation, policy), "critic": network_spec(observation, value)}
+            return {"actor_critic": spec._replace(outputs=policy | value)}
+        return {"actor": spec._replace(outputs=policy), "critic": spec._replace(outputs=value)}
 
     def make_cache(self, rows: Rows) -> RolloutReplay:
         """Make a cache of the fresh rollout and earlier ones."""
@@ -163,8 +165,7 @@ class ACER(ActorCritic):
         observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
         names = self._policy_networks if noise is None and not self.tracks_value else self.acting_networks
         outputs, state = self.outputs(observation, state, step.first.unsqueeze(0), names)
-        logits = self.policy.distribution({self._logits: outputs[self._logits].squeeze(0)}, step.observation)
-        log_policy = logits[self._logits].log_softmax(-1)
+        log_policy = self._masked_logits(outputs, observation).squeeze(0).log_softmax(-1)
         if noise is None:
             return AgentStep({self._action: categorical_mode(log_policy)}, {}, state)
         action = categorical_sample(log_policy, noise[self._action])
@@ -176,8 +177,8 @@ class ACER(ActorCritic):
         if self.config.targets == "vtrace":
             return super().value(step, state)
         outputs = self._outputs_without(step, state, without="")
-        probabilities = self.policy.describe(outputs, step.observation)[self._action]["probabilities"]
-        return self.unscale_value((probabilities * outputs["q"]).sum(-1))
+        probabilities = self._masked_logits(outputs, step.observation).softmax(-1)
+        return self.unscale_value((probabilities * outputs["q"].reshape(probabilities.shape)).sum(-1))
 
     def _value_of(self, observation: Tensors, state: HiddenState) -> Tensor:
         if self.config.targets == "vtrace":
@@ -185,8 +186,11 @@ class ACER(ActorCritic):
         step = {name: x.unsqueeze(0) for name, x in observation.items()}
         rows = len(next(iter(observation.values())))
         outputs, _ = self.outputs(step, state, torch.zeros(1, rows, dtype=torch.bool, device=self.device))
-        logits = self.policy.distribution(outputs, step)[self._logits]
-        return (logits.softmax(-1) * outputs["q"]).sum(-1)[0]
+        probabilities = self._masked_logits(outputs, step).softmax(-1)
+        return (probabilities * outputs["q"].reshape(probabilities.shape)).sum(-1)[0]
+
+    def _masked_logits(self, outputs: Tensors, observation: Tensors) -> Tensor:
+        return self.policy.distribution(outputs, {}, observation)[self._logits]
 
     @torch.no_grad()
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
@@ -203,7 +207,7 @@ class ACER(ActorCritic):
         ready = self.preprocess(batch.observation)
         ready = ready if self.normalizer is None else self.normalizer(ready)
         outputs = _run(self.networks, ready, batch.state, batch.first)
-        logits = self.policy.distribution(outputs, batch.observation)[self._logits]  # [T+1, B, A], masked
+        logits = self._masked_logits(outputs, batch.observation)  # [T+1, B, A], masked
         log_p = logits.log_softmax(-1)
         learn = (self._by_retrace if self.config.targets == "retrace" else self._by_vtrace)(outputs, log_p, batch)
         logits, log_p, share = logits[:-1], log_p[:-1], batch.share
@@ -211,7 +215,7 @@ class ACER(ActorCritic):
         if self.config.trust_region:
             with torch.no_grad():
                 outputs = _run(self.average.networks, ready, batch.state, batch.first)
-                average = self.policy.distribution(outputs, batch.observation)[self._logits][:-1]
+                average = self._masked_logits(outputs, batch.observation)[:-1]
                 g, k = policy_gradient_logits(learn.weights, log_p), kl_gradient_logits(average, log_p)
                 held = ((g * k).sum(-1) > self.config.trust_region).to(share.dtype)
                 metrics["held_back"] = (held * share).sum()  # the share of rows where the trust region binds
@@ -229,7 +233,7 @@ class ACER(ActorCritic):
     def _by_retrace(self, outputs: Tensors, log_p: Tensor, batch: Batch) -> _Targets:
         """Return Retrace targets and truncated policy gradient weights with bias correction."""
         config, action, log_mu = self.config, batch.action[self._action], batch.experience["log_policy"]
-        q = outputs["q"]  # [T+1, B, A]
+        q = outputs["q"].reshape(log_p.shape)  # [T+1, B, A]
         taken = q[:-1].gather(-1, action.unsqueeze(-1)).squeeze(-1)
         with torch.no_grad():
             value = (log_p.exp() * q).sum(-1)

@@ -24,9 +24,11 @@ from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.rollout import RolloutCache
 from ludus.networks.build import network_spec
+from ludus.networks.conditional_policy import make_policy
 from ludus.networks.module_checks import uses_methods_of
 from ludus.networks.numpy_actor import NumpyActor
 from ludus.networks.policy import Policy
+from ludus.networks.policy_config import PolicyConfig
 from ludus.ops.policy_gradient import (
     entropy_loss,
     explained_variance,
@@ -59,16 +61,8 @@ def smaller_discount(gamma: float, nb_step: int) -> float:
     return min(gamma, float(f"{1 - 1 / max(10, nb_step / 320):.3g}"))
 
 
-def unused_distribution(config: Any, action: Specs) -> Iterator[tuple[str, str]]:
-    """Yield settings of continuous actions where they do nothing."""
-    if not any(spec.kind == "continuous" for spec in action.values()):
-        yield from ((name, "the environment has no continuous actions") for name in ("distribution", "log_std_init"))
-    if config.distribution == "beta":
-        yield "log_std_init", "agent.distribution is beta, which has no standard deviation"
-
-
 @dataclass(frozen=True)
-class ActorCriticConfig(AgentConfig):
+class ActorCriticConfig(PolicyConfig, AgentConfig):
     """Settings of A2C."""
 
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses; larger in short runs
@@ -89,18 +83,15 @@ class ActorCriticConfig(AgentConfig):
     normalize_advantage: bool = False  # to mean 0 and standard deviation 1 over the batch
     normalize_observation: bool = True  # vectors by running mean and standard deviation, saved with the policy
     normalize_reward: bool = True  # by the running standard deviation of the discounted return
-    distribution: Literal["gaussian", "tanh", "beta"] = "gaussian"  # of continuous actions
-    # initial log standard deviation of the Gaussian, for actions scaled to [-1, 1]; at 0 a third of them is clipped
-    log_std_init: float = -0.5
 
     def validate(self) -> None:
         """Refuse values that cannot train."""
+        super().validate()
         check_ranges(
             self,
             fraction=("gamma", "gae_lambda"),
             positive=("learning_rate", "rollout", "optimizer_eps"),
             nonnegative=("n_step", "max_grad_norm", "weight_decay", "entropy_coef", "value_coef"),
-            finite=("log_std_init",),
         )
 
     def plan(self, rows: int) -> Plan:
@@ -111,7 +102,7 @@ class ActorCriticConfig(AgentConfig):
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
         """Also ``gae_lambda`` with n-step returns."""
-        yield from unused_distribution(self, action)
+        yield from self.unused_distribution(action)
         yield from unused_normalizer(self, observation)
         if self.n_step:
             yield "gae_lambda", f"agent.n_step is {self.n_step}, and n-step returns take the place of GAE"
@@ -131,8 +122,8 @@ class ActorCritic(Agent):
         self.config = config
         inputs = network_inputs(observation)
         self.networks = nn.ModuleDict(networks)
-        self.policy = self.make_policy(action, config)
         self.preprocess = ObsPreprocessor(inputs)
+        self.policy = self.make_policy(action, config, self.preprocess.shapes)
         self.normalizer = ObsNormalizer(self.preprocess.outputs) if config.normalize_observation else None
         self.reward_scaler = RewardScaler() if config.normalize_reward else None
         self.recurrent = any(network.recurrent for network in networks.values())
@@ -144,18 +135,19 @@ class ActorCritic(Agent):
         self.tracks_value = False
 
     @staticmethod
-    def make_policy(action: Specs, config: Any) -> Policy:
-        """Make the policy, which defines the network's outputs and the action distributions."""
-        return Policy(action, config.distribution, config.log_std_init)
+    def make_policy(action: Specs, config: Any, inputs: Shapes) -> Policy:
+        """Make the policy, which defines the network's outputs; ``inputs`` are the preprocessed observations."""
+        return make_policy(action, config, inputs)
 
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """Ask for one network with policy and value, or one for each."""
-        policy: Shapes = cls.make_policy(action, config).outputs
+        spec = network_spec(observation, {})
+        policy: Shapes = cls.make_policy(action, config, spec.inputs).outputs
         value: Shapes = {"value": (1,)}
         if shared:
-            return {"actor_critic": network_spec(observation, policy | value)}
-        return {"actor": network_spec(observation, policy), "critic": network_spec(observation, value)}
+            return {"actor_critic": spec._replace(outputs=policy | value)}
+        return {"actor": spec._replace(outputs=policy), "critic": spec._replace(outputs=value)}
 
     @classmethod
     def adapt_defaults(cls, config: Any, run: RunOutline) -> dict[str, Any]:
@@ -204,7 +196,7 @@ class ActorCritic(Agent):
     def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
         """Draw the policy's noise for many steps at once, within a bound on memory."""
         numbers = rows.total * sum(x.numel() for x in self.policy.draw(1, 1, torch.Generator()).values())
-        chunk = max(1, min(128, 2**22 // numbers))
+        chunk = self.policy.noise_steps or max(1, min(128, 2**22 // numbers))
         return Noise(lambda steps, g: self.policy.draw(steps, rows.total, g), generator, rows, chunk)
 
     def make_cache(self, rows: Rows) -> RolloutCache:
@@ -234,7 +226,7 @@ class ActorCritic(Agent):
         action, log_prob = self.policy.sample(outputs, step.observation, noise)
         if noise is None:
             return AgentStep(action, {}, state)
-        return AgentStep(action, self.experience(outputs, step.observation, log_prob), state)
+        return AgentStep(action, self.experience(outputs, step.observation, action, log_prob), state)
 
     def track_critic_state(self) -> None:
         self.tracks_value = "critic" in self.networks and bool(self.networks["critic"].recurrent)
@@ -260,13 +252,14 @@ class ActorCritic(Agent):
         outputs, _ = self.outputs(observation, state, step.first.unsqueeze(0), names)
         return {name: x.squeeze(0) for name, x in outputs.items()}
 
-    def experience(self, outputs: Tensors, observation: Tensors, log_prob: Tensor) -> Tensors:
+    def experience(self, outputs: Tensors, observation: Tensors, action: Tensors, log_prob: Tensor) -> Tensors:
         """Return what the learner needs of acting, ``[B]`` each; with the distribution for an exact KL."""
         kept = {"log_prob": log_prob}
         if "value" in outputs:
             kept["value"] = outputs["value"].squeeze(-1)
         if self.stores_distribution:
-            kept |= {f"old/{name}": x for name, x in self.policy.distribution(outputs, observation).items()}
+            old = self.policy.distribution(outputs, action, observation)
+            kept |= {f"old/{name}": x for name, x in old.items()}
         return kept
 
     def outputs(

@@ -171,7 +171,7 @@ class PPO(ActorCritic):
         if not self.stores_distribution:
             return approx_kl(log_ratio)
         old = {name.removeprefix("old/"): x for name, x in batch.experience.items() if name.startswith("old/")}
-        return self.policy.kl(old, outputs, batch.observation)
+        return self.policy.kl(old, outputs, batch.action, batch.observation)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Return the learning rate at this share of the run, and set the clip range."""

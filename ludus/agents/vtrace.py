@@ -8,19 +8,20 @@ from typing import Any, Literal
 
 import torch
 
-from ludus.agents.actor_critic import ActorCritic, ActorCriticConfig, unused_distribution
+from ludus.agents.actor_critic import ActorCritic, ActorCriticConfig
 from ludus.core.batch import Batch
 from ludus.core.config import AgentConfig
 from ludus.core.errors import check_ranges
 from ludus.core.spec import Specs
 from ludus.core.types import SumOverRanks, single_rank
 from ludus.core.updater import OptimizerName
+from ludus.networks.policy_config import PolicyConfig
 from ludus.ops.vtrace import vtrace
 from ludus.preprocess.normalization import unused_normalizer
 
 
 @dataclass(frozen=True)
-class VTraceConfig(AgentConfig):
+class VTraceConfig(PolicyConfig, AgentConfig):
     """Settings of the actor-critic with V-trace targets."""
 
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses; larger in short runs
@@ -41,24 +42,22 @@ class VTraceConfig(AgentConfig):
     normalize_advantage: bool = False  # to mean 0 and standard deviation 1 over the batch
     normalize_observation: bool = True  # vectors by running mean and standard deviation, saved with the policy
     normalize_reward: bool = True  # by the running standard deviation of the discounted return
-    distribution: Literal["gaussian", "tanh", "beta"] = "gaussian"  # of continuous actions
-    log_std_init: float = -0.5  # initial log standard deviation of the Gaussian, for actions scaled to [-1, 1]
 
     def validate(self) -> None:
         """Refuse values that cannot train."""
+        super().validate()
         check_ranges(
             self,
             fraction=("gamma", "trace_lambda"),
             positive=("learning_rate", "rollout", "optimizer_eps", "rho_clip", "c_clip"),
             nonnegative=("max_grad_norm", "weight_decay", "entropy_coef", "value_coef"),
-            finite=("log_std_init",),
         )
 
     plan = ActorCriticConfig.plan
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
         """Settings of continuous actions and normalizers that do nothing."""
-        yield from unused_distribution(self, action)
+        yield from self.unused_distribution(action)
         yield from unused_normalizer(self, observation)
 
 

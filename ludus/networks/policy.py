@@ -2,120 +2,157 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import reduce
-from typing import Literal, NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ludus.core.network import Shapes
+from ludus.core.network import Shape, Shapes
 from ludus.core.spec import Spec, Specs, mask_name
 from ludus.core.types import Tensors
 from ludus.networks.action_heads import (
+    GSDE,
     ActionHead,
     Bernoulli,
     Beta,
     Categorical,
+    Discretized,
     Gaussian,
     MultiCategorical,
     Parameters,
+    Pointer,
+    Select,
+    Spatial,
+    StateGaussian,
     TanhGaussian,
 )
 from ludus.networks.modular import module_key
+from ludus.networks.policy_config import HeadSetting, PolicyConfig, check_bounds, parse_heads
 
-Distribution = Literal["gaussian", "tanh", "beta"]
+DEFAULT = PolicyConfig()
 
 
-class _Action(NamedTuple):
+class ActionPart(NamedTuple):
+    """One named part of the action."""
+
     name: str
     head: ActionHead
     output: str  # the network output that its distribution is made from
-    mask: str  # the observation that masks it, if there is one
     shape: tuple[int, ...] | None  # the action's shape where it differs from the head's, else None
+
+    def flatten(self, action: Tensor) -> Tensor:
+        """Return the action in the shape that the head uses."""
+        if self.shape is None:
+            return action
+        return action.reshape(*action.shape[: action.dim() - len(self.shape)], -1)
+
+    def unflatten(self, flat: Tensor) -> Tensor:
+        """Undo ``flatten``."""
+        return flat if self.shape is None else flat.reshape(*flat.shape[:-1], *self.shape)
 
 
 class Policy(nn.Module):
     """A distribution over all actions: joint log-probabilities, entropies and KLs are sums over action names.
 
     All methods take any leading dimensions. Actions are in policy space; ``action_transform`` names, per action, the
-    transform that the environment side applies. ``outputs`` are the shapes that the network must provide.
+    transform that the environment side applies. ``outputs`` are the shapes that the network must provide. Here names
+    are independent of each other, and ``action`` arguments of ``distribution`` and ``kl`` are not used; see
+    ``ludus.networks.conditional_policy``.
     """
 
-    def __init__(self, action: Specs, distribution: Distribution = "gaussian", log_std_init: float = 0.0) -> None:
+    def __init__(
+        self, action: Specs, config: PolicyConfig = DEFAULT, inputs: Mapping[str, Shape] = MappingProxyType({})
+    ) -> None:
         super().__init__()
-        heads = {name: make_head(spec, distribution, log_std_init) for name, spec in action.items()}
+        settings = parse_heads(config.heads, action, inputs)
+        heads = {name: make_head(name, action, config, settings.get(name)) for name in action}
         self.action = action
         self.heads = nn.ModuleDict({module_key(f"policy/{name}"): head for name, head in heads.items()})
-        self.outputs: Shapes = {f"policy/{name}": (head.size,) for name, head in heads.items()}
+        self.outputs: Shapes = {f"policy/{name}": head.output_shape for name, head in heads.items()}
         self.action_transform = {name: head.action_transform for name, head in heads.items()}
-        self._actions = []  # in a list, so that PyTorch does not register the heads twice
+        # steps for which one call of ``draw`` must be used, since its noise is the same for all of them; 0: any number
+        self.noise_steps = config.gsde_interval if any(isinstance(head, GSDE) for head in heads.values()) else 0
+        self._parts = []  # in a list, so that PyTorch does not register the heads twice
         for name, spec in action.items():
             same_shape = len(spec.shape) == 1 or (spec.kind == "categorical" and not spec.shape)
-            shape = None if same_shape else spec.shape
-            self._actions.append(_Action(name, heads[name], f"policy/{name}", mask_name(name, action), shape))
+            self._parts.append(ActionPart(name, heads[name], f"policy/{name}", None if same_shape else spec.shape))
 
     @property
     def log_std(self) -> dict[str, nn.Parameter]:
         """Return the learned, state-independent log standard deviations of Gaussians, by action name."""
-        return {action.name: action.head.log_std for action in self._actions if isinstance(action.head, Gaussian)}
+        return {part.name: part.head.log_std for part in self._parts if isinstance(part.head, Gaussian)}
 
     def draw(self, steps: int, batch: int, generator: torch.Generator) -> Tensors:
         """Draw the noise for ``steps`` samples of ``batch`` rows: ``[steps, batch, …]`` by action name."""
-        return {action.name: action.head.draw_noise((steps, batch), generator) for action in self._actions}
+        return {part.name: part.head.draw_noise((steps, batch), generator) for part in self._parts}
 
     def sample(self, outputs: Tensors, observation: Tensors, noise: Tensors | None) -> tuple[Tensors, Tensor]:
         """Return actions (the mode without ``noise``) and their log-probability; ``observation`` has the masks."""
         actions: Tensors = {}
         log_probs = []
-        for action, p in self._decode(outputs, observation):
-            flat = action.head.mode(p) if noise is None else action.head.sample(p, noise[action.name])
-            log_probs.append(action.head.log_prob(p, flat))
-            actions[action.name] = flat if action.shape is None else flat.reshape(*flat.shape[:-1], *action.shape)
+        for part, p in self._decode(outputs, observation):
+            flat = part.head.mode(p) if noise is None else part.head.sample(p, noise[part.name])
+            log_probs.append(part.head.log_prob(p, flat))
+            actions[part.name] = part.unflatten(flat)
         return actions, reduce(torch.add, log_probs)
 
     def evaluate(self, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensors:
         """Return the ``log_prob`` of actions and the ``entropy`` of the distribution."""
         terms = []
         for part, p in self._decode(outputs, observation):
-            flat = action[part.name]
-            if part.shape is not None:
-                flat = flat.reshape(*flat.shape[: flat.dim() - len(part.shape)], -1)
-            terms.append(part.head.evaluate(p, flat))
+            terms.append(part.head.evaluate(p, part.flatten(action[part.name])))
         log_probs, entropies = zip(*terms, strict=True)
         return {"log_prob": reduce(torch.add, log_probs), "entropy": reduce(torch.add, entropies)}
 
-    def distribution(self, outputs: Tensors, observation: Tensors) -> Tensors:
-        """Return the distribution's parameters as one tensor per output name, to store for ``kl``."""
-        return {action.output: action.head.pack(p) for action, p in self._decode(outputs, observation)}
+    def distribution(self, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensors:
+        """Return the parameters of the distribution that ``action`` came from, by output name, to store for ``kl``."""
+        return {part.output: part.head.pack(p) for part, p in self._decode(outputs, observation)}
 
-    def kl(self, old: Tensors, outputs: Tensors, observation: Tensors) -> Tensor:
-        """Return KL(old‖new), with ``old`` as returned by ``distribution``."""
+    def kl(self, old: Tensors, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensor:
+        """Return KL(old‖new), with ``old`` as returned by ``distribution`` for the same ``action``."""
         terms = []
-        for action, p in self._decode(outputs, observation):
-            terms.append(action.head.kl(action.head.unpack(old[action.output]), p))
+        for part, p in self._decode(outputs, observation):
+            terms.append(part.head.kl(part.head.unpack(old[part.output]), p))
         return reduce(torch.add, terms)
 
     def describe(self, outputs: Tensors, observation: Tensors) -> dict[str, Tensors]:
         """Return each action's distribution by parameter name, in the shape of the action."""
-        described = {}
-        for action, p in self._decode(outputs, observation):
-            parameters = action.head.describe(p)
-            if action.shape is not None and not isinstance(action.head, MultiCategorical):
-                parameters = {key: x.reshape(*x.shape[:-1], *action.shape) for key, x in parameters.items()}
-            described[action.name] = parameters
-        return described
+        return {part.name: part.head.describe(p) for part, p in self._decode(outputs, observation)}
 
-    def _decode(self, outputs: Tensors, observation: Tensors) -> list[tuple[_Action, Parameters]]:
-        """Return each action with the parameters of its distribution."""
-        return [(a, a.head.decode(outputs[a.output], observation.get(a.mask))) for a in self._actions]
+    def _decode(self, outputs: Tensors, observation: Tensors) -> list[tuple[ActionPart, Parameters]]:
+        """Return each part with the parameters of its distribution."""
+        return [(part, part.head.decode(outputs[part.output], observation)) for part in self._parts]
 
 
-def make_head(spec: Spec, distribution: Distribution, log_std_init: float) -> ActionHead:
+def make_head(name: str, action: Specs, config: PolicyConfig, setting: HeadSetting | None) -> ActionHead:
     """Make the distribution of one action."""
+    spec, mask = action[name], mask_name(name, action)
+    if setting is not None:
+        if setting.kind == "spatial":
+            return Spatial(spec, mask, setting.height, setting.width)
+        return (Pointer if setting.kind == "pointer" else Select)(spec, mask, f"{setting.entities}/mask")
     if spec.kind == "categorical":
-        return MultiCategorical(spec) if spec.shape else Categorical(spec)
+        return MultiCategorical(spec, mask) if spec.shape else Categorical(spec, mask)
     if spec.kind == "binary":
-        return Bernoulli(spec)
-    if distribution == "beta":
-        return Beta(spec)
-    return (Gaussian if distribution == "gaussian" else TanhGaussian)(spec, log_std_init)
+        return Bernoulli(spec, mask)
+    check_bounds(name, spec, config.distribution)
+    return _make_continuous(spec, config)
+
+
+def _make_continuous(spec: Spec, config: PolicyConfig) -> ActionHead:
+    match config.distribution:
+        case "gaussian":
+            return Gaussian(spec, config.log_std_init)
+        case "state_gaussian":
+            return StateGaussian(spec, config.log_std_init)
+        case "tanh":
+            return TanhGaussian(spec, config.log_std_init)
+        case "beta":
+            return Beta(spec)
+        case "discretized":
+            return Discretized(spec, config.bins, config.ordinal)
+        case "gsde":
+            return GSDE(spec, config.log_std_init, config.head_width)

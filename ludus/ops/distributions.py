@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-MASKED = -1e9  # finite, since 0 · −∞ is NaN; its exp is exactly 0
+# below any logit of a network, and finite, since 0 · −∞ is NaN; its exp is exactly 0
+MASKED = -1e38
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 # six-component mixture of zero-mean normals that approximates the logistic distribution of scale ½; the error of
 # E|u + X| is at most 7e-8 for any u
@@ -77,6 +78,15 @@ def pad_choices(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
         return x.reshape(*x.shape[:-1], len(sizes), longest)
     rows = [F.pad(part, (0, longest - part.shape[-1]), value=MASKED) for part in torch.split(x, list(sizes), -1)]
     return torch.stack(rows, -2)
+
+
+def ordinal_logits(x: Tensor) -> Tensor:
+    """Return the logits of ordered choices, in which neighbours share terms (Tang & Agrawal 2020, eq. 4).
+
+    Logit i is Σ_{j≤i} log σ(x_j) + Σ_{j>i} log(1 − σ(x_j)).
+    """
+    above = F.logsigmoid(-x)
+    return F.logsigmoid(x).cumsum(-1) + above.sum(-1, keepdim=True) - above.cumsum(-1)
 
 
 # Bernoulli: K independent bits; logits [..., K], action [..., K] of any dtype with 0 and 1.

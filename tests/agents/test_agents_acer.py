@@ -280,7 +280,7 @@ def test_what_acting_saw_is_what_learning_replays(kind: str, network: str, targe
 def assert_ratio_one(agent: Any, batch: Batch) -> None:
     with torch.no_grad():
         outputs, _ = agent.outputs(batch.observation, batch.state, batch.first)
-        log_p = agent.policy.distribution(outputs, batch.observation)["policy/action"].log_softmax(-1)
+        log_p = agent.policy.distribution(outputs, {}, batch.observation)["policy/action"].log_softmax(-1)
     allowed = batch.experience["log_policy"] > -1e8
     ratio = (log_p[:-1] - batch.experience["log_policy"]).exp()[allowed]
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)

@@ -14,6 +14,7 @@ from ludus.agents.dqn import DQN
 from ludus.agents.ppo import PPO
 from ludus.agents.sac import SAC
 from ludus.core.hidden_state import HiddenState
+from ludus.core.network import Shapes
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
@@ -30,7 +31,7 @@ class Last(Policy):
 
 class WithOwnPolicy(PPO):
     @staticmethod
-    def make_policy(action: Specs, config: Any) -> Policy:
+    def make_policy(action: Specs, config: Any, inputs: Shapes) -> Policy:
         return Last(action)
 
 

@@ -132,7 +132,7 @@ def policy_is_replayed(agent: Any, batch: Batch) -> None:
     with torch.no_grad():
         if isinstance(agent, ACER):
             outputs, _ = agent.outputs(observation, batch.state, first)
-            said = agent.policy.distribution(outputs, observation)[agent._logits].log_softmax(-1)
+            said = agent.policy.distribution(outputs, {}, observation)[agent._logits].log_softmax(-1)
             torch.testing.assert_close(said[real], batch.experience["log_policy"][real], rtol=1e-4, atol=1e-5)
             return
         outputs, _ = agent.run(agent.acting[0], seen, batch.state, first)

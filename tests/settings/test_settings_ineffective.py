@@ -18,12 +18,36 @@ OWN = "my.module:Net"
 
 
 def named(agent="ppo", observation=VECTOR, action=CHOICE, **changes) -> set[str]:
+    """Return the ineffective settings without those of ``test_settings_of_a_policy``."""
+    return everything(agent, observation, action, **changes) - POLICY
+
+
+def everything(agent="ppo", observation=VECTOR, action=CHOICE, **changes) -> set[str]:
     overrides = {key.replace("__", "."): value for key, value in changes.items()}
     settings = resolve_settings("CartPole-v1", agent, "none", None, overrides).settings
     return {key for key, _ in find_ineffective(settings, {"observation": observation}, {"action": action})}
 
 
+<<<<<<< HEAD
 OTHER_RANKS = {"network.net2d", "network.net3d", "network.net4d", "network.embedding"}
+=======
+POLICY = {f"agent.{name}" for name in ("bins", "ordinal", "gsde_interval", "head_width")}
+
+
+def test_settings_of_a_policy() -> None:
+    def unused(**changes):
+        return {key.removeprefix("agent.") for key in everything(action=AMOUNT, **changes) & POLICY}
+
+    assert unused() == {"bins", "ordinal", "gsde_interval", "head_width"}
+    assert unused(agent__distribution="discretized") == {"gsde_interval", "head_width"}
+    assert unused(agent__distribution="gsde") == {"bins", "ordinal"}
+    assert unused(agent__autoregressive=("a", "b")) == {"bins", "ordinal", "gsde_interval"}
+    assert "agent.log_std_init" in everything(action=AMOUNT, agent__distribution="discretized")
+    assert everything(action=CHOICE, agent__distribution="gsde") >= {"agent.distribution", "agent.gsde_interval"}
+
+
+OTHER_RANKS = {"network.net2d", "network.net3d", "network.net4d"}
+>>>>>>> ce3feee (Policies: spatial, pointer, select, autoregressive and parameterized actions; discretized, state-dependent and gSDE distributions)
 
 
 def test_ineffective_settings_depend_on_the_environment_and_on_other_settings() -> None:

@@ -1,0 +1,168 @@
+"""A policy whose parts depend on each other: autoregressive parts, and arguments that some choices do not use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ludus.core.network import Shape
+from ludus.core.spec import Specs
+from ludus.core.types import Tensors
+from ludus.networks.action_heads import Parameters
+from ludus.networks.init import initialize
+from ludus.networks.modular import module_key
+from ludus.networks.policy import ActionPart, Policy
+from ludus.networks.policy_config import PolicyConfig, parse_arguments, sampling_order
+from ludus.networks.projection import output_gain
+
+
+class Conditioner(nn.Module):
+    """From features ``[…, width, *space]`` and the embedding of earlier parts to the output that a head decodes."""
+
+    def __init__(self, width: int, output: Shape) -> None:
+        super().__init__()
+        self.output = output
+        self.last = initialize(nn.Linear(width, output[0]), output_gain("policy"))
+
+    def hidden(self, features: Tensor, context: Tensor | None) -> Tensor:
+        """Return the hidden features, given the sum of the embeddings ``[…, width]``, if there are earlier parts."""
+        if context is None:
+            return features.relu()
+        return (features + context[(..., *[None] * (len(self.output) - 1))]).relu()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if len(self.output) == 1:
+            y: Tensor = self.last(hidden)
+            return y
+        space = hidden.flatten(1 - len(self.output))  # [..., width, S]
+        return torch.unflatten(self.last.weight @ space + self.last.bias.unsqueeze(-1), -1, self.output[1:])
+
+
+class _Step(NamedTuple):
+    """How one part is sampled."""
+
+    part: ActionPart
+    conditioner: Any  # None: the network's output goes to the head as it is
+    embedding: Any  # of its action, for later parts; None: no later part needs it
+    function: str  # the part whose choice decides whether this one is used; empty: it always is
+
+
+class _Visit(NamedTuple):
+    """A part with its distribution and action, all given the parts before it."""
+
+    part: ActionPart
+    p: Parameters
+    action: Tensor  # flat, as the head uses it
+    used: Tensor | None  # bool [...]; None: always used
+
+
+class ConditionalPolicy(Policy):
+    """A policy whose parts are sampled one after the other.
+
+    Each part of ``agent.autoregressive`` is given those before it: the network's output is features, to which a learned
+    embedding of the earlier parts is added before a hidden layer's activation and a linear layer. A part that the
+    choice of another does not use (``agent.arguments``) has the ``unused_value`` of its head, and no log-probability,
+    entropy, KL or gradient. Entropy and KL are those of each part given the parts of the action before it.
+    """
+
+    def __init__(self, action: Specs, config: PolicyConfig, inputs: Mapping[str, Shape]) -> None:
+        super().__init__(action, config, inputs)
+        tables, chain, width = parse_arguments(config.arguments, action), config.autoregressive, config.head_width
+        order = sampling_order(action, chain, tables)
+        functions = {name: function for function, table in tables.items() for name in table}
+        for name, used in (argument for table in tables.values() for argument in table.items()):
+            self.register_buffer(_table_key(name), torch.tensor(used), persistent=False)
+        self.conditioners, self.embeddings = nn.ModuleDict(), nn.ModuleDict()
+        self._steps: list[_Step] = []
+        parts = {part.name: part for part in self._parts}
+        for name in order:
+            part, key = parts[name], module_key(name)
+            conditioner = embedding = None
+            if name in chain[1:] or (name in chain[:-1] and part.head.embeds_entities):
+                shape = part.head.output_shape
+                conditioner = self.conditioners[key] = Conditioner(width, shape)
+                part = part._replace(output=f"features/{name}")
+                self.outputs[part.output] = (width, *shape[1:])
+                del self.outputs[f"policy/{name}"]
+            if name in chain[:-1]:
+                embedding = self.embeddings[key] = part.head.make_embedding(width)
+            self._steps.append(_Step(part, conditioner, embedding, functions.get(name, "")))
+
+    def sample(self, outputs: Tensors, observation: Tensors, noise: Tensors | None) -> tuple[Tensors, Tensor]:
+        def choose(part: ActionPart, p: Parameters) -> Tensor:
+            return part.head.mode(p) if noise is None else part.head.sample(p, noise[part.name])
+
+        visits = list(self._visit(outputs, observation, choose))
+        log_probs = [_where_used(v, v.part.head.log_prob(v.p, v.action)) for v in visits]
+        return {v.part.name: v.part.unflatten(v.action) for v in visits}, reduce(torch.add, log_probs)
+
+    def evaluate(self, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensors:
+        log_probs, entropies = [], []
+        for visit in self._given(outputs, action, observation):
+            log_prob, entropy = visit.part.head.evaluate(visit.p, visit.action)
+            log_probs.append(_where_used(visit, log_prob))
+            entropies.append(_where_used(visit, entropy))
+        return {"log_prob": reduce(torch.add, log_probs), "entropy": reduce(torch.add, entropies)}
+
+    def distribution(self, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensors:
+        return {v.part.output: v.part.head.pack(v.p) for v in self._given(outputs, action, observation)}
+
+    def kl(self, old: Tensors, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensor:
+        terms = []
+        for visit in self._given(outputs, action, observation):
+            head = visit.part.head
+            terms.append(_where_used(visit, head.kl(head.unpack(old[visit.part.output]), visit.p)))
+        return reduce(torch.add, terms)
+
+    def describe(self, outputs: Tensors, observation: Tensors) -> dict[str, Tensors]:
+        """Return each part's distribution, given the most likely choices of the parts before it."""
+        visits = self._visit(outputs, observation, lambda part, p: part.head.mode(p))
+        described = {visit.part.name: visit.part.head.describe(visit.p) for visit in visits}
+        return {name: described[name] for name in self.action}
+
+    def _given(self, outputs: Tensors, action: Tensors, observation: Tensors) -> Iterator[_Visit]:
+        return self._visit(outputs, observation, lambda part, p: part.flatten(action[part.name]))
+
+    def _visit(
+        self, outputs: Tensors, observation: Tensors, choose: Callable[[ActionPart, Parameters], Tensor]
+    ) -> Iterator[_Visit]:
+        """Yield the parts in order, each with the action that ``choose`` returns for its distribution."""
+        actions: Tensors = {}
+        uses: Tensors = {}
+        context: Tensor | None = None
+        for part, conditioner, embedding, function in self._steps:
+            features = outputs[part.output]
+            if conditioner is not None:
+                features = conditioner.hidden(features, context)
+            p = part.head.decode(features if conditioner is None else conditioner(features), observation)
+            action, used = choose(part, p), None
+            if function:
+                used = self.get_buffer(_table_key(part.name))[actions[function]]
+                used = used & uses[function] if function in uses else used
+                uses[part.name] = used
+                extra = [None] * (action.dim() - used.dim())
+                action = torch.where(used[(..., *extra)], action, part.head.unused_value)
+            actions[part.name] = action
+            if embedding is not None:
+                embedded = embedding(action, features)
+                embedded = embedded if used is None else torch.where(used.unsqueeze(-1), embedded, 0)
+                context = embedded if context is None else context + embedded
+            yield _Visit(part, p, action, used)
+
+
+def make_policy(action: Specs, config: PolicyConfig, inputs: Mapping[str, Shape]) -> Policy:
+    """Make the policy for these settings; ``inputs`` are the shapes of the observations as networks get them."""
+    dependent = config.autoregressive or config.arguments
+    return (ConditionalPolicy if dependent else Policy)(action, config, inputs)
+
+
+def _where_used(visit: _Visit, term: Tensor) -> Tensor:
+    return term if visit.used is None else torch.where(visit.used, term, 0)
+
+
+def _table_key(name: str) -> str:
+    return f"uses/{module_key(name)}"
