@@ -13,7 +13,8 @@ from torch import nn
 from ludus.core.hidden_state import HiddenState
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
-from ludus.networks.action_heads import Categorical, Gaussian
+from ludus.networks.action_heads import Categorical
+from ludus.networks.continuous_heads import Gaussian
 from ludus.networks.modular import ModularNetwork, module_key
 from ludus.networks.module_checks import HookCheck
 from ludus.networks.policy import Policy

@@ -13,24 +13,11 @@ from torch import Tensor, nn
 from ludus.core.network import Shape, Shapes
 from ludus.core.spec import Spec, Specs, mask_name
 from ludus.core.types import Tensors
-from ludus.networks.action_heads import (
-    GSDE,
-    ActionHead,
-    Bernoulli,
-    Beta,
-    Categorical,
-    Discretized,
-    Gaussian,
-    MultiCategorical,
-    Parameters,
-    Pointer,
-    Select,
-    Spatial,
-    StateGaussian,
-    TanhGaussian,
-)
+from ludus.networks.action_heads import ActionHead, Bernoulli, Categorical, MultiCategorical, Parameters
+from ludus.networks.continuous_heads import GSDE, Beta, Discretized, Gaussian, StateGaussian, TanhGaussian
 from ludus.networks.modular import module_key
 from ludus.networks.policy_config import HeadSetting, PolicyConfig, check_bounds, parse_heads
+from ludus.networks.spatial_heads import Pointer, Select, Spatial
 
 DEFAULT = PolicyConfig()
 

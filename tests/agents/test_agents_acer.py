@@ -341,7 +341,9 @@ def copy(value: Any) -> Any:
 def test_the_named_combination_differs_by_its_targets() -> None:
     config = ACERVTraceConfig()
     assert config == replace(config, targets="vtrace", importance_clip=1.0)
-    needs = ACER.requirements({}, {"action": Spec((), "int64", "categorical", sizes=(A,))}, config, shared=True)
+    needs = ACER.requirements(
+        {"x": Spec((2,), "float32")}, {"action": Spec((), "int64", "categorical", sizes=(A,))}, config, shared=True
+    )
     assert needs["actor_critic"].outputs == {"policy/action": (A,), "value": (1,)}
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import ludus
+from ludus.agents.ppo import PPOConfig
 from ludus.containers.build import build_manager
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec
@@ -28,9 +29,6 @@ def everything(agent="ppo", observation=VECTOR, action=CHOICE, **changes) -> set
     return {key for key, _ in find_ineffective(settings, {"observation": observation}, {"action": action})}
 
 
-<<<<<<< HEAD
-OTHER_RANKS = {"network.net2d", "network.net3d", "network.net4d", "network.embedding"}
-=======
 POLICY = {f"agent.{name}" for name in ("bins", "ordinal", "gsde_interval", "head_width")}
 
 
@@ -41,13 +39,13 @@ def test_settings_of_a_policy() -> None:
     assert unused() == {"bins", "ordinal", "gsde_interval", "head_width"}
     assert unused(agent__distribution="discretized") == {"gsde_interval", "head_width"}
     assert unused(agent__distribution="gsde") == {"bins", "ordinal"}
-    assert unused(agent__autoregressive=("a", "b")) == {"bins", "ordinal", "gsde_interval"}
+    config = PPOConfig(autoregressive=("a", "b"))
+    assert "head_width" not in dict(config.unused_distribution({"a": AMOUNT, "b": CHOICE}))
     assert "agent.log_std_init" in everything(action=AMOUNT, agent__distribution="discretized")
     assert everything(action=CHOICE, agent__distribution="gsde") >= {"agent.distribution", "agent.gsde_interval"}
 
 
-OTHER_RANKS = {"network.net2d", "network.net3d", "network.net4d"}
->>>>>>> ce3feee (Policies: spatial, pointer, select, autoregressive and parameterized actions; discretized, state-dependent and gSDE distributions)
+OTHER_RANKS = {"network.net2d", "network.net3d", "network.net4d", "network.embedding"}
 
 
 def test_ineffective_settings_depend_on_the_environment_and_on_other_settings() -> None:
