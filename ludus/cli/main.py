@@ -22,6 +22,7 @@ COMMANDS = {
     "evaluate": ("RUN ...", "evaluate trained policies over many episodes"),
     "play": ("RUN", "watch a trained policy in a window or as a video"),
     "list": ("[WHAT]", "list agents, networks, environments, presets or runs"),
+    "show": ("network ENV", "print or draw the networks of an agent, with shapes and sizes"),
     "check": ("ENV", "check an environment for problems before training"),
     "diagnose": ("RUN", "show where the NaN or Inf of a failed run came from"),
 }
@@ -95,7 +96,7 @@ def _memory_settings(words: list[str]) -> str:
 
 def overview() -> str:
     """Return the text of ``ludus --help``."""
-    lines = [f"  ludus {name + ' ' + takes:<14} {what}" for name, (takes, what) in COMMANDS.items()]
+    lines = [f"  ludus {name + ' ' + takes:<18} {what}" for name, (takes, what) in COMMANDS.items()]
     return "\n".join(
         [
             f"ludus {__version__}: reinforcement learning in PyTorch.",

@@ -32,7 +32,7 @@ from ludus.networks.build import build_network, network_spec
 from ludus.networks.config import NetworkConfig
 from ludus.parallel.resources import cores, free_memory
 from ludus.settings.ineffective import find_ineffective, refuse_ineffective
-from ludus.settings.networks import plan_networks
+from ludus.settings.networks import PlannedNetwork, plan_networks
 from ludus.settings.settings import Resolved, Settings, adapt_defaults
 
 LARGE_IMAGE = 64  # pixels of the smaller side from which policy and value share a trunk by default
@@ -59,13 +59,18 @@ def build_agent(settings: Settings[Any], observation: Specs, action: Specs, devi
         raise UserError(f'agent "{settings.agent_name}" lacks {", ".join(missing)}; see ludus.core.agent.Agent.')
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        planned = plan_networks(settings, observation, action, _shares(settings, observation))
+        planned = planned_networks(settings, observation, action)
         networks = {name: build_network(*plan) for name, plan in planned.items()}
         agent: Agent = kind(observation, action, settings.agent, networks, settings.env.num)
     freeze(agent, settings.freeze)
     if isinstance(device, str):
         device = choose_device(device, memory_needed(settings, agent, observation))
     return agent.to(device)
+
+
+def planned_networks(settings: Settings[Any], observation: Specs, action: Specs) -> dict[str, PlannedNetwork]:
+    """Return the networks of the agent, with ``network.shared`` decided."""
+    return plan_networks(settings, observation, action, _shares(settings, observation))
 
 
 def outline_agent(settings: Settings[Any], observation: Specs, action: Specs) -> Agent | None:

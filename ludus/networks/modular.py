@@ -22,6 +22,17 @@ from ludus.networks.projection import make_projection
 NO_STATE = HiddenState()  # of feed-forward pieces
 
 
+class Part(NamedTuple):
+    """A part of a network for `ludus show network`: a source, body, head or projection."""
+
+    name: str
+    kind: str  # the piece as in the settings, or the class of a layer
+    inputs: tuple[str, ...]  # the observations or parts that it gets
+    input_shape: Shape
+    output_shape: Shape
+    module: nn.Module | None  # None for an identity
+
+
 class _Slot(NamedTuple):
     """A piece and its place, which prefixes its hidden state; the piece is None for an identity."""
 
@@ -94,7 +105,7 @@ class _Projection(NamedTuple):
 class _Branch(NamedTuple):
     """What follows the joined sources: a body, heads (None: the body's output as it is) and projections."""
 
-    body: _Slot
+    body: _Slot | None  # None: an identity, or the body of the branch before
     heads: list[_Head | None]
     projections: list[_Projection]
 
@@ -105,7 +116,7 @@ class ModularNetwork(Network):
     ``pieces`` holds the sources as ``source/<observation>``, the ``body`` and the heads as ``head<rank>d``, without
     identities. ``projections`` holds the layers from a head to each output; with ``streams`` these have a hidden layer.
     With ``branches``, groups of outputs by name, each group has heads of its own, called ``<branch>/head<rank>d``, and
-    a body of its own if only the sources are shared.
+    a body of its own if only the sources are shared. ``parts`` lists all of them in order.
     """
 
     def __init__(
@@ -126,6 +137,7 @@ class ModularNetwork(Network):
         self.inputs, self.outputs, self._noisy = inputs, outputs, noisy
         self.pieces, self.embeddings, self.projections = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
         # forward uses these lists, because looking a module up by name costs as much as a small operation
+        self.parts: list[Part] = []
         self._slots: list[_Slot] = []
         self._sources: list[_Source] = []
         self._branches: list[_Branch] = []
@@ -143,8 +155,12 @@ class ModularNetwork(Network):
         shared_body = None if branches and config.shared == "sources" else self._add_body("body")
         for branch, names in (branches or {"": tuple(outputs)}).items():
             place = f"{branch}/" if branch else ""
-            body = shared_body or self._add_body(f"{place}body")
-            self._add_branch(place, *body, {name: outputs[name] for name in names}, streams, noisy)
+            slot, shape = shared_body or self._add_body(f"{place}body")
+            heads, projections = self._add_heads(
+                place, slot.name, shape, {name: outputs[name] for name in names}, streams, noisy
+            )
+            again = shared_body is not None and bool(self._branches)
+            self._branches.append(_Branch(None if again or slot.piece is None else slot, heads, projections))
         self._joins = len(self._sources) > 1 or self._sources[0].shape != self._join.shape
         self.recurrent = any(slot.recurrent for slot in self._slots)
 
@@ -159,12 +175,15 @@ class ModularNetwork(Network):
             slot = first.slot._replace(name=place)
             if slot.piece is not None:
                 self._slots.append(slot)
+            self.parts.append(Part(place, f"shared with {first.observation}", (name,), shape, first.shape, None))
             self._sources.append(first._replace(observation=name, slot=slot, mask=mask))
             return
         embedding = None
         if categories:
             embedding = self.embeddings[module_key(name)] = nn.Embedding(categories, config.embedding)
-        slot, output = self._add(place, *config.source_for(name, shape), shape, (rank,))
+            self.parts.append(Part(f"embedding/{name}", "embedding", (name,), shape[1:], shape, embedding))
+        given = f"embedding/{name}" if categories else name
+        slot, output = self._add(place, *config.source_for(name, shape), shape, (given,), (rank,))
         self._sources.append(_Source(name, slot, mask, embedding, output))
 
     def _check_shared(self, name: str, shape: Shape, categories: int, first: _Source) -> None:
@@ -183,11 +202,12 @@ class ModularNetwork(Network):
             )
 
     def _add_body(self, place: str) -> tuple[_Slot, Shape]:
-        return self._add(place, self._config.body, "network.body", self._join.shape)
+        sources = tuple(source.slot.name for source in self._sources)
+        return self._add(place, self._config.body, "network.body", self._join.shape, sources)
 
-    def _add_branch(
-        self, place: str, body: _Slot, body_shape: Shape, outputs: Shapes, streams: bool, noisy: bool
-    ) -> None:
+    def _add_heads(
+        self, place: str, body: str, body_shape: Shape, outputs: Shapes, streams: bool, noisy: bool
+    ) -> tuple[list[_Head | None], list[_Projection]]:
         """Add the heads and projections of some outputs."""
         keys = {name: _head_key(shape, self._over.get(name, "")) for name, shape in outputs.items()}
         needed = sorted(set(keys.values()))
@@ -196,7 +216,7 @@ class ModularNetwork(Network):
         if on_sources and len(body_shape) > 1:
             needed = sorted({*needed, _head_key((1,))})
         heads: list[_Head | None] = []
-        shapes: dict[_HeadKey, tuple[int, Shape]] = {}
+        shapes: dict[_HeadKey, tuple[int, str, Shape]] = {}
         head: _Head | None
         for key in needed:
             name = f"{place}head{key.rank}d"
@@ -204,32 +224,34 @@ class ModularNetwork(Network):
                 name += f"/{module_key(key.over) or '×'.join(map(str, key.space))}"
             if key in on_sources:
                 wanted = next(output for output in outputs if keys[output] == key)
-                head, shape = self._add_head_on_sources(name, key, summary, wanted, body_shape)
+                vector = body if len(body_shape) == 1 else f"{place}head1d"
+                head, shape = self._add_head_on_sources(name, key, vector, summary, wanted, body_shape)
             else:
-                head, shape = self._add_head(name, key.rank, body_shape)
+                head, shape = self._add_head(name, key.rank, body, body_shape)
             if key.rank == 1 and len(body_shape) > 1:
                 summary = shape
-            shapes[key] = len(heads), shape
+            shapes[key] = len(heads), name, shape
             heads.append(head)
         projections = []
         for name, shape in outputs.items():
-            index, features = shapes[keys[name]]
+            index, given, features = shapes[keys[name]]
             layer = make_projection(name, shape, features, self._config, streams, noisy)
+            self.parts.append(Part(f"output/{name}", type(layer).__name__, (given,), features, shape, layer))
             self.projections[module_key(name)] = layer
             projections.append(_Projection(name, layer, index, shape))
-        self._branches.append(_Branch(body, heads, projections))
+        return heads, projections
 
-    def _add_head(self, name: str, rank: int, body: Shape) -> tuple[_Head | None, Shape]:
+    def _add_head(self, name: str, rank: int, given: str, body: Shape) -> tuple[_Head | None, Shape]:
         """Add a head that gets the body's output, cast to its rank unless the piece takes the body's rank."""
         piece, setting = self._config.heads[rank - 1], f"network.head{rank}d"
         dim = len(body) if piece_class(piece, setting).dim == len(body) else rank
-        slot, shape = self._add(name, piece, setting, cast_shape(body, dim), (rank, len(body)))
+        slot, shape = self._add(name, piece, setting, cast_shape(body, dim), (given,), (rank, len(body)))
         if slot.piece is None and len(body) == rank:
             return None, body
         return _Head(slot, rank, dim, (), None), cast_shape(shape, rank)
 
     def _add_head_on_sources(
-        self, name: str, key: _HeadKey, summary: Shape, output: str, body: Shape
+        self, name: str, key: _HeadKey, vector: str, summary: Shape, output: str, body: Shape
     ) -> tuple[_Head, Shape]:
         """Add a head that gets the sources with the map or list of an output, joined with a vector."""
         rank, space, over = key
@@ -250,17 +272,29 @@ class ModularNetwork(Network):
         parts = {self._sources[i].observation: self._sources[i].shape for i in found}
         masks = {self._sources[i].observation: self._sources[i].mask for i in found if self._sources[i].mask}
         join = plan_join({**parts, "": summary}, rank, f"the output {output}", masks)
+        given = (*(self._sources[i].slot.name for i in found), vector)
         setting = f"network.head{rank}d"
-        slot, shape = self._add(name, self._config.heads[rank - 1], setting, join.shape, (rank,))
+        slot, shape = self._add(name, self._config.heads[rank - 1], setting, join.shape, given, (rank,))
         return _Head(slot, rank, rank, tuple(found), join), cast_shape(shape, rank)
 
     def _add(
-        self, place: str, piece: str, setting: str, shape: Shape, ranks: tuple[int, ...] = ()
+        self,
+        place: str,
+        piece: str,
+        setting: str,
+        shape: Shape,
+        given: tuple[str, ...],
+        ranks: tuple[int, ...] = (),
     ) -> tuple[_Slot, Shape]:
-        """Make a piece, register it unless it is an identity, and return it with its output shape."""
+        """Make a piece, register it unless it is an identity, and return it with its output shape.
+
+        ``given`` are the parts that it gets. ``ranks`` are those of pieces that fit its place; (): all do.
+        """
         dim = piece_class(piece, setting).dim
         made = make_piece(piece, setting, shape, self._config, None if not ranks or dim in ranks else ranks[0])
-        if isinstance(made, Identity):
+        identity = isinstance(made, Identity)
+        self.parts.append(Part(place, piece, given, shape, made.output_shape(), None if identity else made))
+        if identity:
             return _Slot(place, None, recurrent=False), made.output_shape()
         if noisy_layers(made) and not self._noisy:
             raise UserError(
@@ -280,17 +314,16 @@ class ModularNetwork(Network):
     def forward(self, observation: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensors, HiddenState]:
         new_state, outputs = HiddenState(), {}
         sources = [source.run(observation, state, first, new_state) for source in self._sources]
-        x, mask = self._join(sources) if self._joins else sources[0]
+        x, mask = y = self._join(sources) if self._joins else sources[0]
         for body, heads, projections in self._branches:
-            y, y_mask = x, mask
-            if body.piece is not None:
-                y, y_mask = body.run(x, state, first, new_state, mask), body.output_mask(mask)
+            if body is not None:
+                y = body.run(x, state, first, new_state, mask), body.output_mask(mask)
             features: list[Features] = []
             for head in heads:
                 if head is None:
-                    features.append((y, y_mask))
+                    features.append(y)
                 else:
-                    inputs = _head_input(head, (y, y_mask), sources, features)
+                    inputs = _head_input(head, y, sources, features)
                     z = head.slot.run(inputs[0], state, first, new_state, inputs[1])
                     features.append(cast_features((z, head.slot.output_mask(inputs[1])), head.rank))
             for name, layer, index, shape in projections:

@@ -312,7 +312,11 @@ def test_partly_shared_networks(shared: Any) -> None:
     assert sorted(network.pieces) == sorted(["source/o", *bodies, "actor/head1d", "critic/head1d"])
     state = network.initial_state(B)
     assert {name.rpartition("/")[0] for name in state} == {"source/o", "actor/head1d", "critic/head1d"}
+    runs = []
+    for name, piece in network.pieces.items():
+        piece.register_forward_hook(lambda *_, name=name: runs.append(name))
     y, _ = network(rows({"o": (3,)}), state, FIRST)
+    assert sorted(runs) == sorted(network.pieces)  # each runs once
     touched = {}
     for output in outputs:
         network.zero_grad()
