@@ -58,7 +58,7 @@ def _build_member(config: NetworkConfig, spec: NetworkSpec) -> Network:
         config = concatenate_inputs(config)
     more = (spec.masks, spec.categories, spec.over, spec.branches)
     network = ModularNetwork(spec.inputs, spec.outputs, config, spec.streams, spec.noisy, *more)
-    if custom := [piece for piece in config.resolved(spec.inputs).pieces if ":" in piece]:
+    if custom := [piece for piece in config.resolved(spec.inputs, spec.outputs).pieces if ":" in piece]:
         from ludus.networks.custom import check_on_zeros
 
         check_on_zeros(network, spec, f"with {', '.join(custom)}")

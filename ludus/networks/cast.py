@@ -126,9 +126,8 @@ def _join_on_features(shapes: Shapes, before: Shapes, place: str) -> Shape:
 def _not_joinable(one: str, other: str, shapes: Shapes, place: str) -> UserError:
     both = f'Observations "{one}" and "{other}" cannot be joined for {place}: their sources have the shapes'
     if len(shapes[one]) == len(shapes[other]) == 2:
-        piece = "conv1d(features=64, kernel=1)"
         return UserError(
-            f"{both} {shapes[one]} and {shapes[other]}, and lists need equal features; give both as many, such as with "
-            f"network.sources '{one}={piece}' '{other}={piece}', or choose a body of rank 1."
+            f"{both} {shapes[one]} and {shapes[other]}, and lists need equal features to become one; "
+            "set network.net2d to entity_mlp, which gives them as many, or choose a body of rank 1."
         )
     return UserError(f"{both} {shapes[one]} and {shapes[other]}; choose other pieces for them, or a body of rank 1.")

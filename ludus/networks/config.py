@@ -29,8 +29,11 @@ class NetworkConfig:
 
     name: str = "modular"  # or package.module:Class: a custom Network, or any torch module (ludus.networks.build)
     net1d: str = "mlp"  # source of each vector observation
-    net2d: str = "flat_mlp"  # source of each matrix observation [F, S]; flat_mlp: an mlp over the flattened matrix
-    # source of each image observation [F, H, W]; auto: nature_cnn, or small_cnn below 36×36
+    # source of each list or matrix observation [F, S]; auto: flat_mlp, an mlp over the flattened matrix, or entity_mlp,
+    # which keeps the list, if an output is about its entries
+    net2d: str = "auto"
+    # source of each image observation [F, H, W]; auto: nature_cnn, or small_cnn below 36×36, or sc2le_encoder, which
+    # keeps the map, if an output is about its places
     net3d: str = "auto"
     net4d: str = "identity4d"  # source of each volume or clip observation [F, D, H, W]
     # applied to all observations, concatenated; lstm makes the network recurrent; auto: an mlp for several observations
@@ -54,21 +57,22 @@ class NetworkConfig:
     sees: tuple[str, ...] = ("*",)
     orthogonal: bool = True  # orthogonal initial weights and a nearly uniform initial policy; off: PyTorch's defaults
 
-    def resolved(self, inputs: Shapes) -> NetworkConfig:
-        """Return the settings with ``body`` "auto" decided by the number of inputs.
+    def resolved(self, inputs: Shapes, outputs: Shapes) -> NetworkConfig:
+        """Return the settings with ``auto`` decided, except for ``net3d`` where its source depends on the image's size.
 
         Several vectors and matrices are concatenated before an mlp: with separate layers joined only by a linear one,
-        the output would be a sum over observations.
+        the output would be a sum over observations. Sources keep the lists and maps that outputs are about; the mlp
+        gives such outputs a vector of everything.
         """
-        if self.body != "auto":
-            return self
-        if len(inputs) < 2:
-            return replace(self, body="identity1d")
+        ranks = {len(shape) for shape in outputs.values()}
+        several = self.body == "auto" and (len(inputs) > 1 or max(ranks, default=1) > 1)
+        lists = "entity_mlp" if 2 in ranks else "identity2d" if several else "flat_mlp"
         return replace(
             self,
-            net1d="identity1d" if self.net1d == "mlp" else self.net1d,
-            net2d="identity2d" if self.net2d == "flat_mlp" else self.net2d,
-            body="mlp",
+            net1d="identity1d" if several and self.net1d == "mlp" else self.net1d,
+            net2d=lists if self.net2d == "auto" else self.net2d,
+            net3d="sc2le_encoder" if self.net3d == "auto" and 3 in ranks else self.net3d,
+            body="mlp" if several else "identity1d" if self.body == "auto" else self.body,
         )
 
     @property
@@ -116,7 +120,7 @@ class NetworkConfig:
 
     def used_pieces(self, inputs: Shapes, outputs: Shapes) -> set[str]:
         """Return the pieces of a network with these inputs (after ``feature_shapes``) and outputs."""
-        config = self.resolved(inputs)
+        config = self.resolved(inputs, outputs)
         sources = (config.source_for(name, shape)[0] for name, shape in inputs.items() if len(shape) in (1, 2, 3, 4))
         return {*sources, config.body, *(config.heads[max(1, len(shape)) - 1] for shape in outputs.values())}
 

@@ -33,7 +33,7 @@ def concatenate_inputs(config: NetworkConfig) -> NetworkConfig:
     return replace(
         config,
         net1d="identity1d",
-        net2d="identity2d" if config.net2d == "flat_mlp" else config.net2d,
+        net2d="identity2d" if config.net2d in ("auto", "flat_mlp") else config.net2d,
         body=body,
         head1d=head if config.head1d == "identity1d" else config.head1d,
     )

@@ -20,6 +20,7 @@ from ludus.networks.pieces import make_piece, piece_class
 from ludus.networks.projection import make_projection
 
 NO_STATE = HiddenState()  # of feed-forward pieces
+KEEPING = {2: "entity_mlp", 3: "sc2le_encoder", 4: "identity4d"}  # sources that keep lists, maps and volumes
 
 
 class Part(NamedTuple):
@@ -133,7 +134,7 @@ class ModularNetwork(Network):
     ) -> None:
         super().__init__()
         inputs = config.feature_shapes(inputs, categories)
-        config = config.resolved(inputs)
+        config = config.resolved(inputs, outputs)
         self.inputs, self.outputs, self._noisy = inputs, outputs, noisy
         self.pieces, self.embeddings, self.projections = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
         # forward uses these lists, because looking a module up by name costs as much as a small operation
@@ -267,7 +268,7 @@ class ModularNetwork(Network):
                 f'Output "{output}" of shape {self.outputs[output]} needs a {kind} of the same {size}'
                 f"{f' from the observation {over}' if over else ''}, but the body {self._config.body} gives {body} and "
                 f"the sources give {sources}; choose sources that keep the {kind}, such as network.net{rank}d "
-                f"identity{rank}d, or a body of rank {rank}."
+                f"{KEEPING[rank]}, or a body of rank {rank}."
             )
         parts = {self._sources[i].observation: self._sources[i].shape for i in found}
         masks = {self._sources[i].observation: self._sources[i].mask for i in found if self._sources[i].mask}

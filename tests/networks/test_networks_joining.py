@@ -230,8 +230,12 @@ def test_outputs_over_two_lists_have_heads_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("config", "outputs", "message"),
     [
-        ({}, {"pick": (1, 5)}, r'"pick" of shape \(1, 5\) needs a list .* gives \(64,\).*"units" \(64,\)'),
-        ({"net2d": "identity2d"}, {"pick": (1, 4)}, r'"pick".*"units" \(3, 5\).*network.net2d identity2d'),
+        (
+            {"net2d": "flat_mlp"},
+            {"pick": (1, 5)},
+            r'"pick" of shape \(1, 5\) needs a list .* gives \(64,\).*"units" \(64,\)',
+        ),
+        ({"net2d": "identity2d"}, {"pick": (1, 4)}, r'"pick".*"units" \(3, 5\).*network.net2d entity_mlp'),
         ({"head1d": "identity3d"}, {"v": (1,)}, "network.head1d.*rank 3: choose a piece of rank 1"),
     ],
 )
@@ -346,6 +350,20 @@ def test_critics_take_lists_and_categories(body: str, members: int) -> None:
         results.append(network(x, network.initial_state(B), FIRST)[0]["q"])
     assert results[0].shape == shape
     torch.testing.assert_close(*results)
+
+
+def test_default_pieces_keep_the_lists_and_maps_that_outputs_are_about() -> None:
+    inputs: Shapes = {"units": (3, 5), "speed": (2,), "image": (4, 6, 6)}
+    network = build_network(NetworkConfig(), NetworkSpec(inputs, {"place": (1, 6, 6), "value": (1,)}, masks=MASKS))
+    kinds = {part.name: part.kind for part in network.parts}
+    assert kinds["source/image"] == "sc2le_encoder"
+    assert kinds["source/units"] == "identity2d"
+    assert kinds["body"] == "mlp"
+    network = build_network(NetworkConfig(), NetworkSpec(inputs, {"target": (1, 5)}, masks=MASKS))
+    kinds = {part.name: part.kind for part in network.parts}
+    assert (kinds["source/image"], kinds["source/units"], kinds["body"]) == ("small_cnn", "entity_mlp", "mlp")
+    network = build_network(NetworkConfig(), NetworkSpec({"units": (3, 5)}, {"target": (1, 5)}, masks=MASKS))
+    assert list(network.pieces) == ["source/units", "body"]
 
 
 class Named(nn.Module):

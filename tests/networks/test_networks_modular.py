@@ -151,7 +151,7 @@ def test_custom_piece():
             {"v": (1,)},
             r'"a" and "b".*\(3, 4\) and \(2, 5\).*equal features',
         ),
-        ({}, {"o": (3,)}, {"map": (1, 8, 8)}, r'"map" of shape \(1, 8, 8\) needs a map.*gives \(64,\).*"o" \(64,\)'),
+        ({}, {"o": (3,)}, {"map": (1, 8, 8)}, r'"map" of shape \(1, 8, 8\) needs a map.*gives \(64,\).*"o" \(3,\)'),
         ({}, {"o": (1, 2, 3, 4, 5)}, {"v": (1,)}, '"o" has shape'),
         ({"hidden": (0,)}, {"o": (3,)}, {"v": (1,)}, "network.hidden"),
         ({"name": "modula"}, {"o": (3,)}, {"v": (1,)}, 'Did you mean "modular"'),
