@@ -31,6 +31,11 @@ def test_my_network(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", "latest", "--episodes", "1"]) == 0
 
 
+def test_my_graph_network() -> None:
+    flags = ["--env.max-length", "6", "--network", "my_graph_network:MessagePassing"]
+    assert main(["train", "ludus.environments.entity_toy:NeighbourEnv", *flags, *SHORT_RUN]) == 0
+
+
 def test_my_agent() -> None:
     flags = [
         "--agent",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +80,15 @@ def test_a_replay_returns_lists_with_their_masks() -> None:
     start = words[..., 0][mask.any(-1)]  # the step of the episode, of which the length is the remainder
     assert torch.equal(start % 4, mask.sum(-1)[mask.any(-1)])
     worker.close()
+
+
+def test_the_example_on_the_page_about_observations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "observations.md").read_text(encoding="utf-8")
+    (code,) = re.findall("```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "page_example.py").write_text(code.replace("20_000", "200"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("page_example")
+    assert capsys.readouterr().out.splitlines()[-1] in ("0", "1")
