@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -246,7 +247,7 @@ class MaskedSampler:
     def observe(self, observation: Any, info: dict[str, Any], ended: bool) -> None:
         """Read an observation with its masks; the first one shows where they are."""
         if self._reader is None:
-            space, frames = self._env.observation_space, frame_stack(self._env)
+            space, frames = self._env.observation_space, partial(frame_stack, self._env)
             self._reader = ObservationReader(space, self._layout.specs, self._config, info, "environment", frames)
         self._masks = {}
         arrays = self._reader.read(observation, info)

@@ -15,6 +15,7 @@ from ludus.core.errors import UserError, did_you_mean
 from ludus.core.imports import resolve
 from ludus.environments.config import EnvConfig, parse_options, parse_wrappers
 from ludus.environments.errors import environment_error
+from ludus.environments.preprocess import PreprocessObservation, PreviousStep
 
 Environment = gymnasium.Env[Any, Any]
 ENVPOOL_TOO = ("box2d", "mujoco")  # extras of Gymnasium whose environments EnvPool has under the same ids
@@ -164,6 +165,8 @@ def _wrap(env: Environment, path: str, arguments: dict[str, Any]) -> Environment
         )
     try:
         wrapped = wrapper(env, **arguments)
+    except UserError:
+        raise
     except Exception as error:
         missing = [key for key in _required(wrapper)[1:] if key not in arguments]
         if isinstance(error, TypeError) and missing:
@@ -224,12 +227,14 @@ class GymAdapter(gymnasium.Env[Any, Any]):
             self.env.close()
 
 
-def frame_stack(env: Any) -> int:
-    """Return how many frames FrameStackObservation stacks; 1 if another wrapper may change observations after it."""
+def frame_stack(env: Any, name: str) -> int:
+    """Return how many frames an observation stacks; 1 if another wrapper may change it after the stack."""
     while isinstance(env, gymnasium.Wrapper) and not isinstance(env, gymnasium.ObservationWrapper):
         if isinstance(env, FrameStackObservation):
             return env.stack_size
-        if not type(env).__module__.startswith("gymnasium.wrappers"):  # others may change observations
+        if isinstance(env, PreprocessObservation):
+            return env.stacks.get(name, 1)
+        if not (isinstance(env, PreviousStep) or type(env).__module__.startswith("gymnasium.wrappers")):
             return 1
         env = env.env
     return 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -117,8 +117,8 @@ def _stack_rows(rows: tuple[Any, ...]) -> Any:
 class ObservationReader:
     """Reads observation and info of an environment, or a batch of them, into named arrays, including masks.
 
-    ``info`` is that of a reset, which shows whether it has the masks. ``frames`` is the number of stacked frames of
-    images. Of ``config``, the settings ``mask``, ``axes`` and ``max_length`` are used.
+    ``info`` is that of a reset, which shows whether it has the masks. ``frames`` returns the number of stacked
+    frames of an image by its name. Of ``config``, the settings ``mask``, ``axes`` and ``max_length`` are used.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ObservationReader:
         config: EnvConfig,
         info: Mapping[str, Any],
         environment: str,
-        frames: int = 1,
+        frames: Callable[[str], int] = lambda _: 1,
     ) -> None:
         mask = config.mask
         rest, mask_space = _split(space, mask, environment)
@@ -169,11 +169,11 @@ class ObservationReader:
         return arrays
 
 
-def _mark_frame_stacks(specs: Specs, frames: int) -> Specs:
+def _mark_frame_stacks(specs: Specs, frames: Callable[[str], int]) -> Specs:
     """Mark images as stacks of so many frames, of which a replay buffer stores one."""
     return {
-        name: replace(spec, stack=frames, axes=None)
-        if frames > 1 and len(spec.shape) >= 3 and spec.shape[0] % frames == 0
+        name: replace(spec, stack=n, axes=None)
+        if (n := frames(name)) > 1 and len(spec.shape) >= 3 and spec.shape[0] % n == 0
         else spec
         for name, spec in specs.items()
     }

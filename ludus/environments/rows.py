@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import getitem
 from typing import Any
 
@@ -123,7 +123,7 @@ class EnvRows:
         self._action_is_plain = not isinstance(self.layout.space, spaces.Dict | spaces.Tuple)
         self._first_reset = self._reset(start, 0)
         space = self._envs[0].observation_space
-        info, frames = self._first_reset[1], frame_stack(self._envs[0])
+        info, frames = self._first_reset[1], partial(frame_stack, self._envs[0])
         self.reader = ObservationReader(space, self.layout.specs, config, info, name, frames)
         self.observation, self.action = self.reader.specs, self.layout.specs
         self._episodes = [0] * count

@@ -54,7 +54,7 @@ class EnvPoolManager(BatchManager):
         spec = self._make_spec()
         actions = Layout(spec.gymnasium_action_space, "action", id)
         space, frames = _fix_bounds(spec.gymnasium_observation_space), getattr(spec.config, "stack_num", 1)
-        reader = ObservationReader(space, actions.specs, config, {}, id, frames)
+        reader = ObservationReader(space, actions.specs, config, {}, id, lambda _: int(frames))
         super().__init__(id, num, reader, actions, branch)
         self._limit = _limit(spec)
         if self._limit:

@@ -16,6 +16,7 @@ from ludus.core.rows import Rows
 from ludus.environments.config import EnvConfig, parse_options, parse_wrappers, validate
 from ludus.environments.errors import environment_error
 from ludus.environments.gym import accepts_argument, find_spec, is_path, make, make_environment, resolve_environment
+from ludus.environments.preprocess import with_wrappers
 from ludus.managers.base import BatchManager
 from ludus.preprocess.config import PreprocessConfig
 from ludus.preprocess.pipeline import with_device_ops
@@ -38,6 +39,8 @@ def make_manager(
     ``config.id``. Managers with another ``branch`` (training 0, evaluation 1, …) have other seeds.
     """
     size = num.size if isinstance(num, Rows) else num
+    if preprocess is not None:
+        config = with_wrappers(config, preprocess)
     manager = _make(config, size, render_mode, environment, branch)
     if preprocess is not None:
         manager.observation = with_device_ops(manager.observation, preprocess.observation)

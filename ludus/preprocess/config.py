@@ -12,7 +12,15 @@ from ludus.core.errors import UserError, did_you_mean
 from ludus.core.spec import is_mask
 
 # Ops on images and frames run in the environment's process, so that less is sent and stored ...
-ENVIRONMENT_OPS: dict[str, str] = {}
+ENVIRONMENT_OPS = {
+    "grayscale": "ludus.preprocess.frames:Grayscale",
+    "resize": "ludus.preprocess.frames:Resize",
+    "crop": "ludus.preprocess.frames:Crop",
+    "compress": "ludus.preprocess.frames:Compress",
+    "stack": "ludus.preprocess.frames:Stack",
+}
+PREVIOUS = ("previous_action", "previous_reward")  # ops that add an observation
+ACTION_OPS = ("repeat", "sticky")
 # ... and all others on the device of the networks, so that buffers hold what the environment returned
 DEVICE_OPS = {
     "cast": "ludus.preprocess.ops:Cast",
@@ -32,15 +40,18 @@ SETTING = "preprocess.observation"
 
 @dataclass(frozen=True)
 class PreprocessConfig:
-    """Ops on observations, in order; they are saved with the policy."""
+    """Ops on observations and actions, in order; they are saved with the policy."""
 
     # Ops on observations, as in 'camera: grayscale, resize(height=84, width=84)' or 'joint/*: symlog'; without a name,
     # on every observation. See docs/preprocessing.md.
     observation: tuple[str, ...] = ()
+    # Ops on actions, from the policy to the environment: repeat(n=4), sticky(probability=0.25).
+    action: tuple[str, ...] = ()
 
     def validate(self) -> None:
         """Refuse ops that do not exist."""
         observation_ops(self.observation)
+        action_ops(self.action)
 
 
 class NamedOp(NamedTuple):
@@ -64,11 +75,20 @@ class NamedOp(NamedTuple):
 
 def observation_ops(pipeline: Iterable[str]) -> list[NamedOp]:
     """Parse ``preprocess.observation``: ``name: op, op(key=value), …``; without a name, ops are on all."""
-    return [
-        NamedOp(pattern, _parse_op(text, SETTING, ENVIRONMENT_OPS.keys() | DEVICE_OPS.keys()), text)
+    ops = [
+        NamedOp(pattern, _parse_op(text, SETTING, [*ENVIRONMENT_OPS, *PREVIOUS, *DEVICE_OPS]), text)
         for item in pipeline
         for pattern, text in _split(item)
     ]
+    for op in ops:
+        if op.call.name in PREVIOUS and (op.pattern != "*" or op.call.arguments):
+            raise UserError(f'{SETTING} has "{op.pattern}: {op.text}"; write {op.call.name} alone: it is added once.')
+    return ops
+
+
+def action_ops(pipeline: Iterable[str]) -> list[Call]:
+    """Parse ``preprocess.action``: ``op, op(key=value), …``."""
+    return [_parse_op(text, "preprocess.action", ACTION_OPS) for item in pipeline for text in split_calls(item)]
 
 
 def _split(item: str) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from ludus.core.calls import check_arguments
 from ludus.core.errors import UserError
 from ludus.core.imports import resolve
 from ludus.core.spec import Spec, Specs
-from ludus.preprocess.config import ENVIRONMENT_OPS, SETTING, NamedOp, observation_ops
+from ludus.preprocess.config import ENVIRONMENT_OPS, PREVIOUS, SETTING, NamedOp, observation_ops
 
 
 def make_op(op: NamedOp, name: str, spec: Spec, table: Mapping[str, str]) -> Any:
@@ -36,6 +36,8 @@ def with_device_ops(observation: Specs, pipeline: Iterable[str]) -> Specs:
     specs = dict(observation)
     sources = {name: name for name, spec in specs.items() if spec.masks is None}  # name after renaming → name
     for op in observation_ops(pipeline):
+        if op.call.name in PREVIOUS:
+            continue
         for name in op.select(sources):
             spec = specs[sources[name]]
             if op.call.name in ENVIRONMENT_OPS:

@@ -157,7 +157,7 @@ def test_a_frame_stack_is_recognized_unless_another_wrapper_may_change_it() -> N
         env: Any = Picture()
         for wrap in wrappers:
             env = wrap(env)
-        return frame_stack(env)
+        return frame_stack(env, "observation")
 
     stacked = lambda env: FrameStackObservation(env, 4)  # noqa: E731
     assert frames() == 1

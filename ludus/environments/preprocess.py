@@ -1,0 +1,270 @@
+"""Wrappers for the ops of ``preprocess.*`` that run in the environment's process. Needs no torch.
+
+What they keep between steps is in attributes of plain types, so that snapshots have it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import reduce
+from operator import getitem
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from ludus.core.calls import Call, argument_defaults, check_arguments
+from ludus.core.errors import UserError
+from ludus.core.spec import Spec
+from ludus.environments.config import EnvConfig
+from ludus.environments.spaces import Layout
+from ludus.preprocess.config import (
+    ENVIRONMENT_OPS,
+    PREVIOUS,
+    SETTING,
+    NamedOp,
+    PreprocessConfig,
+    action_ops,
+    observation_ops,
+)
+from ludus.preprocess.frames import Stack
+from ludus.preprocess.pipeline import make_op
+
+Array = NDArray[Any]
+Wrapper = gymnasium.Wrapper[Any, Any, Any, Any]
+PATH = __name__
+NO_WRAPPERS = ("vector", "envpool", "tensor")  # backends
+
+
+def with_wrappers(config: EnvConfig, preprocess: PreprocessConfig) -> EnvConfig:
+    """Add the wrappers of the ops that run in the environment's process; refuse backends that have none."""
+    observed = observation_ops(preprocess.observation)
+    images = [f"{op.pattern}: {op.text}" for op in observed if op.call.name in ENVIRONMENT_OPS]
+    previous = [op.call.name for op in observed if op.call.name in PREVIOUS]
+    wrappers = [_action_wrapper(call) for call in action_ops(preprocess.action)]
+    wrappers.reverse()  # the first op of preprocess.action is next to the policy, so its wrapper is the outermost
+    if images:
+        wrappers.append(f"{PATH}:PreprocessObservation({_arguments({'ops': images})})")
+    if previous:
+        wrappers.append(f"{PATH}:PreviousStep({_arguments({'names': previous})})")
+    if wrappers and config.backend in NO_WRAPPERS:
+        key, text = (
+            ("preprocess.action", preprocess.action[0]) if preprocess.action else (SETTING, (images or previous)[0])
+        )
+        raise UserError(
+            f'{key} has "{text}", which runs in the process of each environment, but env.backend is {config.backend}; '
+            "set it to simple or subproc."
+        )
+    return replace(config, wrappers=(*config.wrappers, *wrappers))
+
+
+def _action_wrapper(call: Call) -> str:
+    kind = ACTION_WRAPPERS[call.name]
+    check_arguments(kind, call, 1, f"preprocess.action {call.name}")
+    if missing := [name for name in argument_defaults(kind, 1) if name not in call.arguments]:
+        raise UserError(
+            f"preprocess.action has {call.name} without {missing[0]}; give it, as in {EXAMPLES[call.name]}."
+        )
+    return f"{PATH}:{kind.__name__}({_arguments(call.arguments)})"
+
+
+def _arguments(arguments: dict[str, Any]) -> str:
+    """Return arguments as ``core.calls`` parses them; TOML has the strings, numbers and lists of JSON."""
+    return ", ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
+
+
+class PreprocessObservation(Wrapper):
+    """Applies ops to parts of the observation."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], ops: Iterable[str]) -> None:
+        super().__init__(env)
+        layout = Layout(env.observation_space, "observation", max_length=1)
+        specs = {name: leaf.spec for name, leaf in layout.leaves.items()}
+        self._paths = {name: leaf.path for name, leaf in layout.leaves.items()}
+        self._chains: dict[str, list[Callable[[Array], Array]]] = {}
+        self._stacks: dict[str, tuple[Callable[..., Array], Callable[..., Array]]] = {}  # begin and push
+        self.stacks: dict[str, int] = {}  # number of frames by name
+        self._frames: dict[str, Array] = {}  # the current stacks
+        for op in observation_ops(ops):
+            for name in op.select(specs):
+                specs[name] = self._add(op, name, specs[name])
+        changed = {name: specs[name] for name in (*self._chains, *self._stacks)}
+        space = env.observation_space
+        for name, spec in changed.items():
+            space = _replace(space, self._paths[name], _box(spec))
+        self.observation_space = space
+
+    def _add(self, op: NamedOp, name: str, spec: Spec) -> Spec:
+        if name in self._stacks:
+            raise UserError(f'{SETTING} has "{op.text}" after a stack for observation "{name}"; put the stack last.')
+        made = make_op(op, name, spec, ENVIRONMENT_OPS)
+        if isinstance(made, Stack):
+            self._stacks[name], self.stacks[name] = (made.begin, made.push), made.frames
+        else:
+            self._chains.setdefault(name, []).append(made.apply)
+        return made.output  # type: ignore[no-any-return]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._apply(observation, first=True), info
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._apply(observation, first=False), reward, terminated, truncated, info
+
+    def _apply(self, observation: Any, first: bool) -> Any:
+        for name, chain in self._chains.items():
+            x: Array = np.asarray(_part(observation, self._paths[name]))
+            for function in chain:
+                x = function(x)
+            observation = _replace(observation, self._paths[name], x)
+        for name, (begin, push) in self._stacks.items():
+            x = _part(observation, self._paths[name])
+            self._frames[name] = begin(x) if first else push(self._frames[name], x)
+            observation = _replace(observation, self._paths[name], self._frames[name].copy())
+        return observation
+
+
+class PreviousStep(Wrapper):
+    """Adds the previous action and reward to the observation, zero at the start of an episode.
+
+    Choices are one-hot vectors, which are zero there, too.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], names: Iterable[str]) -> None:
+        super().__init__(env)
+        layout = Layout(env.action_space, "action")
+        self._flatten = layout.flatten
+        specs = layout.specs if "previous_action" in names else {}
+        many = len(specs) > 1
+        self._names = {name: f"previous_action/{name}" if many else "previous_action" for name in specs}
+        self._sizes = {name: spec.sizes for name, spec in specs.items()}
+        self._with_reward = "previous_reward" in names
+        added: dict[str, spaces.Space[Any]] = {self._names[name]: _previous_space(spec) for name, spec in specs.items()}
+        if self._with_reward:
+            added["previous_reward"] = spaces.Box(-np.inf, np.inf, (), np.float32)
+        self._zeros = {name: np.zeros(space.shape or (), space.dtype) for name, space in added.items()}
+        parts = _parts(env.observation_space)
+        if taken := [name for name in added if name in parts]:
+            raise UserError(
+                f"{SETTING} has {taken[0]}, but the environment has an observation of this name; remove it."
+            )
+        self.observation_space = spaces.Dict(parts | added)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return _parts(observation) | self._zeros, info
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        added = {
+            self._names[name]: self._encode(name, x) for name, x in self._flatten(action).items() if name in self._names
+        }
+        if self._with_reward:
+            added["previous_reward"] = np.asarray(reward, np.float32).reshape(())
+        return _parts(observation) | added, reward, terminated, truncated, info
+
+    def _encode(self, name: str, action: Array) -> Array:
+        if sizes := self._sizes[name]:
+            hot = [np.arange(n) == choice for n, choice in zip(sizes, action.ravel().tolist(), strict=True)]
+            return np.concatenate(hot).astype(np.int8)
+        zeros = self._zeros[self._names[name]]
+        return action.astype(zeros.dtype).reshape(zeros.shape)
+
+
+class RepeatAction(Wrapper):
+    """Takes each action ``n`` times, or until the episode ends, and adds up the rewards."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], n: int) -> None:
+        super().__init__(env)
+        if isinstance(n, bool) or not isinstance(n, int) or n < 2:
+            raise UserError(f"preprocess.action repeat(n={n}): n must be a whole number above 1.")
+        self.n = n
+
+    def step(self, action: Any) -> Any:
+        total = 0.0
+        for _ in range(self.n):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
+
+
+class StickyAction(Wrapper):
+    """Repeats the previous action with some probability instead of taking the new one (Machado et al. 2018).
+
+    Unlike Gymnasium's, it has a generator of its own, seeded by each reset, so that an environment whose ``reset``
+    ignores the seed is repeatable too.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], probability: float) -> None:
+        super().__init__(env)
+        if isinstance(probability, bool) or not isinstance(probability, int | float) or not 0 < probability < 1:
+            raise UserError(f"preprocess.action sticky(probability={probability}): it must be between 0 and 1.")
+        self.probability = float(probability)
+        self._generator = np.random.default_rng(0)
+        self._previous: Any = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self._generator = np.random.default_rng(seed)
+        self._previous = None
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        repeats = self._previous is not None and self._generator.random() < self.probability
+        if not repeats:
+            self._previous = action
+        return self.env.step(self._previous)
+
+
+ACTION_WRAPPERS: dict[str, type[Wrapper]] = {"repeat": RepeatAction, "sticky": StickyAction}
+EXAMPLES = {"repeat": "repeat(n=4)", "sticky": "sticky(probability=0.25)"}
+
+
+def _previous_space(spec: Spec) -> spaces.Space[Any]:
+    if spec.kind == "categorical":
+        return spaces.MultiBinary(sum(spec.sizes))
+    if spec.kind == "binary":
+        return spaces.MultiBinary(spec.size)
+    low, high = (np.where(np.isfinite(x), x, s * np.inf) for x, s in zip(spec.bounds, (-1, 1), strict=True))
+    return spaces.Box(np.minimum(low, 0).ravel(), np.maximum(high, 0).ravel(), (spec.size,), np.float32)
+
+
+def _box(spec: Spec) -> spaces.Box:
+    low, high = spec.bounds
+    dtype: Any = np.dtype(spec.dtype)
+    return spaces.Box(low.astype(dtype), high.astype(dtype), spec.shape, dtype)
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    """Return the parts of an observation, or of its space, as a dict: the only part is called ``observation``."""
+    if isinstance(value, spaces.Dict | spaces.Tuple):
+        value = value.spaces
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, tuple):
+        return {str(i): x for i, x in enumerate(value)}
+    return {"observation": value}
+
+
+def _part(tree: Any, path: tuple[str | int, ...]) -> Any:
+    return reduce(getitem, path, tree)
+
+
+def _replace(tree: Any, path: tuple[str | int, ...], value: Any) -> Any:
+    """Return a nested value, or a nested space, with another part at ``path``."""
+    if not path:
+        return value
+    key, *rest = path
+    if isinstance(tree, spaces.Dict):
+        return spaces.Dict({k: _replace(x, tuple(rest), value) if k == key else x for k, x in tree.spaces.items()})
+    if isinstance(tree, dict):
+        return {k: _replace(x, tuple(rest), value) if k == key else x for k, x in tree.items()}
+    parts = [_replace(x, tuple(rest), value) if i == key else x for i, x in enumerate(tree)]
+    return spaces.Tuple(parts) if isinstance(tree, spaces.Tuple) else tuple(parts)
