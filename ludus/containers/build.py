@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ludus.agents import AGENTS
 from ludus.containers.evaluate import Evaluator
@@ -31,6 +31,7 @@ from ludus.managers.make import make_manager
 from ludus.networks.build import build_network, network_spec
 from ludus.networks.config import NetworkConfig
 from ludus.parallel.resources import cores, free_memory
+from ludus.preprocess.rewards import preprocessed_goal_reward
 from ludus.settings.ineffective import find_ineffective, refuse_ineffective
 from ludus.settings.networks import PlannedNetwork, plan_networks
 from ludus.settings.settings import Resolved, Settings, adapt_defaults
@@ -109,10 +110,14 @@ def build_learner(resolved: Resolved, observation: Specs, action: Specs, new: bo
     return agent
 
 
-def build_cache(agent: Agent, manager: EnvironmentManager, rows: Rows) -> ExperienceCache:
-    """Make the agent's cache for these rows."""
+def build_cache(
+    agent: Agent, manager: EnvironmentManager, rows: Rows, rewards: Callable[[Tensor], Tensor] | None = None
+) -> ExperienceCache:
+    """Make the agent's cache for these rows; ``rewards`` are the ops on rewards."""
     if agent.needs_goal_reward:  # only then must the environment have it
         agent.goal_reward = manager.goal_reward()
+        if agent.goal_reward is not None and rewards is not None:
+            agent.goal_reward = preprocessed_goal_reward(agent.goal_reward, rewards)
     return agent.make_cache(rows)
 
 

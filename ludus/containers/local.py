@@ -26,6 +26,7 @@ from ludus.core.updater import Updater
 from ludus.logging.clock import Clock
 from ludus.logging.episodes import RecentEpisodes
 from ludus.parallel.orphans import StartedProcesses
+from ludus.preprocess.rewards import make_reward_ops
 from ludus.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -57,8 +58,9 @@ class LocalWorker(Container):
         self.env_seed = env_seed
         rows = Rows.all(manager.batch)
         noise = agent.make_noise(rows, torch.Generator(self.device).manual_seed(noise_seed))
-        self.cache = build_cache(agent, manager, rows)
-        self.seat = Seat(agent, self.cache, noise, rows, self.device)
+        rewards = make_reward_ops(settings.preprocess.reward)
+        self.cache = build_cache(agent, manager, rows, rewards)
+        self.seat = Seat(agent, self.cache, noise, rows, self.device, preprocess_reward=rewards)
         self.seats = [self.seat]
         for generator, own_seed in zip((agent.generator, self.cache.generator), own_seeds, strict=True):
             if generator is not None:

@@ -61,6 +61,8 @@ class SeatRows:
     def write(self, raw: EnvStep) -> None:
         """Write the next environment step to the cache."""
         seat, self.step = self.seat, raw.to(self.seat.device)
+        if seat.preprocess_reward is not None:
+            self.step = self.step._replace(reward=seat.preprocess_reward(self.step.reward))
         final = self.step.final
         final_value = None if final is None else seat.agent.final_value(final, self.state)
         seat.cache.env_write(self.step, self.state, self.start, final_value)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from ludus.core.agent import Agent
 from ludus.core.cache import CacheWriter
@@ -27,3 +29,4 @@ class Seat:
     env_step: EnvStep | None = None  # the last step, already written to the cache; None before the first
     hidden_state: HiddenState = field(default_factory=HiddenState)  # before acting on ``env_step``
     role: str = DEFAULT_ROLE
+    preprocess_reward: Callable[[Tensor], Tensor] | None = None  # of the rewards in the cache

@@ -20,13 +20,13 @@ ENVIRONMENT_OPS = {
     "stack": "ludus.preprocess.frames:Stack",
 }
 PREVIOUS = ("previous_action", "previous_reward")  # ops that add an observation
-ACTION_OPS = ("repeat", "sticky")
 # ... and all others on the device of the networks, so that buffers hold what the environment returned
 DEVICE_OPS = {
     "cast": "ludus.preprocess.ops:Cast",
     "scale": "ludus.preprocess.ops:Scale",
     "clip": "ludus.preprocess.ops:Clip",
     "symlog": "ludus.preprocess.ops:Symlog",
+    "sign": "ludus.preprocess.ops:Sign",
     "one_hot": "ludus.preprocess.ops:ToChoices",
     "flatten": "ludus.preprocess.ops:Flatten",
     "channels_first": "ludus.preprocess.ops:ChannelsFirst",
@@ -35,22 +35,28 @@ DEVICE_OPS = {
     "concat": "ludus.preprocess.ops:Concat",
     "drop": "ludus.preprocess.ops:Drop",
 }
+REWARD_OPS = {name: DEVICE_OPS[name] for name in ("clip", "scale", "sign", "symlog")}
+ACTION_OPS = ("repeat", "sticky")  # environments/preprocess.py
 SETTING = "preprocess.observation"
 
 
 @dataclass(frozen=True)
 class PreprocessConfig:
-    """Ops on observations and actions, in order; they are saved with the policy."""
+    """Ops on observations, rewards and actions, in order; they are saved with the policy."""
 
     # Ops on observations, as in 'camera: grayscale, resize(height=84, width=84)' or 'joint/*: symlog'; without a name,
     # on every observation. See docs/preprocessing.md.
     observation: tuple[str, ...] = ()
+    # Ops on the rewards that the agent learns from, such as clip(low=-1, high=1), scale(by=0.1), sign or symlog; logged
+    # returns are the environment's. agent.normalize_reward comes after them.
+    reward: tuple[str, ...] = ()
     # Ops on actions, from the policy to the environment: repeat(n=4), sticky(probability=0.25).
     action: tuple[str, ...] = ()
 
     def validate(self) -> None:
         """Refuse ops that do not exist."""
         observation_ops(self.observation)
+        reward_ops(self.reward)
         action_ops(self.action)
 
 
@@ -84,6 +90,12 @@ def observation_ops(pipeline: Iterable[str]) -> list[NamedOp]:
         if op.call.name in PREVIOUS and (op.pattern != "*" or op.call.arguments):
             raise UserError(f'{SETTING} has "{op.pattern}: {op.text}"; write {op.call.name} alone: it is added once.')
     return ops
+
+
+def reward_ops(pipeline: Iterable[str]) -> list[NamedOp]:
+    """Parse ``preprocess.reward``: ``op, op(key=value), …``."""
+    texts = [text for item in pipeline for text in split_calls(item)]
+    return [NamedOp("reward", _parse_op(text, "preprocess.reward", REWARD_OPS), text) for text in texts]
 
 
 def action_ops(pipeline: Iterable[str]) -> list[Call]:

@@ -87,6 +87,18 @@ class Symlog(Op):
         return x.sign() * x.abs().log1p()
 
 
+class Sign(Op):
+    """Keep the sign of numbers alone: −1, 0 or 1."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        _refuse_choices(spec)
+        self.output = _numbers(spec, *(np.sign(bound) for bound in spec.bounds))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float().sign()
+
+
 class ToChoices(Op):
     """Take whole numbers for choices 0 to ``size`` − 1, which are one-hot encoded; ``size`` 0: by the upper bound."""
 

@@ -13,22 +13,21 @@ from ludus.core.spec import Spec, Specs
 from ludus.preprocess.config import ENVIRONMENT_OPS, PREVIOUS, SETTING, NamedOp, observation_ops
 
 
-def make_op(op: NamedOp, name: str, spec: Spec, table: Mapping[str, str]) -> Any:
+def make_op(op: NamedOp, name: str, spec: Spec, table: Mapping[str, str], setting: str = SETTING) -> Any:
     """Make an op for an observation; a UserError names the observation, its shape and the op if it cannot be made.
 
     The constructor of an op takes a spec and keyword arguments, sets ``output``, the spec of its result, and raises a
     ValueError with the reason if it does not take this spec.
     """
-    kind, what = resolve(op.call.name, table, "op"), f'{SETTING} "{op.text}"'
+    kind, what = resolve(op.call.name, table, "op"), f'{setting} "{op.text}"'
     check_arguments(kind, op.call, 1, what)
     try:
         return kind(spec, **op.call.arguments)
     except (TypeError, ValueError) as error:
         reason = str(error).partition("() ")[2] or str(error)  # a missing argument, without the constructor's name
-        raise UserError(
-            f'{what} cannot be applied to observation "{name}", {spec.kind} {spec.dtype} of shape {spec.shape}: '
-            f"{reason}."
-        ) from error
+        observation = f'observation "{name}", {spec.kind} {spec.dtype} of shape {spec.shape}'
+        target = observation if setting == SETTING else name
+        raise UserError(f"{what} cannot be applied to {target}: {reason}.") from error
 
 
 def with_device_ops(observation: Specs, pipeline: Iterable[str]) -> Specs:

@@ -40,6 +40,7 @@ from ludus.environments.errors import user_traceback
 from ludus.logging.logfile import LogFile
 from ludus.managers.make import make_manager
 from ludus.parallel.orphans import StartedProcesses
+from ludus.preprocess.rewards import make_reward_ops
 from ludus.runs.failure import save_failure
 from ludus.runs.initialise import Transfer, initialise_from
 from ludus.runs.open_run import SavedRun, max_checkpoint_bytes, new_run, open_run
@@ -271,7 +272,7 @@ def check_settings(resolved: Resolved, trust: bool = False) -> None:
             initialise_from(agent, decide_sharing(settings, manager.observation, manager.action), trust)
         LocalUpdater(agent)
         choose_engines(settings, agent)
-        build_cache(agent, manager, Rows.all(settings.env.num))
+        build_cache(agent, manager, Rows.all(settings.env.num), make_reward_ops(settings.preprocess.reward))
 
 
 def _run(worker: LocalWorker, new: bool) -> None:
