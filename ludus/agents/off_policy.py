@@ -17,6 +17,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
+from ludus.core.step import EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.experience.hindsight import RewardFunction
 from ludus.experience.replay import ExperienceReplay
@@ -107,6 +108,20 @@ class OffPolicy(Agent):
         reward = None if self.goal_reward is None else tensor_reward(self.goal_reward)
         kept = (self.action, self.initial_state(1), self.soft)
         return ExperienceReplay(self.config, rows.size, self.config.gamma, self.observation, self.device, reward, *kept)
+
+    def inputs(self, step: EnvStep) -> Tensors:
+        """Return the preprocessed observations of one step, ``[1, B, …]``."""
+        inputs: Tensors = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
+        return inputs
+
+    def critic_inputs(self, batch: Batch) -> Tensors:
+        """Return what critics see besides observations: the batch's actions ``[T, B, K]`` in [−1, 1], if anything."""
+        return {}
+
+    @property
+    def target_states(self) -> slice:
+        """The states of a batch that targets are computed from: the next ones; all with a recurrent network."""
+        return slice(None) if self.recurrent else NEXT
 
     def draw(self, *shape: int, uniform: bool = False) -> Tensor:
         """Draw random numbers for learning, normal unless ``uniform``."""
