@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import not_
 from typing import Any, Literal
@@ -24,7 +24,6 @@ from ludus.agents.replay_actor_critic import (
     priority_metric,
     random_actions,
     targets,
-    unused_learning_rate,
 )
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import UnusedSetting
@@ -91,11 +90,6 @@ class DDPGConfig(ReplayConfig):
             positive=("tau", "critics", "policy_delay", *(["noise_sigma"] if self.noise == "parameter" else [])),
             nonnegative=("target_noise", "target_noise_clip", "actor_learning_rate", "critic_learning_rate"),
         )
-
-    def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
-        """Also ``learning_rate`` where every network has a separate one."""
-        yield from super().unused(observation, action, rows)
-        yield from unused_learning_rate(actor=self.actor_learning_rate, critic=self.critic_learning_rate)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +31,7 @@ class FlatActions:
     """Joins all actions into one vector ``[…, K]`` and splits it again; refuses all but bounded continuous actions."""
 
     def __init__(self, config: Any, action: Specs) -> None:
-        agent = agent_name(config)
+        agent = type(config).__name__.removesuffix("Config").lower()  # td3 for TD3Config
         for name, spec in action.items():
             if spec.kind != "continuous":
                 choices = f"{len(spec.sizes)} choices" if spec.shape else f"a choice of {spec.sizes[0]}"
@@ -61,17 +60,6 @@ class FlatActions:
         return {
             name: part.reshape(len(part), *shape) for (name, shape, _), part in zip(self._parts, parts, strict=True)
         }
-
-
-def agent_name(config: Any) -> str:
-    """Return the agent's name for messages: td3 for TD3Config."""
-    return type(config).__name__.removesuffix("Config").lower()
-
-
-def unused_learning_rate(**rates: float) -> Iterator[tuple[str, str]]:
-    """Yield ``learning_rate`` where every network has a separate one."""
-    if all(rates.values()):
-        yield "learning_rate", f"{', '.join(f'agent.{name}_learning_rate' for name in rates)} take its place"
 
 
 def observation_shapes(observation: Specs) -> Shapes:

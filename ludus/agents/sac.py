@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import not_
 from typing import Any, Literal
@@ -25,7 +25,6 @@ from ludus.agents.replay_actor_critic import (
     priority_metric,
     random_actions,
     targets,
-    unused_learning_rate,
 )
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import UnusedSetting
@@ -82,12 +81,6 @@ class SoftActorCriticConfig(ReplayConfig):
         check_ranges(self, positive=("tau", "critics", "alpha"), nonnegative=rates)
         if self.target_entropy is not None:
             check_ranges(self, finite=("target_entropy",))
-
-    def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
-        """Also ``learning_rate`` where every network has a separate one."""
-        yield from super().unused(observation, action, rows)
-        alpha = {"alpha": self.alpha_learning_rate} if self.learn_alpha else {}
-        yield from unused_learning_rate(actor=self.actor_learning_rate, critic=self.critic_learning_rate, **alpha)
 
 
 class SoftActorCritic(OffPolicy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import not_
 from types import MappingProxyType
@@ -11,6 +12,7 @@ import torch
 
 from ludus.core.config import AgentConfig, Plan, UnusedSetting
 from ludus.core.errors import UserError, check_ranges
+from ludus.core.spec import Specs
 
 # network defaults of some agents, which they refer to in NETWORK_DEFAULTS
 WIDE_MLP = MappingProxyType({"hidden": (256, 256), "activation": "relu"})
@@ -79,6 +81,14 @@ class ReplayConfig(AgentConfig):
             raise UserError(f"agent.overlap is {self.overlap}, but must be less than agent.sequence, {self.sequence}.")
         if self.sequence and self.hindsight:
             raise UserError("agent.hindsight works on single transitions; set agent.sequence to 0, or hindsight to 0.")
+
+    def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
+        """Also ``learning_rate`` where every network has a separate one, as in ``actor_learning_rate``."""
+        found = list(super().unused(observation, action, rows))
+        yield from found
+        separate = [name for name in vars(self) if name.endswith("_learning_rate") and name not in dict(found)]
+        if separate and all(getattr(self, name) for name in separate):
+            yield "learning_rate", f"{', '.join(f'agent.{name}' for name in separate)} take its place"
 
     def plan(self, rows: int) -> Plan:
         """Return the replay's transitions in memory (0 with a folder) and the optimizer steps per env step."""
