@@ -65,7 +65,6 @@ def _make(
     if backend == "subproc":
         from ludus.managers.subproc import SubProcEnvManager
 
-        _check_wrappers_importable(config)
         chosen = replace(config, alternate=False) if branch else config  # evaluation has one group
         try:
             return SubProcEnvManager(chosen, num, _path(config, environment), branch)
@@ -122,25 +121,17 @@ def _make_tensor(
 
 def _path(config: EnvConfig, environment: Callable[..., Any] | None) -> str:
     """Return the id or import path from which another process creates the environment."""
-    if environment is None:
-        return config.id
-    path = import_path(environment)
-    if not (is_importable_elsewhere(path) and is_importable(path, environment)):
-        name = getattr(environment, "__qualname__", repr(environment))
+    wrappers = [path for path, _ in parse_wrappers(config.wrappers)]
+    local = [f"the wrapper {path}" for path in wrappers if not is_importable_elsewhere(path)]
+    path = config.id if environment is None else import_path(environment)
+    if environment is not None and not (is_importable_elsewhere(path) and is_importable(path, environment)):
+        local.append(getattr(environment, "__qualname__", repr(environment)))
+    if local:
         raise UserError(
-            f"env.backend is subproc, but {name} cannot be imported by another process; define it at the top of a "
+            f"env.backend is subproc, but {local[0]} cannot be imported by another process; define it at the top of a "
             "module, or set env.backend to simple."
         )
     return path
-
-
-def _check_wrappers_importable(config: EnvConfig) -> None:
-    for path, _ in parse_wrappers(config.wrappers):
-        if not is_importable_elsewhere(path):
-            raise UserError(
-                f"env.backend is subproc, but the wrapper {path} cannot be imported by another process; define it at "
-                "the top of a module, or set env.backend to simple."
-            )
 
 
 def _choose_backend(
