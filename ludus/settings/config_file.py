@@ -40,12 +40,11 @@ def write_config(path: Path, settings: Mapping[str, Any], origins: Mapping[str, 
 
 def render(settings: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     """Return the text of a ``config.toml``: top-level values first, then the tables in order."""
-    _check_names(settings)
     tables: dict[str, list[str]] = {"": []}
     for name, value in settings.items():
         table, _, key = name.rpartition(".")
-        origin = " ".join(origins.get(name, "default").split())
-        line = f"{_key(key)} = {_value(name, value)}{_COMMENT}{_printable(origin)}"
+        origin = "".join(c if c.isprintable() else "?" for c in " ".join(origins.get(name, "default").split()))
+        line = f"{_key(key)} = {_value(name, value)}{_COMMENT}{origin}"
         tables.setdefault(table, []).append(line)
     head = tables.pop("")
     parts = [head] if head else []
@@ -126,16 +125,6 @@ def _check_value(value: Any, name: str, path: Path) -> Any:
     return None if value == _NONE else value
 
 
-def _check_names(settings: Mapping[str, Any]) -> None:
-    for name in settings:
-        parts = name.split(".")
-        if "" in parts:
-            raise ValueError(f"{name!r} is not a dotted name")
-        for end in range(1, len(parts)):
-            if (table := ".".join(parts[:end])) in settings:
-                raise ValueError(f"{table} is a setting, so {name} cannot be one")
-
-
 def _key(part: str) -> str:
     return part if _BARE_KEY.fullmatch(part) else _string(part)
 
@@ -158,7 +147,3 @@ def _value(name: str, value: Any) -> str:
 
 def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)

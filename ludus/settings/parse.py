@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -52,7 +53,12 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
 
 def _convert(value: Any, annotation: Any) -> Any:
     if members := union_members(annotation):
-        return _convert_union(value, members)
+        if NoneType in members and value in (None, "None", "none"):
+            return None
+        for member in (m for m in members if m is not NoneType):
+            with suppress(*FAILURES):
+                return _convert(value, member)
+        raise ValueError(value)
     if choices := _choices(annotation):
         return choices[choices.index(value)]
     if get_origin(annotation) is tuple:
@@ -65,17 +71,6 @@ def _convert(value: Any, annotation: Any) -> Any:
     if annotation is str and not isinstance(value, str):
         raise ValueError(value)
     return value
-
-
-def _convert_union(value: Any, members: tuple[Any, ...]) -> Any:
-    if NoneType in members and value in (None, "None", "none"):
-        return None
-    for member in (m for m in members if m is not NoneType):
-        try:
-            return _convert(value, member)
-        except FAILURES:
-            continue
-    raise ValueError(value)
 
 
 def _number(value: Any, kind: type[int] | type[float]) -> int | float:
