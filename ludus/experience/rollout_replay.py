@@ -13,15 +13,12 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Specs
 from ludus.core.types import State, Tensors
 from ludus.experience.batch_tensors import to_batch, to_tensors
-from ludus.experience.memory import free_bytes, spec_bytes
+from ludus.experience.memory import check_fits, free_bytes, spec_bytes
 from ludus.experience.rollout import RolloutCache, zeros_like_step
 
 STEP_BYTES = 2 * 4 + 3  # per step beside observation and action: reward, discount and three flags
-# fields of a batch that are stored
-STORED = (
-    *("observation", "action", "experience", "final"),
-    *("first", "reward", "terminated", "truncated", "discount", "real"),
-)
+FLAGS = ("first", "terminated", "truncated", "real")
+STORED = ("observation", "action", "experience", "final", "reward", "discount", *FLAGS)  # fields of a batch
 
 
 @dataclass(frozen=True)
@@ -65,11 +62,7 @@ class RolloutReplay(RolloutCache):
         observed = sum(spec_bytes(spec) for spec in observation.values())
         columns = self.capacity * batch
         self.bytes = columns * ((config.rollout + 1) * (observed + 1) + config.rollout * STEP_BYTES)
-        if self.bytes > (free := free_bytes(device, "")):
-            raise UserError(
-                f"agent.replay needs {self.bytes / 1e9:,.2f} GB of memory, of which {free / 1e9:,.2f} GB are free; "
-                "lower agent.replay."
-            )
+        check_fits("agent.replay needs", self.bytes, free_bytes(device, ""), "lower agent.replay")
         # draws the number and the columns of replayed batches
         self.generator: torch.Generator = torch.Generator()
         self._ring: Tensors = {}
