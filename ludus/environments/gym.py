@@ -171,7 +171,7 @@ def _refuse_unknown(given: Iterable[str], maker: Callable[..., Any], what: str, 
     """Refuse arguments that ``maker`` does not have; its first ``skip`` parameters are not named."""
     for key in given:
         if not accepts_argument(maker, key):
-            known = _parameters(maker)[skip:]
+            known = [name for name in inspect.signature(maker).parameters if name not in ("args", "kwargs")][skip:]
             raise UserError(f'{what} "{key}".{did_you_mean(key, known)} It takes {", ".join(known) or "none"}.')
 
 
@@ -182,10 +182,6 @@ def accepts_argument(maker: Callable[..., Any], argument: str) -> bool:
     except (TypeError, ValueError):  # built in C, without a signature
         return True
     return argument in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def _parameters(maker: Callable[..., Any]) -> list[str]:
-    return [name for name in inspect.signature(maker).parameters if name not in ("args", "kwargs")]
 
 
 def _required(maker: Callable[..., Any]) -> list[str]:

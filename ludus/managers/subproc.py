@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,7 +59,7 @@ class SubProcEnvManager(BatchManager):
         parts = split_rows(cuts, min(config.workers or cores(), num))
         self._pool = WorkerPool(config, name, parts, num, (rows.observation, rows.action), branch)
         super().__init__(name, num, rows.reader, rows.layout, branch, self._pool.memory, groups, True)
-        self.on_warning: Callable[[str], None] = _warn
+        self.on_warning = lambda report: warnings.warn(printable(report), RuntimeWarning, stacklevel=2)
         self.backend = f"subproc, {self._pool.workers} process{'es' * (self._pool.workers > 1)}"
         self.restarts = 0
         self._reported: Counter[tuple[str, ...]] = Counter()  # by traceback
@@ -260,7 +260,3 @@ class SubProcEnvManager(BatchManager):
         """Return the rows of a part, counted from the first row of its group."""
         start = part.start - self.groups[part.group].start
         return slice(start, start + part.count)
-
-
-def _warn(report: str) -> None:
-    warnings.warn(printable(report), RuntimeWarning, stacklevel=2)

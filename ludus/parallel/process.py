@@ -291,10 +291,9 @@ def _popen(name: str, request: Mapping[str, Any], numbers: Sequence[int], fds: d
 
 
 def _join(popen: subprocess.Popen[bytes], seconds: float) -> int | None:
-    try:
+    with suppress(subprocess.TimeoutExpired):
         return popen.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
+    return None
 
 
 def _read_code(status: int, seconds: float) -> int | None:

@@ -69,7 +69,11 @@ def open_run(
         resolved, warnings = Resolved(settings, origins), list[str]()
         if run.latest_checkpoint() is None:  # killed before its first checkpoint, or these were deleted
             if run.saved_once.exists():
-                raise _deleted(run, settings)
+                new = f"`ludus train {settings.env.id} --init-from {run.path}`"
+                fix = f", or start a new run from its best policy with {new}" if run.best_checkpoint() else ""
+                raise UserError(
+                    f'The checkpoints of the run "{run.path}" were deleted, so it cannot be resumed: restore them{fix}.'
+                )
             yield SavedRun(run, resolved, None, warnings, trusted.may_sign)
             return
         with open_newest(run, warnings.append) as checkpoint:
@@ -80,13 +84,6 @@ def open_run(
                 )
             complete = _why_complete(run, settings, checkpoint.outline)
             yield SavedRun(run, resolved, checkpoint, warnings, trusted.may_sign, complete)
-
-
-def _deleted(run: RunDirectory, settings: Settings[Any]) -> UserError:
-    fix = "restore them"
-    if run.best_checkpoint() is not None:
-        fix += f", or start a new run from its best policy with `ludus train {settings.env.id} --init-from {run.path}`"
-    return UserError(f'The checkpoints of the run "{run.path}" were deleted, so it cannot be resumed: {fix}.')
 
 
 def _are_counters(counters: State) -> bool:

@@ -40,6 +40,7 @@ def write_config(path: Path, settings: Mapping[str, Any], origins: Mapping[str, 
 
 def render(settings: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     """Return the text of a ``config.toml``: top-level values first, then the tables in order."""
+    _check_names(settings)
     tables: dict[str, list[str]] = {"": []}
     for name, value in settings.items():
         table, _, key = name.rpartition(".")
@@ -123,6 +124,16 @@ def _check_value(value: Any, name: str, path: Path) -> Any:
             f'The setting {name} in "{path}" is a {type(value).__name__}: give a string, number, boolean or an array.'
         )
     return None if value == _NONE else value
+
+
+def _check_names(settings: Mapping[str, Any]) -> None:
+    for name in settings:
+        parts = name.split(".")
+        if "" in parts:
+            raise ValueError(f"{name!r} is not a dotted name")
+        for end in range(1, len(parts)):
+            if (table := ".".join(parts[:end])) in settings:
+                raise ValueError(f"{table} is a setting, so {name} cannot be one")
 
 
 def _key(part: str) -> str:

@@ -78,14 +78,14 @@ def _number(value: Any, kind: type[int] | type[float]) -> int | float:
     if isinstance(value, bool):
         raise ValueError(value)
     if kind is int and isinstance(value, str) and "e" not in value.lower():
-        return _check_integer(int(value))
-    number = float(value)
-    if math.isnan(number) or (kind is int and number != int(number)):
+        whole = int(value)
+    else:
+        number = float(value)
+        if math.isnan(number) or (kind is int and number != int(number)):
+            raise ValueError(value)
+        if kind is float:
+            return number
+        whole = int(number if isinstance(value, str) else value)
+    if abs(whole) >= INTEGER_LIMIT:
         raise ValueError(value)
-    return number if kind is float else _check_integer(int(number if isinstance(value, str) else value))
-
-
-def _check_integer(number: int) -> int:
-    if abs(number) >= INTEGER_LIMIT:
-        raise ValueError(number)
-    return number
+    return whole

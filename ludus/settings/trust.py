@@ -131,13 +131,10 @@ def _option_imports(value: Any) -> Iterator[str]:
             values = parse_options([option])
         except UserError:  # reported when the settings are validated
             continue
-        yield from (text for text in _texts(values) if _is_import(text))
-
-
-def _is_import(text: str) -> bool:
-    """Return whether an option may name a module: ``gymnasium.make`` imports what precedes a colon."""
-    module, colon, _ = text.partition(":")
-    return bool(colon) and all(part.isidentifier() for part in module.strip().split("."))
+        for text in _texts(values):
+            module, colon, _ = text.partition(":")  # gymnasium.make imports what precedes a colon
+            if colon and all(part.isidentifier() for part in module.strip().split(".")):
+                yield text
 
 
 def _path(text: str) -> str:
