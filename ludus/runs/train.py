@@ -125,21 +125,16 @@ def resume(
     unused = (*given, *(("env.id",) if environment else ()))
     with ExitStack() as stack:
         saved = stack.enter_context(open_run(run, runs, nb_step, stop_at, device, trust, unused, given))
-        if saved.complete:
-            return _complete(saved, environment)
-        return train_resolved(saved.resolved, on_update, environment, trust, saved)
-
-
-def _complete(saved: SavedRun, environment: Callable[..., Any] | None) -> TrainResult:
-    """Report that the run is complete and return its result."""
-    assert saved.state is not None
-    counters, path = saved.state["counters"], saved.run.path
-    text = f'The run "{path}" is complete: {saved.complete}.'
-    LogFile(saved.run.log).note(text)
-    if not saved.resolved.settings.quiet:
-        print(printable(text))
-    last = Evaluation(*counters["evaluation"])
-    return TrainResult(path, counters["step"], last, counters["best"], f"complete: {saved.complete}", environment)
+        if not saved.complete:
+            return train_resolved(saved.resolved, on_update, environment, trust, saved)
+        assert saved.state is not None
+        counters, path = saved.state["counters"], saved.run.path
+        text = f'The run "{path}" is complete: {saved.complete}.'
+        LogFile(saved.run.log).note(text)
+        if not saved.resolved.settings.quiet:
+            print(printable(text))
+        last = Evaluation(*counters["evaluation"])
+        return TrainResult(path, counters["step"], last, counters["best"], f"complete: {saved.complete}", environment)
 
 
 def train_resolved(
