@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import not_
 from typing import Any, Literal
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.agents.off_policy import CURRENT, MEAN, NEXT, OffPolicy, with_experience
+from ludus.agents.off_policy import CURRENT, MEAN, OffPolicy, with_experience
 from ludus.agents.replay_actor_critic import (
     FlatActions,
     actor_and_critics,
@@ -24,7 +24,6 @@ from ludus.agents.replay_actor_critic import (
     priority_metric,
     random_actions,
     targets,
-    unused_learning_rate,
 )
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import UnusedSetting
@@ -91,11 +90,6 @@ class DDPGConfig(ReplayConfig):
             positive=("tau", "critics", "policy_delay", *(["noise_sigma"] if self.noise == "parameter" else [])),
             nonnegative=("target_noise", "target_noise_clip", "actor_learning_rate", "critic_learning_rate"),
         )
-
-    def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
-        """Also ``learning_rate`` where every network has a separate one."""
-        yield from super().unused(observation, action, rows)
-        yield from unused_learning_rate(actor=self.actor_learning_rate, critic=self.critic_learning_rate)
 
 
 @dataclass(frozen=True)
@@ -194,18 +188,16 @@ class DDPG(OffPolicy):
             if self.training:  # an evaluation does not resample it
                 self.parameter_noise.resample_on_reset(step.first, generator_from(noise["perturbation"]))
             network = self.parameter_noise.perturbed
-        inputs = self.inputs({name: x.unsqueeze(0) for name, x in step.observation.items()})
-        outputs, new = network(inputs, state.select("actor") if state else state, step.first.unsqueeze(0))
+        outputs, new = network(
+            self.step_inputs(step), state.select("actor") if state else state, step.first.unsqueeze(0)
+        )
         return outputs["policy"].squeeze(0).tanh(), HiddenState(state | new.with_prefix("actor")) if new else state
 
     @torch.inference_mode()
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
         """Return the minimum over critics of Q(s, π(s))."""
         self.refuse_recurrent_value()
-        inputs, first = (
-            self.inputs({name: x.unsqueeze(0) for name, x in step.observation.items()}),
-            step.first[None],
-        )
+        inputs, first = self.step_inputs(step), step.first[None]
         action = self.run("actor", inputs, state, first)[0]["policy"].tanh()
         return min_over_critics(self.q(inputs, action, state, first)).squeeze(0)
 
@@ -217,15 +209,14 @@ class DDPG(OffPolicy):
 
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Apply the burn-in, set shares and draw the noise of target actions."""
-        batch = self.with_shares(apply_burn_in(self, batch, self.critic_action), sum_over_ranks)
+        batch = self.with_shares(apply_burn_in(self, batch), sum_over_ranks)
         if not self.config.target_noise:
             return batch
         time, columns = batch.reward.shape
         return with_experience(batch, target_noise=self.draw(time + self.recurrent, columns, self.flat.size))
 
-    def critic_action(self, batch: Batch) -> Tensor:
-        """Return the batch's actions as inputs of the critics, ``[T, B, K]`` in [−1, 1]."""
-        return self.flat.join(batch.action)
+    def critic_inputs(self, batch: Batch) -> Tensors:
+        return {ACTION: self.flat.join(batch.action)}
 
     def q(self, inputs: Tensors, action: Tensor, state: HiddenState, first: Tensor, **more: Any) -> Tensor:
         """Return Q(s, a) of each critic for actions in [−1, 1], ``[T, B, critics]``; ``more`` as in ``run``."""
@@ -235,9 +226,8 @@ class DDPG(OffPolicy):
     @torch.no_grad()
     def target_value(self, batch: Batch, inputs: Tensors) -> Tensor:
         """Return the minimum over target critics of Q(s', π'(s')), ``[T, B]``."""
-        config, first, state = self.config, batch.first, batch.state.select("target")
-        if not self.recurrent:  # a recurrent network must see all steps
-            inputs, first = at_time(inputs, first, NEXT)
+        config, state = self.config, batch.state.select("target")
+        inputs, first = at_time(inputs, batch.first, self.target_states)
         action = self.run("actor", inputs, state, first, target=True)[0]["policy"].tanh()
         if config.target_noise:
             normal = batch.experience["target_noise"]
@@ -249,7 +239,7 @@ class DDPG(OffPolicy):
         config, inputs = self.config, self.inputs(batch.observation)
         target = targets(batch, self.target_value(batch, inputs), config)
         now, first = at_time(inputs, batch.first, CURRENT)
-        q = self.q(now, self.critic_action(batch), batch.state, first)
+        q = self.q(now, self.critic_inputs(batch)[ACTION], batch.state, first)
         squares = (error := target.unsqueeze(-1) - q).square()
         if config.hysteretic < 1:
             squares = hysteretic_weight(error, decrease=config.hysteretic) * squares

@@ -18,6 +18,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, network_inputs
+from ludus.core.step import EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Updater
 from ludus.experience.hindsight import RewardFunction
@@ -116,6 +117,15 @@ class OffPolicy(Agent):
         kept = (self.action, self.initial_state(1), self.soft)
         return ExperienceReplay(self.config, rows.size, self.config.gamma, self.observation, self.device, reward, *kept)
 
+    def critic_inputs(self, batch: Batch) -> Tensors:
+        """Return what critics see besides observations: the batch's actions ``[T, B, K]`` in [−1, 1], if anything."""
+        return {}
+
+    @property
+    def target_states(self) -> slice:
+        """The states of a batch that targets are computed from: the next ones; all with a recurrent network."""
+        return slice(None) if self.recurrent else NEXT
+
     def draw(self, *shape: int, uniform: bool = False) -> Tensor:
         """Draw random numbers for learning, normal unless ``uniform``."""
         made = torch.rand if uniform else torch.randn
@@ -125,6 +135,10 @@ class OffPolicy(Agent):
         """Preprocess and normalize raw observations ``[T, B, …]`` for the networks and their targets alike."""
         ready: Tensors = self.preprocess(observation)
         return ready if self.normalizer is None else self.normalizer(ready)
+
+    def step_inputs(self, step: EnvStep) -> Tensors:
+        """Return the inputs of the networks for one step, ``[1, B, …]``."""
+        return self.inputs({name: x.unsqueeze(0) for name, x in step.observation.items()})
 
     @torch.no_grad()
     def observe(self, cache: CacheReader, updater: Updater) -> None:

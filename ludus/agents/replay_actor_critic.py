@@ -1,34 +1,27 @@
-"""Functions that the replay actor-critics share (DDPG, TD3, SAC): flat actions, targets, priorities, soft losses."""
+"""Functions that the replay actor-critics share (DDPG, TD3, SAC): flat actions, targets, priorities."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ludus.agents.off_policy import CURRENT, OffPolicy, with_experience
-from ludus.core.batch import Batch, Learned
+from ludus.agents.off_policy import CURRENT, OffPolicy
+from ludus.core.batch import Batch
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import NetworkSpec
-from ludus.core.spec import Spec, Specs
+from ludus.core.spec import Specs
 from ludus.core.types import Tensors
-from ludus.core.updater import Updater
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.parameter_noise import ParameterNoise, rms_distance
 from ludus.networks.build import network_spec
 from ludus.networks.critic import ACTION
 from ludus.networks.numpy_actor import NumpyMLP, is_plain_mlp, is_plain_vector
-from ludus.ops.q_learning import mixed_priority, n_step_targets, soft_n_step_targets, td_target, temperature_loss
+from ludus.ops.q_learning import mixed_priority, n_step_targets, soft_n_step_targets, td_target
 
-if TYPE_CHECKING:
-    from ludus.agents.sac import SAC
-    from ludus.agents.sac_discrete import DiscreteSAC
-
-EXCESS_ENTROPY = "excess_entropy"  # metric of actor losses: the policy's entropy minus the target entropy
 PRIORITY_MIX = 0.9  # weight of the largest TD error in a sequence's priority; the rest is for the mean (R2D2)
 ADAPT_EVERY = 50  # updates between two adaptations of parameter noise
 BELOW_ONE = 1 - 2**-20  # the largest random action: atanh of it is finite
@@ -38,12 +31,14 @@ class FlatActions:
     """Joins all actions into one vector ``[…, K]`` and splits it again; refuses all but bounded continuous actions."""
 
     def __init__(self, config: Any, action: Specs) -> None:
-        agent = agent_name(config)
+        agent = type(config).__name__.removesuffix("Config").lower()  # td3 for TD3Config
         for name, spec in action.items():
             if spec.kind != "continuous":
+                choices = f"{len(spec.sizes)} choices" if spec.shape else f"a choice of {spec.sizes[0]}"
+                found = f"{spec.size} switches" if spec.kind == "binary" else choices
                 raise UserError(
-                    f'{agent} needs continuous actions, but "{name}" is {_kind(spec)}: use discrete_sac or dqn for a '
-                    "single choice, ppo for anything else."
+                    f'{agent} needs continuous actions, but "{name}" is {found}: use discrete_sac or dqn for a single '
+                    "choice, ppo for anything else."
                 )
             if not spec.bounded.all():
                 raise UserError(
@@ -65,23 +60,6 @@ class FlatActions:
         return {
             name: part.reshape(len(part), *shape) for (name, shape, _), part in zip(self._parts, parts, strict=True)
         }
-
-
-def agent_name(config: Any) -> str:
-    """Return the agent's name for messages: td3 for TD3Config."""
-    return type(config).__name__.removesuffix("Config").lower()
-
-
-def _kind(spec: Spec) -> str:
-    if spec.kind == "binary":
-        return f"{spec.size} switches"
-    return f"{len(spec.sizes)} choices" if spec.shape else f"a choice of {spec.sizes[0]}"
-
-
-def unused_learning_rate(**rates: float) -> Iterator[tuple[str, str]]:
-    """Yield ``learning_rate`` where every network has a separate one."""
-    if all(rates.values()):
-        yield "learning_rate", f"{', '.join(f'agent.{name}_learning_rate' for name in rates)} take its place"
 
 
 def actor_and_critics(observation: Specs, action: Specs, config: Any, outputs: int = 1) -> dict[str, NetworkSpec]:
@@ -115,16 +93,13 @@ def noise_chunk(numbers: int) -> int:
     return max(1, min(128, 2**21 // numbers))
 
 
-def apply_burn_in(agent: OffPolicy, batch: Batch, action: Callable[[Batch], Tensor] | None) -> Batch:
-    """Replace the burn-in steps by the hidden states after them; those of target networks are under ``target``.
-
-    ``action`` returns the actions as inputs of the critics, ``[T, B, K]``.
-    """
+def apply_burn_in(agent: OffPolicy, batch: Batch) -> Batch:
+    """Replace the burn-in steps by the hidden states after them; those of target networks are under ``target``."""
     if not agent.recurrent:
         return batch
     state = HiddenState()
     for name in ("actor", "critic"):
-        also = {ACTION: action(batch)} if action is not None and name == "critic" else None
+        also = agent.critic_inputs(batch) if name == "critic" else None
         state |= agent.burn_in_state(batch, (name,), also=also)
         if name in agent.with_target:
             state |= agent.burn_in_state(batch, (name,), target=True, also=also).with_prefix("target")
@@ -183,42 +158,3 @@ def priority_metric(error: Tensor, batch: Batch, config: ReplayConfig) -> Tensor
 def generator_from(numbers: Tensor) -> torch.Generator:
     """Return a generator seeded by the noise of acting, so that acting does not change the numbers of learning."""
     return torch.Generator(numbers.device).manual_seed(int(numbers[0]))
-
-
-def soft_targets(agent: SAC | DiscreteSAC, batch: Batch, value: Tensor, bonus: Tensor) -> Tensor:
-    """Return the critics' targets; n-step returns include the entropy bonus of every intermediate state.
-
-    ``value`` and ``bonus`` are those of the next states, ``[T, B]``.
-    """
-    if agent.config.n_step == 1:
-        return targets(batch, value, agent.config)
-    return targets(batch, value, agent.config, bonus if agent.config.sequence else agent.intermediate_bonus(batch))
-
-
-def soft_alpha_loss(agent: SAC | DiscreteSAC, batch: Batch) -> tuple[Tensors, Tensors]:
-    """Return the temperature loss: the temperature rises while the entropy is below its target."""
-    return {"alpha": temperature_loss(agent.log_alpha, -batch.experience[EXCESS_ENTROPY], 0.0)}, {}
-
-
-def soft_losses(agent: SAC | DiscreteSAC, batch: Batch) -> tuple[Tensors, Tensors]:
-    """Return the losses of critics, actor and temperature together."""
-    losses, metrics = agent.critic_loss(batch)
-    more, found = agent.actor_loss(batch)
-    if agent.config.learn_alpha:
-        more |= agent.alpha_loss(with_experience(batch, **found))[0]
-    return losses | more, metrics | found
-
-
-def soft_learn(agent: SAC | DiscreteSAC, batch: Batch, updater: Updater) -> Learned:
-    """Step critics, actor and temperature, all with the temperature before the update."""
-    metrics = updater.step(agent.critic_loss, batch, "critic")
-    priority = metrics.pop("priority", None)
-    found = updater.step(agent.actor_loss, batch, "actor")
-    metrics |= {"loss/actor": found["loss/actor"], "entropy": found["entropy"]}
-    metrics["alpha"] = agent.log_alpha.detach().exp()
-    if agent.config.learn_alpha:
-        excess = found[EXCESS_ENTROPY] / updater.ranks  # losses are summed over ranks
-        more = with_experience(batch, **{EXCESS_ENTROPY: excess})
-        metrics["loss/alpha"] = updater.step(agent.alpha_loss, more, "alpha")["loss/alpha"]
-    agent.finish_update()
-    return Learned(metrics, priority)

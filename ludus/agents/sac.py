@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import not_
 from typing import Any, Literal
@@ -12,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ludus.agents.off_policy import CURRENT, MEAN, NEXT, OffPolicy, intermediate_observations, with_experience
+from ludus.agents.off_policy import CURRENT, MEAN, OffPolicy, intermediate_observations, with_experience
 from ludus.agents.replay_actor_critic import (
     BELOW_ONE,
-    EXCESS_ENTROPY,
     FlatActions,
     actor_and_critics,
     apply_burn_in,
@@ -24,11 +24,7 @@ from ludus.agents.replay_actor_critic import (
     numpy_actor,
     priority_metric,
     random_actions,
-    soft_alpha_loss,
-    soft_learn,
-    soft_losses,
-    soft_targets,
-    unused_learning_rate,
+    targets,
 )
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import UnusedSetting
@@ -47,16 +43,16 @@ from ludus.networks.module_checks import uses_methods_of
 from ludus.networks.numpy_actor import NumpyMLP
 from ludus.ops.distributions import tanh_gaussian_draw, tanh_gaussian_sample
 from ludus.ops.policy_gradient import share_sum
-from ludus.ops.q_learning import sac_actor_loss, sac_critic_loss, sac_value
+from ludus.ops.q_learning import sac_actor_loss, sac_critic_loss, sac_value, temperature_loss
 
+EXCESS_ENTROPY = "excess_entropy"  # metric of actor losses: the policy's entropy minus the target entropy
 LOG_STD = (-20.0, 2.0)  # bounds of the policy's log standard deviation
 
 
 @dataclass(frozen=True)
-class SACConfig(ReplayConfig):
-    """Settings of SAC."""
+class SoftActorCriticConfig(ReplayConfig):
+    """Settings of SAC and discrete SAC."""
 
-    NETWORK_DEFAULTS = WIDE_MLP
     UNUSED = (
         *ReplayConfig.UNUSED,
         UnusedSetting(
@@ -86,52 +82,43 @@ class SACConfig(ReplayConfig):
         if self.target_entropy is not None:
             check_ranges(self, finite=("target_entropy",))
 
-    def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
-        """Also ``learning_rate`` where every network has a separate one."""
-        yield from super().unused(observation, action, rows)
-        alpha = {"alpha": self.alpha_learning_rate} if self.learn_alpha else {}
-        yield from unused_learning_rate(actor=self.actor_learning_rate, critic=self.critic_learning_rate, **alpha)
 
+class SoftActorCritic(OffPolicy):
+    """A policy that maximizes reward and entropy, with critics learned from a replay buffer."""
 
-class SAC(OffPolicy):
-    """A tanh-squashed Gaussian policy that maximizes reward and entropy, with critics learned from a replay buffer.
-
-    Actions are stored as u before tanh; critics get tanh(u).
-    """
-
-    Config: type[Any] = SACConfig
     network_names = ("actor", "critic")
     acting = ("actor",)
     with_target = ("critic",)
     log_alpha: Tensor
 
-    def __init__(
-        self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
-    ) -> None:
+    def __init__(self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network]) -> None:
         super().__init__(observation, action, config, networks)
-        self.flat = FlatActions(config, action)
-        self.target_entropy = -float(self.flat.size) if config.target_entropy is None else config.target_entropy
-        self._numpy: NumpyMLP | None = None
         log_alpha = torch.tensor(math.log(config.alpha))
         if config.learn_alpha:
             self.log_alpha = nn.Parameter(log_alpha)
         else:
             self.register_buffer("log_alpha", log_alpha)
 
-    @classmethod
-    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
-        """Ask for an actor and Q(s, a) critics."""
-        return actor_and_critics(observation, action, config, outputs=2)
+    @abstractmethod
+    def taken_q(self, batch: Batch, inputs: Tensors, first: Tensor) -> Tensor:
+        """Return Q of the batch's actions by each critic, ``[T, B, critics]``."""
+
+    @abstractmethod
+    def target_value(self, batch: Batch, inputs: Tensors) -> tuple[Tensor, Tensor]:
+        """Return the value of the next states with its entropy bonus, and that bonus alone, ``[T, B]`` each."""
+
+    @abstractmethod
+    def intermediate_bonus(self, batch: Batch) -> Tensor:
+        """Return the entropy bonus at the intermediate states of n-step returns, ``[n − 1, B]``."""
+
+    @abstractmethod
+    def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """Return the loss of the policy; its metrics are the entropy and ``EXCESS_ENTROPY``."""
 
     @property
     def soft(self) -> bool:
         """Values include the policy's entropy."""
         return True
-
-    @property
-    def action_transform(self) -> Mapping[str, str]:
-        """Squash u by tanh and rescale it to the Box."""
-        return dict.fromkeys(self.action, "tanh")
 
     def parameter_groups(self) -> dict[str, Group]:
         """Step critics, actor and temperature separately."""
@@ -140,9 +127,90 @@ class SAC(OffPolicy):
             "critic": self.make_group(self.networks["critic"].parameters(), config.critic_learning_rate),
             "actor": self.make_group(self.networks["actor"].parameters(), config.actor_learning_rate),
         }
-        if isinstance(self.log_alpha, nn.Parameter):
-            groups["alpha"] = self.make_group([self.log_alpha], config.alpha_learning_rate)
+        if config.learn_alpha:
+            groups["alpha"] = self.make_group([self.log_alpha], config.alpha_learning_rate)  # type: ignore[list-item]
         return groups
+
+    def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
+        """Apply the burn-in and set shares."""
+        return self.with_shares(apply_burn_in(self, batch), sum_over_ranks)
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """Return half the squared TD errors of all critics."""
+        config, inputs = self.config, self.inputs(batch.observation)
+        value, bonus = self.target_value(batch, inputs)
+        if config.n_step == 1:
+            target = targets(batch, value, config)
+        else:  # n-step returns include the entropy bonus of every intermediate state
+            target = targets(batch, value, config, bonus if config.sequence else self.intermediate_bonus(batch))
+        q = self.taken_q(batch, *at_time(inputs, batch.first, CURRENT))
+        loss = share_sum(sac_critic_loss(q, target), batch.share)
+        metrics = {"q": share_sum(q.detach().mean(-1), batch.experience[MEAN])}
+        return {"critic": loss}, metrics | priority_metric(q - target.unsqueeze(-1), batch, config)
+
+    def alpha_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """Return the temperature loss of a batch with the excess entropy of ``actor_loss``.
+
+        The temperature rises while the entropy is below its target.
+        """
+        return {"alpha": temperature_loss(self.log_alpha, -batch.experience[EXCESS_ENTROPY], 0.0)}, {}
+
+    def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """Return all losses of a prepared batch together; ``learn`` steps each separately."""
+        losses, metrics = self.critic_loss(batch)
+        more, found = self.actor_loss(batch)
+        if self.config.learn_alpha:
+            more |= self.alpha_loss(with_experience(batch, **found))[0]
+        return losses | more, metrics | found
+
+    def learn(self, batch: Batch, updater: Updater) -> Learned:
+        """Step critics, actor and temperature, all with the temperature before the update."""
+        batch = self.prepare(batch, updater.sum)
+        metrics = updater.step(self.critic_loss, batch, "critic")
+        priority = metrics.pop("priority", None)
+        found = updater.step(self.actor_loss, batch, "actor")
+        metrics |= {"loss/actor": found["loss/actor"], "entropy": found["entropy"]}
+        metrics["alpha"] = self.log_alpha.detach().exp()
+        if self.config.learn_alpha:
+            excess = found[EXCESS_ENTROPY] / updater.ranks  # losses are summed over ranks
+            more = with_experience(batch, **{EXCESS_ENTROPY: excess})
+            metrics["loss/alpha"] = updater.step(self.alpha_loss, more, "alpha")["loss/alpha"]
+        self.finish_update()
+        return Learned(metrics, priority)
+
+
+@dataclass(frozen=True)
+class SACConfig(SoftActorCriticConfig):
+    """Settings of SAC."""
+
+    NETWORK_DEFAULTS = WIDE_MLP
+
+
+class SAC(SoftActorCritic):
+    """A tanh-squashed Gaussian policy that maximizes reward and entropy, with critics learned from a replay buffer.
+
+    Actions are stored as u before tanh; critics get tanh(u).
+    """
+
+    Config: type[Any] = SACConfig
+
+    def __init__(
+        self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
+    ) -> None:
+        super().__init__(observation, action, config, networks)
+        self.flat = FlatActions(config, action)
+        self.target_entropy = -float(self.flat.size) if config.target_entropy is None else config.target_entropy
+        self._numpy: NumpyMLP | None = None
+
+    @classmethod
+    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
+        """Ask for an actor and Q(s, a) critics."""
+        return actor_and_critics(observation, action, config, outputs=2)
+
+    @property
+    def action_transform(self) -> Mapping[str, str]:
+        """Squash u by tanh and rescale it to the Box."""
+        return dict.fromkeys(self.action, "tanh")
 
     def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
         """Draw normal numbers for sampling, and uniform actions for the warm-up."""
@@ -175,8 +243,7 @@ class SAC(OffPolicy):
 
     @torch.inference_mode()
     def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> tuple[Tensor, HiddenState]:
-        inputs = self.inputs({name: x.unsqueeze(0) for name, x in step.observation.items()})
-        mean, log_std, new = self.policy(inputs, state, step.first.unsqueeze(0))
+        mean, log_std, new = self.policy(self.step_inputs(step), state, step.first.unsqueeze(0))
         u = mean if noise is None else tanh_gaussian_sample(mean, log_std, noise["normal"])
         return u.squeeze(0), HiddenState(state | new) if new else state
 
@@ -184,17 +251,13 @@ class SAC(OffPolicy):
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
         """Return the minimum over critics of Q at the policy's mean action."""
         self.refuse_recurrent_value()
-        inputs, first = (
-            self.inputs({name: x.unsqueeze(0) for name, x in step.observation.items()}),
-            step.first[None],
-        )
+        inputs, first = self.step_inputs(step), step.first[None]
         return self.q(inputs, self.policy(inputs, state, first)[0].tanh(), state, first).amin(-1).squeeze(0)
 
     @torch.inference_mode()
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
         """Return mean and standard deviation before tanh."""
-        inputs = self.inputs({name: x.unsqueeze(0) for name, x in step.observation.items()})
-        mean, log_std, _ = self.policy(inputs, state, step.first[None])
+        mean, log_std, _ = self.policy(self.step_inputs(step), state, step.first[None])
         parts = {"mean_before_tanh": mean.squeeze(0), "std_before_tanh": log_std.exp().squeeze(0)}
         split = {key: self.flat.split(x) for key, x in parts.items()}
         return {name: {key: x[name] for key, x in split.items()} for name in self.action}
@@ -211,18 +274,20 @@ class SAC(OffPolicy):
         u, log_prob = tanh_gaussian_draw(mean, log_std, normal)
         return u.tanh(), log_prob
 
-    def critic_action(self, batch: Batch) -> Tensor:
-        """Return the batch's actions as inputs of the critics, ``[T, B, K]`` in [−1, 1]."""
-        return self.flat.join(batch.action).tanh()
+    def critic_inputs(self, batch: Batch) -> Tensors:
+        return {ACTION: self.flat.join(batch.action).tanh()}
 
     def q(self, inputs: Tensors, action: Tensor, state: HiddenState, first: Tensor, target: bool = False) -> Tensor:
         """Return Q(s, a) of each critic for actions in [−1, 1], ``[T, B, critics]``."""
         value = self.run("critic", inputs | {ACTION: action}, state, first, target)[0]["value"]
         return value if self.config.critics == 1 else value.squeeze(-1)
 
+    def taken_q(self, batch: Batch, inputs: Tensors, first: Tensor) -> Tensor:
+        return self.q(inputs, self.critic_inputs(batch)[ACTION], batch.state, first)
+
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
-        """Apply the burn-in, set shares, and draw the noise of sampling at current, next and intermediate states."""
-        batch = self.with_shares(apply_burn_in(self, batch, self.critic_action), sum_over_ranks)
+        """Also draw the noise of sampling at current, next and intermediate states."""
+        batch = super().prepare(batch, sum_over_ranks)
         time, columns = batch.reward.shape
         now = self.draw(time, columns, self.flat.size)
         batch = with_experience(batch, now=now, next=self.draw(time + self.recurrent, columns, self.flat.size))
@@ -233,9 +298,7 @@ class SAC(OffPolicy):
     @torch.no_grad()
     def target_value(self, batch: Batch, inputs: Tensors) -> tuple[Tensor, Tensor]:
         """Return min Q'(s', a') − α log π(a'|s'), and −α log π(a'|s') alone, ``[T, B]`` each."""
-        first = batch.first
-        if not self.recurrent:  # a recurrent network must see all steps
-            inputs, first = at_time(inputs, first, NEXT)
+        inputs, first = at_time(inputs, batch.first, self.target_states)
         action, log_prob = self.sample(inputs, batch.state, first, batch.experience["next"])
         q = self.q(inputs, action, batch.state.select("target"), first, target=True)
         alpha, time = self.log_alpha.exp(), len(batch.reward)
@@ -251,17 +314,6 @@ class SAC(OffPolicy):
         log_prob = self.sample(self.inputs(observation), batch.state, first, batch.experience["between"])[1]
         return -self.log_alpha.exp() * log_prob
 
-    def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Return half the squared TD errors of all critics."""
-        inputs = self.inputs(batch.observation)
-        value, bonus = self.target_value(batch, inputs)
-        target = soft_targets(self, batch, value, bonus)
-        now, first = at_time(inputs, batch.first, CURRENT)
-        q = self.q(now, self.critic_action(batch), batch.state, first)
-        loss = share_sum(sac_critic_loss(q, target), batch.share)
-        metrics = {"q": share_sum(q.detach().mean(-1), batch.experience[MEAN])}
-        return {"critic": loss}, metrics | priority_metric(q - target.unsqueeze(-1), batch, self.config)
-
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return α log π(a|s) − min Q(s, a) of sampled actions."""
         inputs, first = at_time(self.inputs(batch.observation), batch.first, CURRENT)
@@ -271,15 +323,3 @@ class SAC(OffPolicy):
         entropy, mean = -log_prob.detach(), batch.experience[MEAN]
         excess = share_sum(entropy - self.target_entropy, mean)
         return {"actor": loss}, {"entropy": share_sum(entropy, mean), EXCESS_ENTROPY: excess}
-
-    def alpha_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Return the temperature loss of a batch with the excess entropy of ``actor_loss``."""
-        return soft_alpha_loss(self, batch)
-
-    def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Return all losses of a prepared batch together; ``learn`` steps each separately."""
-        return soft_losses(self, batch)
-
-    def learn(self, batch: Batch, updater: Updater) -> Learned:
-        """Step critics, actor and temperature."""
-        return soft_learn(self, self.prepare(batch, updater.sum), updater)

@@ -45,7 +45,8 @@ def parse(arguments: type[T], argv: list[str], command: str) -> T:
     elif word := single_positional(words, command):
         values[first.name] = word
     elif first.default is MISSING:
-        raise missing_positional(values, command, first.name)
+        refuse_missing_positional(values, command)
+        raise UserError(f"`ludus {command}` needs a {first.name}: see `ludus {command} --help`.")
     return arguments(**{name: parse_value(name, value, types[name], "argument") for name, value in values.items()})
 
 
@@ -104,12 +105,6 @@ def refuse_missing_positional(values: Mapping[str, Any], command: str) -> None:
             )
 
 
-def missing_positional(values: Mapping[str, Any], command: str, name: str) -> UserError:
-    """Return the error for a missing positional argument."""
-    refuse_missing_positional(values, command)
-    return UserError(f"`ludus {command}` needs a {name}: see `ludus {command} --help`.")
-
-
 def single_positional(words: list[str], command: str, values: Mapping[str, Any] | None = None) -> str | None:
     """Return the positional argument, or None; ``values`` are those of the flags."""
     if len(words) > 1:
@@ -130,20 +125,14 @@ def _take_value(name: str, flag: Flag, left: deque[str], attached: bool) -> Any:
             raise UserError(f'{name} takes no value, but got "{left[0]}".')
         return flag.switch
     if get_origin(flag.annotation) is tuple:
-        return _take_list(get_args(flag.annotation)[0], left)
+        # up to the next flag, or up to a word of another type: --network.hidden 64 64 CartPole-v1
+        taken: list[str] = []
+        while left and not _is_flag(left[0]) and (not taken or _fits(left[0], get_args(flag.annotation)[0])):
+            taken.append(left.popleft())
+        return taken
     if not left or (_is_flag(left[0]) and not attached):
         raise UserError(f"{name} needs a value: {describe_type(flag.annotation)}.")
     return left.popleft()
-
-
-def _take_list(item: Any, left: deque[str]) -> list[str]:
-    """Take the words up to the next flag, or up to one of another type: ``--network.hidden 64 64 CartPole-v1``."""
-    taken: list[str] = []
-    while left and not _is_flag(left[0]):
-        if taken and not _fits(left[0], item):
-            break
-        taken.append(left.popleft())
-    return taken
 
 
 def _fits(word: str, annotation: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -19,7 +20,6 @@ from ludus.core.errors import UserError, did_you_mean
 from ludus.environments.config import EnvConfig
 from ludus.environments.problems import Problem, problem_from_error
 from ludus.logging.terminal import Console
-from ludus.settings.settings import Resolved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,9 @@ def run(argv: list[str]) -> int:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame needs no screen then
     problems, tried = find_problems(config)
     if all(problem.severity == "warning" for problem in problems):
-        problems += find_refusals(resolved, "--trust" in argv)
+        from ludus.runs.train import check_settings  # imports torch
+
+        problems += refusals(lambda: check_settings(resolved, "--trust" in argv))  # no network fits, or no memory
     errors = [problem for problem in problems if problem.severity == "error"]
     console = Console()
     for problem in problems:
@@ -68,7 +70,9 @@ def find_problems(config: EnvConfig) -> tuple[list[Problem], str]:
     EnvPool's environments are not stepped: only their name, options and spaces are checked.
     """
     if config.backend == "envpool":
-        return _find_envpool_problems(config), " (not stepped)"
+        from ludus.managers.make import make_manager
+
+        return refusals(lambda: make_manager(config, 1).close()), " (not stepped)"
     from ludus.environments.check import check_environment
 
     if config.backend == "auto" and _only_in_envpool(config.id):
@@ -81,22 +85,10 @@ def find_problems(config: EnvConfig) -> tuple[list[Problem], str]:
     return found.problems, f" (tested with {found.tried} random steps in {episodes})"
 
 
-def find_refusals(resolved: Resolved, trust: bool = False) -> list[Problem]:
-    """Return why training would refuse these settings: no network fits, or too little memory."""
-    from ludus.runs.train import check_settings
-
+def refusals(call: Callable[[], object]) -> list[Problem]:
+    """Return the UserError that a call raises, as a problem."""
     try:
-        check_settings(resolved, trust)
-    except UserError as error:
-        return [problem_from_error(error)]
-    return []
-
-
-def _find_envpool_problems(config: EnvConfig) -> list[Problem]:
-    from ludus.managers.make import make_manager
-
-    try:
-        make_manager(config, 1).close()
+        call()
     except UserError as error:
         return [problem_from_error(error)]
     return []

@@ -73,7 +73,11 @@ def _collect(given: Any, prefix: str, groups: list[Group], skip: str = "") -> No
     for name, value in values.items():
         if not is_dataclass(value) and not isinstance(value, Mapping):  # per-network flags are not listed
             flag = f"--{prefix}{RENAMED.get(name, name)}".replace("_", "-")
-            here.append(Entry(_with_value(flag, hints[name]), f"{texts.get(name, '')} {_default(value)}".strip()))
+            shown = f"{flag} {_metavar(hints[name])}"
+            if hints[name] is bool:
+                start, dot, last = flag.removeprefix("--").rpartition(".")
+                shown = f"{flag}, --{start}{dot}no-{last}"
+            here.append(Entry(shown, f"{texts.get(name, '')} {_default(value)}".strip()))
     for name, value in values.items():
         if name == "settings":
             _collect(value, "", groups)
@@ -90,13 +94,6 @@ def _value(given: Any, field: Any) -> Any:
     if not inspect.isclass(given):
         return getattr(given, field.name)
     return field.default_factory() if field.default_factory is not MISSING else field.default
-
-
-def _with_value(flag: str, annotation: Any) -> str:
-    if annotation is bool:
-        start, dot, name = flag.removeprefix("--").rpartition(".")
-        return f"{flag}, --{start}{dot}no-{name}"
-    return f"{flag} {_metavar(annotation)}"
 
 
 def _metavar(annotation: Any) -> str:

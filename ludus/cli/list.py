@@ -6,7 +6,6 @@ import ast
 import importlib.util
 import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -150,9 +149,20 @@ def preset_table() -> Table:
 
 def environments() -> Table:
     """List the newest version of Gymnasium's environments and the packages that they need."""
+    import gymnasium
+
     table = _table("Environments (Gymnasium)", "id", "time limit", "native vector", "needs")
-    for name, limit, vector, needs in _gymnasium():
-        table.add_row(name, limit, vector, needs)
+    newest: dict[str, int] = {}
+    for spec in gymnasium.registry.values():
+        newest[spec.name] = max(newest.get(spec.name, 0), spec.version or 0)
+    for id, spec in sorted(gymnasium.registry.items()):
+        if not isinstance(spec.entry_point, str) or (spec.version or 0) < newest[spec.name]:
+            continue
+        package = ""
+        if spec.entry_point.startswith("gymnasium.envs."):
+            package = NEEDS.get(spec.entry_point.split(".")[2], "")
+        missing = package if package and importlib.util.find_spec(package) is None else ""
+        table.add_row(id, str(spec.max_episode_steps or "none"), "yes" if spec.vector_entry_point else "", missing)
     return table
 
 
@@ -179,22 +189,6 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(*columns, title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.columns[0].no_wrap, table.columns[0].style = True, "cyan"
     return table
-
-
-def _gymnasium() -> Iterator[tuple[str, str, str, str]]:
-    import gymnasium
-
-    newest: dict[str, int] = {}
-    for spec in gymnasium.registry.values():
-        newest[spec.name] = max(newest.get(spec.name, 0), spec.version or 0)
-    for id, spec in sorted(gymnasium.registry.items()):
-        if not isinstance(spec.entry_point, str) or (spec.version or 0) < newest[spec.name]:
-            continue
-        package = (
-            NEEDS.get(spec.entry_point.split(".")[2], "") if spec.entry_point.startswith("gymnasium.envs.") else ""
-        )
-        missing = package if package and importlib.util.find_spec(package) is None else ""
-        yield id, str(spec.max_episode_steps or "none"), "yes" if spec.vector_entry_point else "", missing
 
 
 def _atari() -> list[str]:

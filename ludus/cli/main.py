@@ -8,7 +8,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
 
 from ludus import __version__
 from ludus.cli import BAD_INPUT, INTERRUPTED
@@ -33,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     signals.exits = argv is None
     if argv is None:  # run as a program
-        sys.excepthook = _show_error
+        # an unhandled error, with control characters escaped
+        sys.excepthook = lambda *error: sys.stderr.write(printable("".join(traceback.format_exception(*error))))
     try:
         return _dispatch(words)
     except UserError as error:
@@ -61,11 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"ludus: {TOO_MANY_FILES}", file=sys.stderr)
         return BAD_INPUT
-
-
-def _show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an unhandled error with control characters escaped."""
-    print(printable("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
 
 
 def _dispatch(words: list[str]) -> int:

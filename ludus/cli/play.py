@@ -58,7 +58,8 @@ def run(argv: list[str]) -> int:
         raise UserError(f'--out is "{arguments.out}", but must end in .mp4 or .gif.')
     check_checkpoint_name(arguments.checkpoint)
     directory = RunDirectory.open(arguments.run, arguments.runs)
-    windowed = not arguments.out and has_screen()
+    screen = not sys.platform.startswith("linux") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    windowed = not arguments.out and screen
     if not windowed:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame needs no screen then
     from ludus.runs.policy import load
@@ -113,11 +114,6 @@ def to_frame(rendered: Any, name: str) -> Frame:
         raise UserError(f'Environment "{name}" renders nothing in render_mode rgb_array: return a frame from render.')
     array = np.asarray(rendered)
     return array[0] if array.ndim == 4 else array
-
-
-def has_screen() -> bool:
-    """Whether a window can be opened."""
-    return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def show_window(frames: Iterable[Frame], fps: float, title: str) -> None:

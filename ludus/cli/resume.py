@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from ludus.cli import INTERRUPTED
 from ludus.cli.arguments import UnknownFlag, known_flags, parse
-from ludus.cli.output import say
-from ludus.cli.train import next_commands
+from ludus.cli.train import report_end
 from ludus.core.errors import UserError
 from ludus.runs.folder import RunDirectory
 from ludus.settings.config_file import read_config
@@ -48,16 +45,8 @@ def run(argv: list[str]) -> int:
         runs=arguments.runs,
         trust=arguments.trust,
     )
-    stopped = result.reason.startswith("SIG")
     config = read_config(folder / "config.toml")
-    quiet = config.get("quiet")
-    if quiet and not sys.stdout.isatty():
-        print(result.run)  # for scripts
-    else:
-        say(
-            result.run if quiet else next_commands(result.run, Path(arguments.runs), stopped, str(config.get("env.id")))
-        )
-    return INTERRUPTED if stopped else 0
+    return report_end(result, Path(arguments.runs), str(config.get("env.id")), bool(config.get("quiet")))
 
 
 def _parse(argv: list[str]) -> Arguments:
@@ -65,18 +54,14 @@ def _parse(argv: list[str]) -> Arguments:
     try:
         return parse(Arguments, argv, "resume")
     except UnknownFlag as error:
-        if error.key == "evaluation.stop_at" or not _is_setting(error):
+        from ludus.cli.train import SOURCES
+        from ludus.settings.settings import ALIASES, DEFAULT_AGENT, setting_types
+
+        known = known_flags(setting_types(DEFAULT_AGENT) | SOURCES | dict.fromkeys(ALIASES, str))
+        is_setting = error.key.startswith("agent.") or error.flag.replace("_", "-") in known
+        if error.key == "evaluation.stop_at" or not is_setting:
             raise
         raise UserError(
             f"Unknown flag {error.flag}: a resume can only change --nb-step, --stop-at and --device. To change other "
             f"settings, start a new run from its policy: `ludus train ENV --init-from RUN {error.flag} ...`."
         ) from None
-
-
-def _is_setting(error: UnknownFlag) -> bool:
-    from ludus.cli.train import SOURCES
-    from ludus.settings.settings import ALIASES, DEFAULT_AGENT, setting_types
-
-    types = setting_types(DEFAULT_AGENT)
-    known = known_flags(types | SOURCES | dict.fromkeys(ALIASES, str))
-    return error.key.startswith("agent.") or error.flag.replace("_", "-") in known

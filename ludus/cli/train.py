@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ludus.cli import INTERRUPTED
 from ludus.cli.arguments import (
@@ -34,6 +34,9 @@ from ludus.settings.settings import (
     resolve_settings,
     setting_types,
 )
+
+if TYPE_CHECKING:  # it imports torch, and `--help` should not
+    from ludus.runs.train import TrainResult
 
 SOURCES = {"preset": str, "config": str, "trust": bool}  # flags that select where settings come from
 PLACEHOLDER = "ENV"  # in the help, if no environment was given
@@ -67,12 +70,17 @@ def run(argv: list[str]) -> int:
     from ludus.runs.train import train_resolved
 
     result = train_resolved(resolved, trust=_trusts(argv))
+    settings = resolved.settings
+    return report_end(result, Path(settings.runs), settings.env.id, settings.quiet)
+
+
+def report_end(result: TrainResult, runs: Path, environment: str, quiet: bool) -> int:
+    """Print the commands to try next, or the run's folder if ``quiet``; return the exit code."""
     stopped = result.reason.startswith("SIG")
-    runs, quiet = Path(resolved.settings.runs), resolved.settings.quiet
     if quiet and not sys.stdout.isatty():
         print(result.run)  # for scripts
     else:
-        say(result.run if quiet else next_commands(result.run, runs, stopped, resolved.settings.env.id))
+        say(result.run if quiet else next_commands(result.run, runs, stopped, environment))
     return INTERRUPTED if stopped else 0
 
 

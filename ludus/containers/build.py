@@ -26,7 +26,7 @@ from ludus.core.imports import resolve
 from ludus.core.network import Network
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs
-from ludus.experience.memory import free_bytes, rollout_bytes
+from ludus.experience.memory import check_fits, free_bytes, rollout_bytes
 from ludus.managers.make import make_manager
 from ludus.networks.build import build_network, network_spec
 from ludus.networks.config import NetworkConfig
@@ -90,12 +90,8 @@ def bytes_of(agent: Agent) -> int:
 
 def refuse_too_large(agent: Agent) -> None:
     """Refuse a meta agent whose tensors would not fit in free memory."""
-    needed = bytes_of(agent)
-    if needed > (free := free_memory()):
-        raise UserError(
-            f"The networks need {needed / 1e9:,.2f} GB of memory, of which {free / 1e9:,.2f} GB are free; lower "
-            "network.hidden, network.lstm_size or env.num."
-        )
+    fix = "lower network.hidden, network.lstm_size or env.num"
+    check_fits("The networks need", bytes_of(agent), free_memory(), fix)
 
 
 def build_learner(resolved: Resolved, observation: Specs, action: Specs, new: bool = True) -> Agent:
@@ -123,30 +119,22 @@ def build_cache(
 
 def _refuse_large_rollout(settings: Settings[Any], observation: Specs) -> None:
     """Refuse a rollout that does not fit in memory."""
-    plan = settings.agent.plan(settings.env.num)
-    if not (length := plan.rollout):
-        return
-    needed = rollout_bytes(length, settings.env.num, observation, plan.rollout_copies, plan.rollout_floats)
-    free = _free(settings.device)
-    if needed > free:
-        raise UserError(
-            f"agent.rollout is {length}, and learning from {length} steps of {settings.env.num} environments needs "
-            f"{needed / 1e9:,.2f} GB of memory, of which {free / 1e9:,.2f} GB are free; lower agent.rollout or env.num."
-        )
+    plan, rows = settings.agent.plan(settings.env.num), settings.env.num
+    if length := plan.rollout:
+        needed = rollout_bytes(length, rows, observation, plan.rollout_copies, plan.rollout_floats)
+        what = f"agent.rollout is {length}, and learning from {length} steps of {rows} environments needs"
+        check_fits(what, needed, _free(settings.device), "lower agent.rollout or env.num")
 
 
 def _refuse_large_networks(settings: Settings[Any], observation: Specs, action: Specs) -> None:
     """Refuse networks that do not fit in memory with gradients and two moments."""
     outline = outline_agent(settings, observation, action)
-    if outline is None:
-        return
-    needed, free = 4 * sum(p.nbytes for p in outline.parameters()), _free(settings.device)
-    if needed > free:
-        raise UserError(
-            f"Learning with networks of {sum(p.numel() for p in outline.parameters()) / 1e6:,.0f} million parameters "
-            f"needs {needed / 1e9:,.2f} GB of memory, of which {free / 1e9:,.2f} GB are free; lower network.hidden, or "
-            "make the observations smaller."
-        )
+    if outline is not None:
+        millions = sum(p.numel() for p in outline.parameters()) / 1e6
+        needed = 4 * sum(p.nbytes for p in outline.parameters())
+        what = f"Learning with networks of {millions:,.0f} million parameters needs"
+        fix = "lower network.hidden, or make the observations smaller"
+        check_fits(what, needed, _free(settings.device), fix)
 
 
 def _free(device: str) -> int:

@@ -17,9 +17,9 @@ from torch._inductor import compile as compile_graph
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ludus.core.batch import Batch
-from ludus.core.hidden_state import HiddenState
 from ludus.core.types import Tensors
 from ludus.core.updater import LossFunction
+from ludus.experience.batch_tensors import to_batch, to_tensors
 
 if TYPE_CHECKING:
     from ludus.containers.updater import LocalUpdater, ParameterBlock
@@ -49,7 +49,7 @@ class CompiledStep:
 
     def prepare(self, batch: Batch) -> tuple[Graph, list[Any]]:
         """Return the graph for this shape of batch, compiled if it is new, and its inputs."""
-        given = _flatten(batch)
+        given = to_tensors(batch, FIELDS)
         optimizer = self._updater.optimizer_tensors(self._part)
         inputs: list[Any] = [*optimizer.values(), *self._fixed.values(), *given.values()]
         key = (*given, *[x.shape for x in given.values()], *[x.stride() for x in given.values()])
@@ -83,7 +83,7 @@ class CompiledStep:
             rest = iter(inputs)
             at = dict(zip(updater.optimizer_tensors(part), rest, strict=False))
             buffers = dict(zip(self._fixed, rest, strict=False))
-            batch = _unflatten(dict(zip(names, rest, strict=True)))
+            batch = to_batch(dict(zip(names, rest, strict=True)))
             parameters = flat.views(at["value"], part.places)
             views = {f"agent.{place[0]}": x for place, x in zip(part.places, parameters, strict=True)}
             gradients, (losses, metrics) = torch.func.grad(total, has_aux=True)(views, buffers, batch)
@@ -104,31 +104,6 @@ class CompiledStep:
 def tanh(x: Tensor) -> Tensor:
     """Return tanh to within 2e-7; the compiler's own takes three times as long on a CPU."""
     return 1 - 2 / ((2 * x).exp() + 1)
-
-
-def _flatten(batch: Batch) -> Tensors:
-    found: Tensors = {}
-    for field in FIELDS:
-        value = getattr(batch, field)
-        if isinstance(value, dict):
-            for name, x in value.items():
-                found[f"{field}/{name}"] = x
-        else:
-            found[field] = value
-    return found
-
-
-def _unflatten(tensors: Tensors) -> Batch:
-    made: dict[str, Any] = {name: {} for name in ("observation", "action", "experience", "final", "window")} | {
-        "state": HiddenState()
-    }
-    for name, x in tensors.items():
-        place, slash, inner = name.partition("/")
-        if slash:
-            made[place][inner] = x
-        else:
-            made[place] = x
-    return Batch(**made)
 
 
 class _Loss(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,9 +14,6 @@ from ludus.core.errors import UserError
 from ludus.core.rows import Rows
 from ludus.core.types import State
 from ludus.parallel.orphans import StartedProcesses
-
-if TYPE_CHECKING:
-    from ludus.containers.local import LocalWorker
 
 LONGEST = 50_000  # steps without a finished episode after which an evaluation is refused
 
@@ -139,22 +136,3 @@ class Evaluator:
         if type(state["round"]) is not int or state["round"] < 0:
             raise ValueError("the number of evaluations is invalid")
         self.round = state["round"]
-
-
-def evaluate_worker(worker: LocalWorker) -> Evaluation | None:
-    """Evaluate a worker's agent, report the result, and stop at the target return; None if interrupted."""
-    worker.clock.lap("other")
-    evaluation = worker.evaluator.run(worker.agent, worker.device, lambda: worker.stopping)
-    worker.clock.lap("evaluation")
-    if evaluation is None:
-        return None
-    better = worker.best is None or evaluation.mean > worker.best
-    if worker.reporter is not None:
-        worker.reporter.evaluated(worker, evaluation, better)
-    worker.evaluator.round += 1  # counted after the report: if that fails, a resume repeats it
-    worker.last_evaluation, worker.evaluated_at, worker.owed = evaluation, worker.local_step_count, False
-    worker.best = evaluation.mean if better else worker.best
-    target = worker.settings.evaluation.stop_at
-    if target is not None and evaluation.mean >= target:
-        worker.stopping = f"the evaluation reached {target:g}"
-    return evaluation

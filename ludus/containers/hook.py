@@ -52,10 +52,20 @@ class UpdateNumbers(Mapping[str, float]):
 
 
 class UpdateHook:
-    """Calls ``on_update``, which ends the run by returning False or raising Stop."""
+    """Calls ``on_update``, which ends the run by returning False or raising Stop.
+
+    It also gets the worker if it has two parameters without a default, or ``*args``.
+    """
 
     def __init__(self, function: OnUpdate) -> None:
-        self._function, self._takes_worker = function, takes_worker(function)
+        self._function = function
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError):  # builtins have no signature
+            parameters = []
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        needed = sum(p.kind in positional and p.default is p.empty for p in parameters)
+        self._takes_worker = needed >= 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
     def __call__(self, numbers: Mapping[str, float], worker: object) -> str:
         """Return why the run ends; empty if it goes on."""
@@ -65,14 +75,3 @@ class UpdateHook:
             return f"{HOOK} raised Stop" + (f": {stop}" if str(stop) else "")
         ends = isinstance(answer, bool | np.bool_) and not answer
         return f"{HOOK} returned False" if ends else ""
-
-
-def takes_worker(hook: OnUpdate) -> bool:
-    """Return whether a hook also takes the worker: it has two parameters without a default, or ``*args``."""
-    try:
-        parameters = inspect.signature(hook).parameters.values()
-    except (TypeError, ValueError):  # builtins have no signature
-        return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = sum(p.kind in positional and p.default is p.empty for p in parameters)
-    return needed >= 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters)

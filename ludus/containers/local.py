@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from ludus.containers.build import build_cache
-from ludus.containers.evaluate import Evaluation, Evaluator, evaluate_worker
+from ludus.containers.evaluate import Evaluation, Evaluator
 from ludus.containers.guard import Guard
 from ludus.containers.hook import HOOK, OnUpdate, UpdateHook, UpdateNumbers
 from ludus.containers.loop import begin, collect, improve
@@ -150,8 +150,22 @@ class LocalWorker(Container):
 
     def evaluate(self) -> Evaluation | None:
         """Evaluate, keep the best policy, and stop at the target return; None if interrupted."""
+        self.clock.lap("other")
         with self.started:
-            return evaluate_worker(self)
+            evaluation = self.evaluator.run(self.agent, self.device, lambda: self.stopping)
+        self.clock.lap("evaluation")
+        if evaluation is None:
+            return None
+        better = self.best is None or evaluation.mean > self.best
+        if self.reporter is not None:
+            self.reporter.evaluated(self, evaluation, better)
+        self.evaluator.round += 1  # counted after the report: if that fails, a resume repeats it
+        self.last_evaluation, self.evaluated_at, self.owed = evaluation, self.local_step_count, False
+        self.best = evaluation.mean if better else self.best
+        target = self.settings.evaluation.stop_at
+        if target is not None and evaluation.mean >= target:
+            self.stopping = f"the evaluation reached {target:g}"
+        return evaluation
 
     def current_call(self) -> tuple[int, ...] | None:
         """What environments in this process are doing now: changes as they go on; None where none is being called."""
@@ -192,9 +206,7 @@ class LocalWorker(Container):
     def load_state_dict(self, state: State) -> str:
         """Restore a run; return how the environments were restored."""
         try:
-            self._load_learning(state)
-            self._load_counters(state["counters"])
-            return self._load_experience(state)
+            return self._load(state)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(
@@ -202,7 +214,7 @@ class LocalWorker(Container):
                 "back the agent, network and environment that it was made with."
             ) from error
 
-    def _load_learning(self, state: State) -> None:
+    def _load(self, state: State) -> str:
         self.agent.load_state_dict(state["agent"])
         self.updater.load_state_dict(state["updater"])
         self.seat.noise.load_state_dict(state["noise"])
@@ -212,15 +224,12 @@ class LocalWorker(Container):
             torch.cuda.set_rng_state(state["cuda"], self.device)
         for name, generator in generators(self.agent).items():
             generator.set_state(state["generators"][name])
-
-    def _load_counters(self, counters: State) -> None:
+        counters = state["counters"]
         self.local_step_count, self.updates = counters["step"], counters["updates"]
         self.best, self.evaluated_at, self.owed = counters["best"], counters["evaluated_at"], counters["owed"]
         last = counters["evaluation"]
         self.last_evaluation = None if last is None else Evaluation(*last)
         self.episodes.load_state_dict(counters)
-
-    def _load_experience(self, state: State) -> str:
         groups = [[rows.start, rows.stop] for rows in self.manager.groups]
         if state["cache"] is not None and state["groups"] != groups:
             raise UserError(

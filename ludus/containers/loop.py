@@ -112,7 +112,12 @@ def collect(loop: Collector) -> int:
             clock.lap("environment")
             for part in parts[group]:
                 part.write(steps[part.seat.role])
-            count = count + (environments[group] if manager.all_real else _real_steps(steps[counted], agents))
+            if manager.all_real:
+                count = count + environments[group]
+            else:
+                real = steps[counted].real.view(-1, agents).any(1) if agents > 1 else steps[counted].real
+                # on a GPU as a tensor, without waiting for it
+                count = count + (int(np.count_nonzero(real.numpy())) if real.is_cpu else real.sum())
             if group == 0:
                 goes_on = all([part.seat.cache.accepts(part.start) for part in parts[0]])
             if goes_on:
@@ -124,12 +129,6 @@ def collect(loop: Collector) -> int:
         seat.hidden_state = HiddenState.concatenate([part.state for part in mine])
     clock.lap("other")
     return int(count)
-
-
-def _real_steps(step: EnvStep, agents: int) -> int | Tensor:
-    """Count the environments that made a real step; on a GPU as a tensor, without waiting for it."""
-    real = step.real if agents == 1 else step.real.view(-1, agents).any(1)
-    return int(np.count_nonzero(real.numpy())) if real.is_cpu else real.sum()
 
 
 def improve(loop: Learner) -> tuple[Tensors, int]:

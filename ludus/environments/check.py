@@ -50,7 +50,7 @@ def check_environment(
     thread.start()
     while thread.is_alive():
         thread.join(0.02)
-        if thread.is_alive() and check.call_seconds() > deadline:
+        if thread.is_alive() and time.monotonic() - check.call_start > deadline:
             check.stopped = True
             what = f"{check.call} did not return within {deadline:g} seconds."
             fix = "Look for an endless loop or a wait without a time limit in it."
@@ -68,15 +68,11 @@ class EnvironmentCheck:
         self.call, self.stopped = "the constructor", False
         self._config, self._environment = config, environment
         self._steps, self._until = steps, time.monotonic() + seconds
-        self._call_start = time.monotonic()
+        self.call_start = time.monotonic()
         self._actions: Layout | None = None
         self._spaces_supported = True
         self._accepts_seed = True
         self._severity: Severity = "error"  # of exceptions in the calls that follow
-
-    def call_seconds(self) -> float:
-        """Return how long the current call has been running."""
-        return time.monotonic() - self._call_start
 
     def run(self) -> None:
         """Run all checks; an exception that stops them is reported as a problem."""
@@ -111,7 +107,7 @@ class EnvironmentCheck:
 
     def _call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method of the environment; an exception becomes a problem, and FAILED is returned."""
-        self.call, self._call_start = name, time.monotonic()
+        self.call, self.call_start = name, time.monotonic()
         try:
             return function(*args, **kwargs)
         except UserError as error:
@@ -125,11 +121,9 @@ class EnvironmentCheck:
         return FAILED
 
     def _make(self, render_mode: str | None = None) -> Environment | None:
-        def construct() -> Environment:
-            validate(self._config)
-            return make_environment(self._config, self._environment, render_mode)
-
-        env = self._call("the constructor", construct)
+        if self._call("the constructor", validate, self._config) is FAILED:
+            return None
+        env = self._call("the constructor", make_environment, self._config, self._environment, render_mode)
         return None if env is FAILED else env
 
     def _check_spaces(self, env: Environment) -> None:

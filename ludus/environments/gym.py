@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gymnasium
@@ -76,7 +76,14 @@ def is_path(id: str) -> bool:
 def find_spec(id: str) -> gymnasium.envs.registration.EnvSpec:
     """Return the spec of a registered id; without a version, the newest; an error suggests similar ids."""
     module, _, name = id.rpartition(":")
-    _register(module or ("ale_py" if name.startswith("ALE/") else ""), id)
+    if registers := module or ("ale_py" if name.startswith("ALE/") else ""):
+        try:
+            importlib.import_module(registers)
+        except ImportError as error:
+            extra = 'pip install "gymnasium[atari]"' if registers == "ale_py" else "install the package that has it"
+            raise UserError(
+                f'Environment "{id}" needs the module {registers}, which cannot be imported: {extra}.'
+            ) from error
     known = gymnasium.registry
     if name in known:
         return known[name]
@@ -87,17 +94,6 @@ def find_spec(id: str) -> gymnasium.envs.registration.EnvSpec:
         f'There is no environment "{id}".{did_you_mean(name, known) or did_you_mean(name.rpartition("-v")[0], known)} '
         "`ludus list environments` shows all; give your own environment as package.module:Class."
     )
-
-
-def _register(module: str, id: str) -> None:
-    """Import the package that registers the id."""
-    if not module:
-        return
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        extra = 'pip install "gymnasium[atari]"' if module == "ale_py" else "install the package that has it"
-        raise UserError(f'Environment "{id}" needs the module {module}, which cannot be imported: {extra}.') from error
 
 
 def _missing_package(id: str, spec: gymnasium.envs.registration.EnvSpec, error: Exception) -> str:
@@ -124,12 +120,7 @@ def _construct(
                 "render method."
             )
         options = {**options, "render_mode": render_mode}
-    unknown = [key for key in options if not accepts_argument(maker, key)]
-    if unknown:
-        raise UserError(
-            f'Environment "{name}" has no option "{unknown[0]}".{did_you_mean(unknown[0], _parameters(maker))} '
-            f"It takes {', '.join(_parameters(maker)) or 'none'}."
-        )
+    _refuse_unknown(options, maker, f'Environment "{name}" has no option')
     try:
         env = maker(**options)
     except TypeError as error:
@@ -157,12 +148,7 @@ def _wrap(env: Environment, path: str, arguments: dict[str, Any]) -> Environment
         raise UserError(f'Wrapper "{path}" is a {type(wrapper).__name__}, not a class or function that wraps.')
     if isinstance(wrapper, type) and not issubclass(wrapper, gymnasium.Env):
         raise UserError(f'Wrapper "{path}" is a class but not a wrapper; derive it from gymnasium.Wrapper.')
-    unknown = [key for key in arguments if not accepts_argument(wrapper, key)]
-    if unknown:
-        raise UserError(
-            f'Wrapper "{path}" has no argument "{unknown[0]}".{did_you_mean(unknown[0], _parameters(wrapper))} '
-            f"It takes {', '.join(_parameters(wrapper)[1:]) or 'none'}."
-        )
+    _refuse_unknown(arguments, wrapper, f'Wrapper "{path}" has no argument', skip=1)
     try:
         wrapped = wrapper(env, **arguments)
     except UserError:
@@ -184,6 +170,14 @@ def _wrap(env: Environment, path: str, arguments: dict[str, Any]) -> Environment
     return wrapped
 
 
+def _refuse_unknown(given: Iterable[str], maker: Callable[..., Any], what: str, skip: int = 0) -> None:
+    """Refuse arguments that ``maker`` does not have; its first ``skip`` parameters are not named."""
+    for key in given:
+        if not accepts_argument(maker, key):
+            known = [name for name in inspect.signature(maker).parameters if name not in ("args", "kwargs")][skip:]
+            raise UserError(f'{what} "{key}".{did_you_mean(key, known)} It takes {", ".join(known) or "none"}.')
+
+
 def accepts_argument(maker: Callable[..., Any], argument: str) -> bool:
     """Return whether a constructor or function has an argument of this name."""
     try:
@@ -191,10 +185,6 @@ def accepts_argument(maker: Callable[..., Any], argument: str) -> bool:
     except (TypeError, ValueError):  # built in C, without a signature
         return True
     return argument in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def _parameters(maker: Callable[..., Any]) -> list[str]:
-    return [name for name in inspect.signature(maker).parameters if name not in ("args", "kwargs")]
 
 
 def _required(maker: Callable[..., Any]) -> list[str]:

@@ -113,7 +113,8 @@ def _names(layers: list[Any]) -> str:
 def _take_base(base: Any, writer: _Writer) -> Snapshot | None:
     if callable(getattr(base, "snapshot", None)) and callable(getattr(base, "restore", None)):
         return {"own": _take_own(base, writer), "attributes": writer.attributes(base, set(), _RANDOM)}
-    if _is_atari(base):
+    ale = sys.modules.get("ale_py.env")  # None: not imported, so this is not one of its games
+    if ale is not None and isinstance(base, ale.AtariEnv):
         state = _atari_state(base)
         if state is None:
             return None
@@ -151,11 +152,6 @@ def _take_own(base: Any, writer: _Writer) -> Any:
             f"{type(base).__name__}.snapshot returned {error}, which cannot be saved; return numbers, strings, "
             "numpy arrays and generators, in lists, tuples, dicts, sets or deques."
         ) from None
-
-
-def _is_atari(base: Any) -> bool:
-    module = sys.modules.get("ale_py.env")  # None: not imported, so this is not one of them
-    return module is not None and isinstance(base, module.AtariEnv)
 
 
 def _atari_state(base: Any) -> np.ndarray[Any, Any] | None:

@@ -101,13 +101,9 @@ class Part:
         self.order, self.answer = memoryview(block["orders"][number]), memoryview(block["answers"][number])
         self.message = fds[f"letter {number}"]
         self._infos, self._sizes = block["infos"], block["infos_size"]
-        arrays = block.arrays
-        self._actions = {
-            key.removeprefix(ACTION_PREFIX): x for key, x in arrays.items() if key.startswith(ACTION_PREFIX)
-        }
+        self._actions = block.with_prefix(ACTION_PREFIX)
         self.rows = EnvRows(lambda: make_environment(config), start, count, name, config, branch, status[:READY])
-        memory = {key.removeprefix(STEP_PREFIX): x for key, x in arrays.items() if key.startswith(STEP_PREFIX)}
-        self.rows.attach(StepArrays.from_arrays(memory))
+        self.rows.attach(StepArrays.from_arrays(block.with_prefix(STEP_PREFIX)))
 
     def step(self) -> None:
         """Step all rows and write the infos of those that ended."""
@@ -119,13 +115,12 @@ class Part:
     def answer_message(self, message: dict[str, Any]) -> Any:
         """Carry out a message (begin, snapshot or restore) and return the answer."""
         rows = self.rows
-        rows.branch, rows.first_row = message["branch"], message["first_row"]
+        rows.seed, rows.branch, rows.first_row = message["seed"], message["branch"], message["first_row"]
         if message["do"] == "begin":
             rows.reset(message["seed"], message["episodes"])
             return None
         if message["do"] == "snapshot":
             return [rows.snapshot(row) for row in rows.rows]
-        rows.seed = message["seed"]
         return [rows.restore_row(row, *place) for row, place in zip(rows.rows, message["rows"], strict=True)]
 
 

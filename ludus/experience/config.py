@@ -85,9 +85,13 @@ class ReplayConfig(AgentConfig):
             raise UserError("agent.hindsight works on single transitions; set agent.sequence to 0, or hindsight to 0.")
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
-        """Also the normalizer where there is nothing to normalize."""
-        yield from super().unused(observation, action, rows)
+        """Also ``learning_rate`` where every network has a separate one, as in ``actor_learning_rate``."""
+        found = list(super().unused(observation, action, rows))
+        yield from found
         yield from unused_normalizer(self, observation)
+        separate = [name for name in vars(self) if name.endswith("_learning_rate") and name not in dict(found)]
+        if separate and all(getattr(self, name) for name in separate):
+            yield "learning_rate", f"{', '.join(f'agent.{name}' for name in separate)} take its place"
 
     def plan(self, rows: int) -> Plan:
         """Return the replay's transitions in memory (0 with a folder) and the optimizer steps per env step."""

@@ -65,6 +65,12 @@ def free_bytes(device: torch.device, folder: str) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
 
 
+def check_fits(what: str, needed: int, free: int, fix: str) -> None:
+    """Refuse what does not fit in memory; ``what`` begins the sentence, as in "The networks need"."""
+    if needed > free:
+        raise UserError(f"{what} {needed / 1e9:,.2f} GB of memory, of which {free / 1e9:,.2f} GB are free; {fix}.")
+
+
 def check_memory(needed: int, free: int, folder: str, device: str = "cpu", why: str = "") -> None:
     """Refuse a replay that does not fit; ``why`` begins the message."""
     if needed <= free:

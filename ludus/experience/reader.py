@@ -119,7 +119,10 @@ class Reader:
         self._gather(slots)
         if self._sequence:
             batch = self._batch(slots, self._usable(), weight.expand_as(self._reward))
-            batch.state = self._hidden_states(*self._slot_index.split(numbers.numpy()))
+            time, row = self._slot_index.split(numbers.numpy())
+            starts = row * self._hidden.length + time // self._stride % self._hidden.length
+            index = torch.from_numpy(starts).to(self._device)
+            batch.state = HiddenState({name: x.index_select(0, index) for name, x in self._hidden.flat.items()})
         elif self._hindsight is not None:
             time, row = self._slot_index.split(numbers.numpy())
             drawn = self._hindsight.draw(time, row, self._slot_index.now[row], generator)
@@ -227,12 +230,6 @@ class Reader:
         if ACHIEVED in self._frames:
             return self._frames[ACHIEVED].read(slots[None])[0].clone()
         return self._ring.flat[f"observation/{ACHIEVED}"].index_select(0, slots)
-
-    def _hidden_states(self, time: Integers, row: Integers) -> HiddenState:
-        """Return the hidden states at the start of sequences."""
-        starts = row * self._hidden.length + time // self._stride % self._hidden.length
-        index = torch.from_numpy(starts).to(self._device)
-        return HiddenState({name: x.index_select(0, index) for name, x in self._hidden.flat.items()})
 
     @property
     def _finals(self) -> bool:

@@ -87,7 +87,11 @@ class RolloutCache(ExperienceCache):
         if time == self.length:
             group.last_state = state.map(torch.clone)  # the state given is an inference tensor
             if self.with_returns:
-                self._write_returns(group)
+                reward, terminated, truncated, real = (self.blocks[name][:, group.rows] for name in TRANSITION)
+                ended = terminated | truncated
+                returns, group.last_return = running_returns(reward, ended, real, self.gamma, group.last_return)
+                self._allocate({"row_state/return": returns[0]}, self.length)
+                self.blocks["row_state/return"][:, group.rows].copy_(returns)
 
     def agent_write(self, step: AgentStep, start: int = 0) -> None:
         """Write action and experience at the time step of the last observation."""
@@ -215,14 +219,6 @@ class RolloutCache(ExperienceCache):
             self._allocate(tensors, self.length)
             group.make_views(self.blocks)
         torch._foreach_copy_(group.final[group.cursor - 1], list(tensors.values()))
-
-    def _write_returns(self, group: RolloutGroup) -> None:
-        """Compute the running returns of a full rollout."""
-        reward, terminated, truncated, real = (self.blocks[name][:, group.rows] for name in TRANSITION)
-        ended = terminated | truncated
-        returns, group.last_return = running_returns(reward, ended, real, self.gamma, group.last_return)
-        self._allocate({"row_state/return": returns[0]}, self.length)
-        self.blocks["row_state/return"][:, group.rows].copy_(returns)
 
     def _add_group(self, start: int, stop: int) -> RolloutGroup:
         group = self.groups[start] = RolloutGroup(slice(start, stop), self.blocks)

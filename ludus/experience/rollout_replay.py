@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ludus.core.batch import Batch, select_columns
 from ludus.core.config import AgentConfig
@@ -13,12 +12,13 @@ from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Specs
 from ludus.core.types import State, Tensors
-from ludus.experience.memory import free_bytes, spec_bytes
+from ludus.experience.batch_tensors import to_batch, to_tensors
+from ludus.experience.memory import check_fits, free_bytes, spec_bytes
 from ludus.experience.rollout import RolloutCache, zeros_like_step
 
 STEP_BYTES = 2 * 4 + 3  # per step beside observation and action: reward, discount and three flags
-NAMED = ("observation", "action", "experience", "final")  # fields of a batch that are dicts
-UNNAMED = ("first", "reward", "terminated", "truncated", "discount", "real")
+FLAGS = ("first", "terminated", "truncated", "real")
+STORED = ("observation", "action", "experience", "final", "reward", "discount", *FLAGS)  # fields of a batch
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,7 @@ class RolloutReplay(RolloutCache):
         observed = sum(spec_bytes(spec) for spec in observation.values())
         columns = self.capacity * batch
         self.bytes = columns * ((config.rollout + 1) * (observed + 1) + config.rollout * STEP_BYTES)
-        if self.bytes > (free := free_bytes(device, "")):
-            raise UserError(
-                f"agent.replay needs {self.bytes / 1e9:,.2f} GB of memory, of which {free / 1e9:,.2f} GB are free; "
-                "lower agent.replay."
-            )
+        check_fits("agent.replay needs", self.bytes, free_bytes(device, ""), "lower agent.replay")
         # draws the number and the columns of replayed batches
         self.generator: torch.Generator = torch.Generator()
         self._ring: Tensors = {}
@@ -98,11 +94,12 @@ class RolloutReplay(RolloutCache):
         slot, row = columns // self.batch, columns % self.batch
         last = self._written - 1
         number = (last - (last - slot) % self.capacity) * self.batch + row  # monotone write number
-        return _to_batch(tensors, self._states.rows(columns), number)
+        weight = torch.ones_like(tensors["reward"])
+        return to_batch(tensors, weight=weight, state=self._states.rows(columns), index=number)
 
     def _store(self, batch: Batch) -> None:
         """Copy a rollout over the oldest one in the ring, and draw the number of replayed batches that follow."""
-        tensors = _to_tensors(batch)
+        tensors = to_tensors(batch, STORED)
         if not self._ring:
             self._allocate_ring(tensors, batch.state)
         start = self._written % self.capacity * self.batch
@@ -153,21 +150,3 @@ class RolloutReplay(RolloutCache):
         self._states = HiddenState(
             {name: torch.zeros(columns, *x.shape[1:], dtype=x.dtype, device=self.device) for name, x in states.items()}
         )
-
-
-def _to_tensors(batch: Batch) -> Tensors:
-    """Return all ``[T, B, …]`` and ``[T+1, B, …]`` tensors of a batch by field and name."""
-    named = {f"{kind}/{name}": x for kind in NAMED for name, x in getattr(batch, kind).items()}
-    return named | {name: getattr(batch, name) for name in UNNAMED}
-
-
-def _to_batch(tensors: Tensors, state: HiddenState, index: Tensor) -> Batch:
-    """Return the batch of what ``_to_tensors`` returned."""
-    named: dict[str, Tensors] = {kind: {} for kind in NAMED}
-    for key, x in tensors.items():
-        kind, slash, name = key.partition("/")
-        if slash:
-            named[kind][name] = x
-    unnamed = {name: tensors[name] for name in UNNAMED}
-    weight = torch.ones_like(unnamed["reward"])
-    return Batch(**named, **unnamed, weight=weight, state=state, index=index)  # type: ignore[arg-type]

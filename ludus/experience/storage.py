@@ -87,9 +87,8 @@ class SlotIndex:
         self.now = np.zeros(batch, np.int64)  # by row: time of the last observation
         self.oldest = np.zeros(batch, np.int64)  # by row: oldest time that is still complete
         self._library = native.LIBRARY
-        self.pointer = ctypes.pointer(
-            native.SlotIndex(length, batch, self.now.ctypes.data, self.oldest.ctypes.data)
-        )  # for native.c
+        pointers = self.now.ctypes.data, self.oldest.ctypes.data
+        self.pointer = ctypes.pointer(native.SlotIndex(length, batch, *pointers))  # for native.c
 
     def slots(self, numbers: Tensor, steps: int = 1, out: Tensor | None = None) -> Tensor:
         """Return the slots ``[steps, n]`` of items and of the steps after them."""

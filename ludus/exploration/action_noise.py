@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from types import SimpleNamespace
 from typing import Literal
@@ -10,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ludus.core.errors import UserError, check_ranges, did_you_mean
+from ludus.core.errors import UserError, check_ranges
 from ludus.core.hidden_state import HiddenState
 from ludus.exploration.schedule import Schedule
 
@@ -21,19 +20,10 @@ OU = "exploration/ou"  # the state of Ornstein–Uhlenbeck noise in the hidden s
 class ActionNoise(ABC):
     """Noise that is drawn for many steps at once and added to actions, independent across rows and elements.
 
-    ``sigma`` is a number, or ``[B, 1]`` with one per environment. With ``end`` it changes linearly over the run; if
-    there are several, the largest goes to ``end`` and the others stay in proportion.
+    With ``end``, ``sigma`` changes linearly over the run.
     """
 
-    def __init__(self, sigma: float | Tensor = 0.1, end: float | None = None) -> None:
-        self._row_scale: Tensor | None = None  # [B, 1]: each environment's σ relative to the largest
-        if isinstance(sigma, Tensor):
-            if sigma.dim() != 2 or sigma.shape[1] != 1:
-                shape = list(sigma.shape)
-                raise UserError(f"agent.noise_sigma has shape {shape}; give one number or [environments, 1].")
-            check_ranges(SimpleNamespace(noise_sigma=float(sigma.min())), nonnegative=("noise_sigma",))
-            largest = float(sigma.max())
-            self._row_scale, sigma = sigma / (largest or 1.0), largest
+    def __init__(self, sigma: float = 0.1, end: float | None = None) -> None:
         end = sigma if end is None else end
         settings = SimpleNamespace(noise_sigma=sigma, noise_sigma_end=end)
         check_ranges(settings, nonnegative=("noise_sigma", "noise_sigma_end"))
@@ -49,18 +39,9 @@ class ActionNoise(ABC):
         """Return the noise's state before the first step, for actions of ``size`` elements; most kinds have none."""
         return HiddenState()
 
+    @abstractmethod
     def draw(self, steps: int, batch: int, size: int, generator: torch.Generator) -> Tensor:
         """Draw noise for ``steps`` steps in units of σ: ``[steps, B, size]`` on the generator's device."""
-        noise = self._standard_noise((steps, batch, size), generator)
-        if self._row_scale is None:
-            return noise
-        rows = len(self._row_scale)
-        if rows != batch:
-            raise UserError(f"agent.noise_sigma has {rows} rows and there are {batch} environments; give one for each.")
-        return noise.mul_(self._row_scale.to(noise))
-
-    @abstractmethod
-    def _standard_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor: ...
 
     def apply(self, action: Tensor, drawn: Tensor, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
         """Add one step of drawn noise ``[B, K]`` and clip to [−1, 1]; rows with ``first`` start an episode."""
@@ -70,8 +51,8 @@ class ActionNoise(ABC):
 class NormalNoise(ActionNoise):
     """N(0, σ²)."""
 
-    def _standard_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randn(shape, generator=generator, device=generator.device)
+    def draw(self, steps: int, batch: int, size: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(steps, batch, size, generator=generator, device=generator.device)
 
 
 class ClippedNormalNoise(NormalNoise):
@@ -80,46 +61,35 @@ class ClippedNormalNoise(NormalNoise):
     Clipping reduces the standard deviation, to 0.96 σ with clip 2 and 0.72 σ with clip 1.
     """
 
-    def __init__(self, sigma: float | Tensor = 0.1, end: float | None = None, clip: float = 2.5) -> None:
+    def __init__(self, sigma: float = 0.1, end: float | None = None, clip: float = 2.5) -> None:
         super().__init__(sigma, end)
         check_ranges(SimpleNamespace(noise_clip=clip), positive=("noise_clip",))
         self.clip = clip
 
-    def _standard_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return super()._standard_noise(shape, generator).clamp_(-self.clip, self.clip)
+    def draw(self, steps: int, batch: int, size: int, generator: torch.Generator) -> Tensor:
+        return super().draw(steps, batch, size, generator).clamp_(-self.clip, self.clip)
 
 
 class UniformNoise(ActionNoise):
     """Uniform on [−σ, σ]; the standard deviation is σ/√3."""
 
-    def _standard_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.rand(shape, generator=generator, device=generator.device).mul_(2).sub_(1)
+    def draw(self, steps: int, batch: int, size: int, generator: torch.Generator) -> Tensor:
+        return torch.rand(steps, batch, size, generator=generator, device=generator.device).mul_(2).sub_(1)
 
 
 class OrnsteinUhlenbeckNoise(NormalNoise):
-    """Ornstein–Uhlenbeck noise x ← x + θ(μ − x)dt + σ√dt·ε, as in DDPG (Lillicrap et al. 2016).
+    """Ornstein–Uhlenbeck noise x ← x − θx + σε, as in DDPG (Lillicrap et al. 2016).
 
-    x starts at 0 in each episode, and successive steps have the correlation 1 − θ·dt. The stationary standard deviation
-    is σ/√(2θ − θ²dt): 1.9 σ with θ = 0.15 and dt = 1.
+    x starts at 0 in each episode, and successive steps have the correlation 1 − θ. The stationary standard deviation
+    is σ/√(2θ − θ²): 1.9 σ with θ = 0.15.
     """
 
-    def __init__(
-        self,
-        sigma: float | Tensor = 0.1,
-        end: float | None = None,
-        theta: float = 0.15,  # rate of return to the mean
-        mean: float = 0.0,  # μ
-        dt: float = 1.0,  # time between two steps
-    ) -> None:
+    def __init__(self, sigma: float = 0.1, end: float | None = None, theta: float = 0.15) -> None:
         super().__init__(sigma, end)
-        given = SimpleNamespace(noise_theta=theta, noise_dt=dt, noise_mean=mean)
-        check_ranges(given, positive=("noise_theta", "noise_dt"), finite=("noise_mean",))
-        if theta * dt > 1:
-            raise UserError(
-                f"agent.noise_theta is {theta} and agent.noise_dt is {dt}; their product must be 1 at most, or the "
-                "noise overshoots its mean."
-            )
-        self._decay, self._drift, self._sqrt_dt = 1 - theta * dt, theta * mean * dt, math.sqrt(dt)
+        check_ranges(SimpleNamespace(noise_theta=theta), positive=("noise_theta",))
+        if theta > 1:
+            raise UserError(f"agent.noise_theta is {theta}; it must be 1 at most, or the noise overshoots its mean.")
+        self._decay = 1 - theta
 
     def initial_state(self, batch: int, size: int, device: torch.device | None = None) -> HiddenState:
         return HiddenState({OU: torch.zeros(batch, size, device=device)})
@@ -127,9 +97,7 @@ class OrnsteinUhlenbeckNoise(NormalNoise):
     def apply(self, action: Tensor, drawn: Tensor, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
         """Advance x by one step and add it to the action."""
         x = state[OU].masked_fill(first.unsqueeze(-1), 0).mul_(self._decay)
-        x.add_(drawn, alpha=self.sigma * self._sqrt_dt)
-        if self._drift:
-            x += self._drift
+        x.add_(drawn, alpha=self.sigma)
         return (action + x).clamp_(-1, 1), HiddenState(state | {OU: x})
 
 
@@ -142,20 +110,11 @@ NOISES: dict[str, type[ActionNoise]] = {
 
 
 def make_action_noise(
-    kind: NoiseKind,
-    sigma: float | Tensor = 0.1,
-    sigma_end: float | None = None,
-    *,
-    clip: float = 2.5,
-    theta: float = 0.15,
-    mean: float = 0.0,
-    dt: float = 1.0,
+    kind: NoiseKind, sigma: float = 0.1, sigma_end: float | None = None, *, clip: float = 2.5, theta: float = 0.15
 ) -> ActionNoise:
-    """Make noise of one kind, which ignores the settings of the others (``clip``; ``theta``, ``mean``, ``dt``)."""
-    if kind not in NOISES:
-        raise UserError(f'agent.noise is "{kind}"; use one of {", ".join(NOISES)}.{did_you_mean(kind, NOISES)}')
+    """Make noise of one kind, which ignores the settings of the others (``clip``, ``theta``)."""
     if kind == "clipped_normal":
         return ClippedNormalNoise(sigma, sigma_end, clip)
     if kind == "ornstein_uhlenbeck":
-        return OrnsteinUhlenbeckNoise(sigma, sigma_end, theta, mean, dt)
+        return OrnsteinUhlenbeckNoise(sigma, sigma_end, theta)
     return NOISES[kind](sigma, sigma_end)

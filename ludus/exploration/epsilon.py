@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ludus.core.errors import UserError, check_ranges, did_you_mean
+from ludus.core.errors import check_ranges
 from ludus.core.types import Tensors
 from ludus.exploration.schedule import Schedule, ScheduleKind
 
@@ -36,11 +36,6 @@ class Epsilon:
         share: float = 0.1,  # fraction of the run until ``end`` is reached
         ladder: float = 0.0,  # α; 0: the same ε for all environments
     ) -> None:
-        kinds = get_args(ScheduleKind)
-        if schedule not in kinds:
-            raise UserError(
-                f'agent.epsilon_schedule is "{schedule}"; use one of {", ".join(kinds)}.{did_you_mean(schedule, kinds)}'
-            )
         given = SimpleNamespace(epsilon_start=start, epsilon_end=end, epsilon_share=share, epsilon_ladder=ladder)
         both = ("epsilon_start", "epsilon_end")
         check_ranges(

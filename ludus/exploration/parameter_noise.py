@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
-
-from ludus.core.errors import UserError, check_ranges
 
 
 class ParameterNoise(nn.Module):
@@ -25,12 +22,6 @@ class ParameterNoise(nn.Module):
 
     def __init__(self, module: nn.Module, sigma_init: float = 0.1, target: float = 0.1, rate: float = 1.01) -> None:
         super().__init__()
-        given = SimpleNamespace(
-            parameter_noise_sigma=sigma_init, parameter_noise_target=target, parameter_noise_rate=rate
-        )
-        check_ranges(given, positive=tuple(vars(given)))
-        if rate <= 1:
-            raise UserError(f"agent.parameter_noise_rate is {rate}; it must be greater than 1, or σ cannot adapt.")
         self.target, self.rate = target, rate
         self._module = (module,)  # in a tuple, so that PyTorch does not register it
         self.perturbed = copy.deepcopy(module).requires_grad_(False)

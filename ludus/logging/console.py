@@ -54,8 +54,10 @@ class Console:
         self._running = True
         if self._live:
             self._live.header(info)
-        else:
-            self._lines(info)
+            return
+        width = max(map(len, info), default=0)
+        for name, value in info.items():
+            self._print(f"{name:<{width}}  {value}")
 
     def due(self) -> bool:
         """Whether the next ``update`` will be shown, so that callers can skip computing one that is not."""
@@ -111,14 +113,11 @@ class Console:
         else:
             self._print(text)
 
-    def finish(self, summary: Mapping[str, str] | None = None) -> None:
-        """Show the last metrics and a summary."""
+    def finish(self) -> None:
+        """Show the last metrics."""
         if self._running and (self._live or self._stale):
             self._show(time.monotonic())
         self._stop()
-        if summary:
-            self._print("")
-            self._lines(summary)
 
     def _show(self, now: float) -> None:
         self._stale = False
@@ -135,11 +134,6 @@ class Console:
         self._running = False
         if self._live:
             self._live.stop()
-
-    def _lines(self, items: Mapping[str, str]) -> None:
-        width = max(map(len, items), default=0)
-        for name, value in items.items():
-            self._print(f"{name:<{width}}  {value}")
 
     def _print(self, text: str) -> None:
         encoding = self._stream.encoding or "utf-8"

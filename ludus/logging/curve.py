@@ -21,14 +21,16 @@ def curve(
         room = max(abs(low) / 100, 0.5)
         low, high = low - room, high + room
     first, last = points[0][0], max(points[-1][0], points[0][0] + 1)
-    labels = _labels(low, high, target, height)
+    dashes = None if target is None else round(_row(target, low, high, height * 4)) // 4
+    labels = {0: short(high), height - 1: short(low)}
+    if target is not None and dashes is not None:
+        labels[dashes] = f"target {short(target)}"  # in place of the label of an end
     margin = max(map(len, labels.values()))
     columns = max(width - margin - 2, 8)
     canvas = _Canvas(columns, height)
     dots = [((s - first) / (last - first) * (columns * 2 - 1), _row(v, low, high, height * 4)) for s, v in points]
     for start, end in zip(dots, dots[1:] or dots, strict=False):
         canvas.line(start, end)
-    dashes = None if target is None else round(_row(target, low, high, height * 4)) // 4
     rows = [f"{labels.get(i, ''):>{margin}} ┤{canvas.row(i, dashed=i == dashes)}".rstrip() for i in range(height)]
     axis = f"{'':>{margin}} └{'─' * columns}"
     left, right = short(first), f"{short(last)} steps"
@@ -45,14 +47,6 @@ def short(x: float) -> str:
 
 def _row(value: float, low: float, high: float, dots: int) -> float:
     return (high - value) / (high - low) * (dots - 1)
-
-
-def _labels(low: float, high: float, target: float | None, height: int) -> dict[int, str]:
-    """Return the label of each row that has one; the target's label has priority."""
-    labels = {0: short(high), height - 1: short(low)}
-    if target is not None:
-        labels[round(_row(target, low, high, height * 4)) // 4] = f"target {short(target)}"
-    return labels
 
 
 class _Canvas:

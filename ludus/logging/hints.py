@@ -80,18 +80,13 @@ def raw_frames(config: EnvConfig, observation: Specs) -> str:
 
 def is_solved(worker: LocalWorker) -> bool:
     """Whether an evaluation reached ``evaluation.stop_at`` or the reward threshold registered with Gymnasium."""
-    targets = [worker.settings.evaluation.stop_at, _reward_threshold(worker.settings.env.id)]
-    return worker.best is not None and any(target is not None and worker.best >= target for target in targets)
-
-
-def _reward_threshold(id: str) -> float | None:
     from ludus.environments.gym import find_spec, is_path
 
-    if is_path(id):
-        return None
-    with suppress(UserError):  # an environment that only EnvPool has
-        return find_spec(id).reward_threshold
-    return None
+    id, targets = worker.settings.env.id, [worker.settings.evaluation.stop_at]
+    if not is_path(id):
+        with suppress(UserError):  # an environment that only EnvPool has
+            targets.append(find_spec(id).reward_threshold)
+    return worker.best is not None and any(target is not None and worker.best >= target for target in targets)
 
 
 def why_no_update(worker: LocalWorker, step: int = 0) -> list[str]:
@@ -135,8 +130,7 @@ def too_few_steps_left(worker: LocalWorker) -> str:
     config, left = worker.settings.agent, worker.settings.nb_step - worker.local_step_count
     if not isinstance(config, ReplayConfig) or left <= 0:  # only an evaluation is left
         return ""
-    stride = config.sequence - config.overlap if config.sequence else 1
-    filled = min(config.batch_size * stride, config.replay)
+    filled = min(config.batch_size * config.stride, config.replay)
     if left > max(config.warmup, filled):
         return ""
     return (

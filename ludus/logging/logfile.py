@@ -16,15 +16,12 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def note(self, text: str) -> None:
-        """Write an entry."""
-        self._append("note", text)
-
     def warning(self, text: str) -> None:
         """Write a warning."""
-        self._append("warning", text)
+        self.note(text, "warning")
 
-    def _append(self, kind: str, text: str) -> None:
+    def note(self, text: str, kind: str = "note") -> None:
+        """Write an entry."""
         head = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {kind:<7} "
         lines = printable(text).removesuffix("\n").split("\n")
         entry = head + ("\n" + " " * len(head)).join(lines) + "\n"

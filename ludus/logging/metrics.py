@@ -102,12 +102,9 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 def _parse(line: bytes, path: Path, number: int) -> dict[str, float]:
     try:
         values = {name: float(x) if isinstance(x, str) else x for name, x in json.loads(line.decode()).items()}
-        if type(values["step"]) is not int or not all(_is_number(x) for x in values.values()):
+        numbers = [type(x) is float or (type(x) is int and abs(x) < 2**63) for x in values.values()]
+        if type(values["step"]) is not int or not all(numbers):
             raise ValueError("not numbers")
     except (ValueError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f'Line {number} of "{path}" is not a line of metrics: remove it.') from error
     return values
-
-
-def _is_number(x: object) -> bool:
-    return type(x) is float or (type(x) is int and abs(x) < 2**63)

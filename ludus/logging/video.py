@@ -46,7 +46,9 @@ def write_video(frames: Iterable[Frame], path: Path, fps: float, follows: bool =
                 if encoder is not None:
                     _write_mp4(encoder, checked, made, fps)
                 else:
-                    _write_gif(pillow, checked, made, fps)
+                    images = (pillow.fromarray(frame) for frame in checked)
+                    milliseconds = max(round(1000 / fps), 20)  # many viewers slow down faster ones
+                    next(images).save(made, save_all=True, append_images=images, duration=milliseconds, loop=0)
                 with made.open("rb") as source:
                     shutil.copyfileobj(source, file)
                 os.replace(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -103,9 +105,3 @@ def _write_mp4(ffmpeg: Any, frames: Iterator[Frame], path: Path, fps: float) -> 
             writer.send(np.ascontiguousarray(np.pad(frame, padding, mode="edge")))
     finally:
         writer.close()
-
-
-def _write_gif(pillow: Any, frames: Iterator[Frame], path: Path, fps: float) -> None:
-    images = (pillow.fromarray(frame) for frame in frames)
-    milliseconds = max(round(1000 / fps), 20)  # many viewers slow down faster ones
-    next(images).save(path, save_all=True, append_images=images, duration=milliseconds, loop=0)

@@ -16,13 +16,14 @@ from ludus.core.environment import EnvironmentManager, GoalReward
 from ludus.core.errors import UserError
 from ludus.core.step import EnvStep, Episode
 from ludus.core.types import State, Tensors
+from ludus.environments.errors import environment_error
 from ludus.environments.gym import Environment
 from ludus.environments.infos import numeric_info_row
 from ludus.environments.masks import ObservationReader
 from ludus.environments.rows import WARNINGS, StepArrays, episode_seed
 from ludus.environments.spaces import Arrays, Layout
 from ludus.managers import saved_state
-from ludus.managers.episode_stats import SAVED, EpisodeStats, RowInfos
+from ludus.managers.episode_stats import SAVED, EpisodeStats
 from ludus.managers.history import ActionHistory
 from ludus.preprocess.actions import ActionPreprocessor
 
@@ -37,6 +38,7 @@ class BatchManager(EnvironmentManager):
 
     render_fps = 0.0  # frames per second of videos; 0: unknown
     first_row = 0  # number of its first row in the whole run, for seeds
+    _env: Any  # environments that step as a batch
     _goal_env: Environment | None = None  # computes rewards of goals, if it is in this process
 
     def __init__(
@@ -115,6 +117,13 @@ class BatchManager(EnvironmentManager):
         rows = self.groups[group]
         np.logical_not(self._memory.first[rows], self._real[rows])
         return self._steps[group]
+
+    def _call_env(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call an environment that steps as a batch; an exception names the environment and the user's code."""
+        try:
+            return getattr(self._env, method)(*args, **kwargs)
+        except Exception as error:
+            raise environment_error(self.name, method, error) from error
 
     def _time_call(self, function: Callable[..., None], *args: int) -> None:
         self.nb_calls += 1
@@ -203,20 +212,17 @@ class BatchManager(EnvironmentManager):
         self._reset_rows()
         return dict.fromkeys(range(self.batch), reason)
 
-    def _update_stats(self, group: int, reward: NDArray[Any], infos: RowInfos | None) -> None:
-        """Add the step of a group to its stats; ``reward`` is summed to returns."""
-        self._finished += self._stats[group].add(reward, infos)
-
     def _write_reset(self, observation: Any, infos: Mapping[str, Any]) -> None:
         """Write the reset of environments that step as a batch, and check that it matches their spaces."""
-        for name, x in self.reader.read(observation, infos, (self.batch,)).items():
+        arrays = self.reader.read(observation, infos, (self.batch,))
+        for name, x in arrays.items():
             target = self._memory.observation[name]
             if x.shape != target.shape or not np.can_cast(x.dtype, target.dtype, "same_kind"):
                 raise UserError(
                     f'{self.name}: observation "{name}" is {x.dtype} of shape {x.shape}, but its space says '
                     f"{target.dtype} of shape {target.shape}; fix the space or the observation."
                 )
-        self._write_observation(observation, infos)
+        self._write_observation(arrays)
 
     def _write_step(
         self, observation: Any, reward: Any, terminated: Any, truncated: Any, infos: Mapping[str, Any]
@@ -230,12 +236,12 @@ class BatchManager(EnvironmentManager):
         if stats.any_ended:
             first = memory.first
             memory.reward[first], memory.terminated[first], memory.truncated[first] = 0, False, False
-        self._update_stats(0, self._episode_reward(infos), lambda row: self._info_of_row(infos, row))
-        self._write_observation(observation, infos)
+        self._finished += stats.add(self._episode_reward(infos), lambda row: self._info_of_row(infos, row))
+        self._write_observation(self.reader.read(observation, infos, (self.batch,)))
 
-    def _write_observation(self, observation: Any, infos: Mapping[str, Any]) -> None:
+    def _write_observation(self, arrays: Arrays) -> None:
         target = self._memory.observation
-        for name, x in self.reader.read(observation, infos, (self.batch,)).items():
+        for name, x in arrays.items():
             target[name][...] = x
         if self.reader.masks is not None:
             self.reader.masks.resolve_empty(target, self._stats[0].ended)

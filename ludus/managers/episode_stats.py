@@ -58,7 +58,7 @@ class EpisodeStats:
         if self.history is not None:
             self.history.start(rows)
 
-    def add(self, reward: NDArray[Any], infos: RowInfos | None) -> list[Episode]:
+    def add(self, reward: NDArray[Any], infos: RowInfos) -> list[Episode]:
         """Add the step in memory and return the episodes that it ended; ``reward`` is summed to returns."""
         memory = self.memory
         np.add(self.total, reward, self.total)
@@ -73,6 +73,5 @@ class EpisodeStats:
         columns = ((rows + self.start), self.total[rows], self.length[rows], self.memory.seed[rows])
         ends = zip(*(column.tolist() for column in columns), strict=True)
         return [
-            Episode(row, total, length, None if seed < 0 else seed, {} if infos is None else infos(row))
-            for row, total, length, seed in ends
+            Episode(row, total, length, None if seed < 0 else seed, infos(row)) for row, total, length, seed in ends
         ]

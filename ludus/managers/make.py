@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -38,59 +39,50 @@ def make_manager(
     ``num`` overrides ``config.num``, or gives the rows of a run. ``environment`` creates an environment in place of
     ``config.id``. Managers with another ``branch`` (training 0, evaluation 1, …) have other seeds.
     """
-    size = num.size if isinstance(num, Rows) else num
     if preprocess is not None:
         config = with_wrappers(config, preprocess)
-    manager = _make(config, size, render_mode, environment, branch)
-    if preprocess is not None:
-        manager.observation = with_device_ops(manager.observation, preprocess.observation)
-    manager.first_row = num.start if isinstance(num, Rows) else 0
-    return manager
-
-
-def _make(
-    config: EnvConfig,
-    num: int | None,
-    render_mode: str | None,
-    environment: Callable[..., Any] | None,
-    branch: int,
-) -> BatchManager:
     validate(config)
+    first_row, num = (num.start, num.size) if isinstance(num, Rows) else (0, num)
     num, alone = config.num if num is None else num, num == 1
     if num < 1:
         raise UserError(f"There must be at least 1 environment, not {num}.")
     options = parse_options(config.options)
-    if config.backend == "tensor":
-        return _make_tensor(config, num, options, render_mode, environment, branch)
     backend = _choose_backend(config, num, options, render_mode, environment)
     if backend == "subproc" and (render_mode is not None or alone):
         backend = "simple"  # rendering and single environments stay in this process
-    if backend == "vector":
+    manager: BatchManager
+    if backend == "tensor":
+        manager = _make_tensor(config, num, options, render_mode, environment, branch)
+    elif backend == "vector":
         from ludus.managers.vector import VectorEnvManager
 
-        env = _make_vector(config, options, num)
-        return VectorEnvManager(env, config.id, config, branch)
-    if backend == "subproc":
+        manager = VectorEnvManager(_make_vector(config, options, num), config.id, config, branch)
+    elif backend == "subproc":
         from ludus.managers.subproc import SubProcEnvManager
 
-        _check_wrappers_importable(config)
         chosen = replace(config, alternate=False) if branch else config  # evaluation has one group
         try:
-            return SubProcEnvManager(chosen, num, _path(config, environment), branch)
+            manager = SubProcEnvManager(chosen, num, _path(config, environment), branch)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise UserError(TOO_MANY_FILES) from error
             raise
-    if backend == "envpool":
+    elif backend == "envpool":
         from ludus.managers.envpool import EnvPoolManager
 
         if branch:  # in evaluation a lost life does not end an episode
             options.pop("episodic_life", None)
-        return EnvPoolManager(config.id, num, options, config, branch, render_mode)
-    from ludus.managers.simple import SimpleEnvManager
+        manager = EnvPoolManager(config.id, num, options, config, branch, render_mode)
+    else:
+        from ludus.managers.simple import SimpleEnvManager
 
-    name = config.id if environment is None else getattr(environment, "__name__", type(environment).__name__)
-    return SimpleEnvManager(lambda: make_environment(config, environment, render_mode), num, name, config, branch)
+        make_one = partial(make_environment, config, environment, render_mode)
+        name = config.id if environment is None else getattr(environment, "__name__", type(environment).__name__)
+        manager = SimpleEnvManager(make_one, num, name, config, branch)
+    if preprocess is not None:
+        manager.observation = with_device_ops(manager.observation, preprocess.observation)
+    manager.first_row = first_row
+    return manager
 
 
 def _make_tensor(
@@ -129,25 +121,17 @@ def _make_tensor(
 
 def _path(config: EnvConfig, environment: Callable[..., Any] | None) -> str:
     """Return the id or import path from which another process creates the environment."""
-    if environment is None:
-        return config.id
-    path = import_path(environment)
-    if not (is_importable_elsewhere(path) and is_importable(path, environment)):
-        name = getattr(environment, "__qualname__", repr(environment))
+    wrappers = [path for path, _ in parse_wrappers(config.wrappers)]
+    local = [f"the wrapper {path}" for path in wrappers if not is_importable_elsewhere(path)]
+    path = config.id if environment is None else import_path(environment)
+    if environment is not None and not (is_importable_elsewhere(path) and is_importable(path, environment)):
+        local.append(getattr(environment, "__qualname__", repr(environment)))
+    if local:
         raise UserError(
-            f"env.backend is subproc, but {name} cannot be imported by another process; define it at the top of a "
+            f"env.backend is subproc, but {local[0]} cannot be imported by another process; define it at the top of a "
             "module, or set env.backend to simple."
         )
     return path
-
-
-def _check_wrappers_importable(config: EnvConfig) -> None:
-    for path, _ in parse_wrappers(config.wrappers):
-        if not is_importable_elsewhere(path):
-            raise UserError(
-                f"env.backend is subproc, but the wrapper {path} cannot be imported by another process; define it at "
-                "the top of a module, or set env.backend to simple."
-            )
 
 
 def _choose_backend(

@@ -53,7 +53,7 @@ class SimpleEnvManager(BatchManager):
 
     def _step_rows(self, group: int) -> None:
         infos = self._rows.step(self._pending[group])
-        self._update_stats(group, self._memory.reward, lambda row: infos.get(row, {}))
+        self._finished += self._stats[group].add(self._memory.reward, lambda row: infos.get(row, {}))
 
     def _snapshot(self) -> State:
         return {"rows": [self._rows.snapshot(row) for row in range(self.batch)]}

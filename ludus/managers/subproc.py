@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,7 +59,7 @@ class SubProcEnvManager(BatchManager):
         parts = split_rows(cuts, min(config.workers or cores(), num))
         self._pool = WorkerPool(config, name, parts, num, (rows.observation, rows.action), branch)
         super().__init__(name, num, rows.reader, rows.layout, branch, self._pool.memory, groups, True)
-        self.on_warning: Callable[[str], None] = _warn
+        self.on_warning = lambda report: warnings.warn(printable(report), RuntimeWarning, stacklevel=2)
         self.backend = f"subproc, {self._pool.workers} process{'es' * (self._pool.workers > 1)}"
         self.restarts = 0
         self._reported: Counter[tuple[str, ...]] = Counter()  # by traceback
@@ -89,10 +89,14 @@ class SubProcEnvManager(BatchManager):
         for name, target in self._targets[group]:
             target[...] = pending[name]
         self._in_flight[group] = True
-        if self._lost:
-            self._send_lost(group)
-        else:
+        if not self._lost:
             self._pool.step(group)
+            return
+        for part in self._parts[group]:
+            if part.number in self._lost:
+                self._order_reset(part, self._lost.pop(part.number))
+            else:
+                self._pool.order(part.number, STEP)
 
     def episodes(self) -> list[Episode]:
         self._pool.trim_output()
@@ -139,7 +143,7 @@ class SubProcEnvManager(BatchManager):
         if self._starting:
             for part in parts:  # the stats add 1 where ``first`` is true
                 self._stats[part.group].episode[self._rows_in_group(part)] += self._starting.pop(part.number, 1) - 1
-        self._update_stats(group, self._rewards[group], self._infos)
+        self._finished += self._stats[group].add(self._rewards[group], self._infos)
 
     def _infos(self, row: int) -> dict[str, float]:
         size = int(self._pool.infos_size[row])
@@ -157,7 +161,7 @@ class SubProcEnvManager(BatchManager):
         pool, taken = self._pool, list[Any]()
         asked = [part for part in pool.parts if pool.is_running(part) and part.number not in self._lost]
         for part in asked:
-            pool.send_message(part, {"do": "snapshot", "branch": self._branch, "first_row": self.first_row})
+            self._send(part, do="snapshot")
         failed = pool.wait_all(asked, self._config.timeout)
         dead = {worker for worker, _ in failed}
         for part in pool.parts:
@@ -169,16 +173,7 @@ class SubProcEnvManager(BatchManager):
         pool, reasons = self._pool, dict[int, str]()
         for part in pool.parts:
             places = [self._saved(row, snapshot["rows"][row]) for row in range(part.rows.start, part.rows.stop)]
-            pool.send_message(
-                part,
-                {
-                    "do": "restore",
-                    "seed": self._seed,
-                    "branch": self._branch,
-                    "first_row": self.first_row,
-                    "rows": places,
-                },
-            )
+            self._send(part, do="restore", rows=places)
         if failed := pool.wait_all(pool.parts, self._config.timeout):
             self._replace_failed(failed)
             self._wait(pool.parts)
@@ -232,7 +227,12 @@ class SubProcEnvManager(BatchManager):
 
     def _report(self, worker: int, error: WorkerError) -> None:
         self.restarts += 1
-        sentence = f"{error.name} {error.what}; {self._describe_row(worker)}"
+        row = self._pool.last_row(worker)
+        actions = {name: x[row].tolist() for name, x in self._pool.actions.items()}
+        action = str(actions.get("action", actions))
+        action = action if len(action) <= MAX_CHARACTERS else f"{action[:MAX_CHARACTERS]}…"
+        place = f"environment {row}, episode seed {int(self._memory.seed[row])}, last action {action}"
+        sentence = f"{error.name} {error.what}; it was at {place}"
         stack = tuple(line for line in error.details.splitlines() if line.lstrip().startswith('File "'))
         self._reported[stack] += bool(stack)
         if self._reported[stack] > 1:
@@ -246,40 +246,17 @@ class SubProcEnvManager(BatchManager):
                 f"{sentence}; fix the environment, or raise env.max_restarts."
             )
 
-    def _describe_row(self, worker: int) -> str:
-        """Describe the environment that a worker called last."""
-        row = self._pool.last_row(worker)
-        actions = {name: x[row].tolist() for name, x in self._pool.actions.items()}
-        action = str(actions.get("action", actions))
-        action = action if len(action) <= MAX_CHARACTERS else f"{action[:MAX_CHARACTERS]}…"
-        seed = int(self._memory.seed[row])
-        return f"it was at environment {row}, episode seed {seed}, last action {action}"
-
-    def _send_lost(self, group: int) -> None:
-        for part in self._parts[group]:
-            if part.number in self._lost:
-                self._order_reset(part, self._lost.pop(part.number))
-            else:
-                self._pool.order(part.number, STEP)
-
     def _order_reset(self, part: Part, offset: int) -> None:
         """Order a part to start the episodes that are ``offset`` after those in the stats."""
         self._starting[part.number] = offset
         episodes = (self._stats[part.group].episode[self._rows_in_group(part)] + offset).tolist()
-        message = {
-            "do": "begin",
-            "seed": self._seed,
-            "branch": self._branch,
-            "first_row": self.first_row,
-            "episodes": episodes,
-        }
-        self._pool.send_message(part, message)
+        self._send(part, do="begin", episodes=episodes)
+
+    def _send(self, part: Part, **message: Any) -> None:
+        about = {"seed": self._seed, "branch": self._branch, "first_row": self.first_row}
+        self._pool.send_message(part, about | message)
 
     def _rows_in_group(self, part: Part) -> slice:
         """Return the rows of a part, counted from the first row of its group."""
         start = part.start - self.groups[part.group].start
         return slice(start, start + part.count)
-
-
-def _warn(report: str) -> None:
-    warnings.warn(printable(report), RuntimeWarning, stacklevel=2)

@@ -16,7 +16,6 @@ from ludus.core.spec import Spec
 from ludus.core.step import EnvStep, Episode
 from ludus.core.types import State, Tensors
 from ludus.environments.config import DEFAULTS, EnvConfig
-from ludus.environments.errors import environment_error
 from ludus.environments.masks import ObservationReader
 from ludus.environments.spaces import Layout
 from ludus.managers import saved_state
@@ -159,12 +158,6 @@ class TensorEnvManager(BatchManager):
             for step, row in np.argwhere(flags).tolist():
                 self._finished.append(Episode(row, float(totals[step, row]), int(lengths[step, row]), None, {}))
             self._log = []
-
-    def _call_env(self, method: str, argument: Any) -> Any:
-        try:
-            return getattr(self._env, method)(argument)
-        except Exception as error:
-            raise environment_error(self.name, method, error) from error
 
     def _named(self, observation: Tensor | Tensors) -> Tensors:
         """Return observations by the names of their specs."""

@@ -9,7 +9,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from ludus.core.errors import UserError
 from ludus.core.types import State
 from ludus.environments.config import DEFAULTS, EnvConfig
-from ludus.environments.errors import environment_error
 from ludus.environments.masks import ObservationReader
 from ludus.environments.snapshot import restore_snapshot, take_snapshot
 from ludus.environments.spaces import Layout
@@ -45,19 +44,10 @@ class VectorEnvManager(BatchManager):
 
     def _reset_rows(self) -> None:
         seed = self.batch_seed(int(self._stats[0].episode.sum()))
-        try:
-            result = self._env.reset(seed=seed)
-        except Exception as error:
-            raise environment_error(self.name, "reset", error) from error
-        self._write_reset(*result)
+        self._write_reset(*self._call_env("reset", seed=seed))
 
     def _step_rows(self, group: int) -> None:
-        actions = self.layout.unflatten(self._pending[group])
-        try:
-            result = self._env.step(actions)
-        except Exception as error:
-            raise environment_error(self.name, "step", error) from error
-        self._write_step(*result)
+        self._write_step(*self._call_env("step", self.layout.unflatten(self._pending[group])))
 
     def _snapshot(self) -> State:
         return {"vector": take_snapshot(self._env)}

@@ -96,12 +96,8 @@ class WorkerPool:
         self._fields = fields(StepArrays.fields(specs[0], batch), actions, len(parts), self.workers)
         self._block = Block(self._fields)
         arrays = self._block.arrays
-        self.memory = StepArrays.from_arrays(
-            {k.removeprefix(STEP_PREFIX): x for k, x in arrays.items() if k.startswith(STEP_PREFIX)}
-        )
-        self.actions: Arrays = {
-            k.removeprefix(ACTION_PREFIX): x for k, x in arrays.items() if k.startswith(ACTION_PREFIX)
-        }
+        self.memory = StepArrays.from_arrays(self._block.with_prefix(STEP_PREFIX))
+        self.actions: Arrays = self._block.with_prefix(ACTION_PREFIX)
         self._observation = list(self.memory.observation.values())
         self.infos: NDArray[Any]
         self.infos, self.infos_size = arrays["infos"], arrays["infos_size"]

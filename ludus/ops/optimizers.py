@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 ONE = torch.ones((), device="cpu")  # adding a number takes three times as long, since it is made a tensor first
+PLAIN_ADAM: dict[str, Any] = {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
 KL_STEP, KL_FLOOR, KL_CAP = 1.5, 1e-5, 1e-2  # factor and limits of the KL-adaptive learning rate
 
 
@@ -53,21 +55,8 @@ def fused_adam_(
 ) -> None:
     """``adam_`` as PyTorch's single fused operation, faster when not compiled."""
     step.add_(ONE)
-    torch._fused_adam_(
-        [parameter],
-        [gradient],
-        [exp_avg],
-        [exp_avg_sq],
-        [],
-        [step],
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=0.0,
-        eps=eps,
-        amsgrad=False,
-        maximize=False,
-    )
+    lists: Any = [parameter], [gradient], [exp_avg], [exp_avg_sq], [], [step]
+    torch._fused_adam_(*lists, lr=lr, beta1=beta1, beta2=beta2, eps=eps, **PLAIN_ADAM)
 
 
 def rmsprop_(

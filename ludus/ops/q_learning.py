@@ -186,20 +186,9 @@ def critic_loss(q: Tensor, target: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def smoothed_action(
-    action: Tensor,
-    normal: Tensor,
-    sigma: float,
-    clip: float,
-    low: float | Tensor = -1.0,
-    high: float | Tensor = 1.0,
-) -> Tensor:
-    """Return clip(a + clip(σε, −c, c), low, high) with standard normal ε (TD3, Fujimoto et al. 2018, §5.3).
-
-    The bounds are numbers, or tensors ``[K]`` with one per dimension of the action.
-    """
-    noisy = action + (sigma * normal).clamp_(-clip, clip)
-    return noisy.clamp_(low, high)  # type: ignore[arg-type]
+def smoothed_action(action: Tensor, normal: Tensor, sigma: float, clip: float) -> Tensor:
+    """Return clip(a + clip(σε, −c, c), −1, 1) with standard normal ε (TD3, Fujimoto et al. 2018, §5.3)."""
+    return (action + (sigma * normal).clamp_(-clip, clip)).clamp_(-1, 1)
 
 
 def ddpg_actor_loss(q: Tensor) -> Tensor:

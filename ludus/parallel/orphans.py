@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -59,20 +59,27 @@ def worker_of(pid: int) -> int:
 def end_orphans(living: Iterable[int]) -> None:
     """End all children of this subreaper except the ``living`` workers and what these started."""
     spared, own = set(living), os.getpid()
+
+    def find() -> list[int]:
+        reap(spared)
+        known = running_processes()
+        children = [pid for pid, stat in known.items() if stat.parent == own and pid not in spared]
+        return [pid for pid in children if known[pid].session not in spared and worker_of(pid) not in spared]
+
+    end_all(find)
+
+
+def end_all(find: Callable[[], list[int]]) -> None:
+    """End the processes that ``find`` returns, until it returns none: SIGTERM, after a second SIGKILL."""
     for number, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, 10 * GRACE)):
         sent, until = set[int](), time.monotonic() + seconds
-        while True:
-            reap(spared)
-            known = running_processes()
-            children = [pid for pid, stat in known.items() if stat.parent == own and pid not in spared]
-            left = [pid for pid in children if known[pid].session not in spared and worker_of(pid) not in spared]
-            if not left:
-                return
+        while left := set(find()):
+            for pid in left - sent:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+            sent |= left
             if time.monotonic() > until:
                 break
-            for pid in set(left) - sent:
-                send(pid, number)
-                sent.add(pid)
             time.sleep(0.01)
 
 
@@ -85,12 +92,6 @@ def reap(spared: Iterable[int]) -> None:
         if int(name) not in spared:
             with suppress(ChildProcessError):
                 os.waitpid(int(name), os.WNOHANG)
-
-
-def send(pid: int, number: int) -> None:
-    """Send a signal if the process still exists."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
 
 
 class StartedProcesses:
@@ -136,17 +137,14 @@ class StartedProcesses:
             for pid, start in found.items()
             if pid in known and known[pid].start == start and known[pid].parent == os.getpid() and pid not in spared
         }
-        for number, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, 10 * GRACE)):
-            sent, until = set[int](), time.monotonic() + seconds
-            while left := [pid for pid, start in targets.items() if pid in known and known[pid].start == start]:
-                targets |= {pid: known[pid].start for pid in with_descendants(left, known)}
-                for pid in set(left) - sent:
-                    send(pid, number)
-                    sent.add(pid)
-                if time.monotonic() > until:
-                    break
-                time.sleep(0.01)
-                known = running_processes()
+
+        def find() -> list[int]:
+            known = running_processes()
+            left = [pid for pid, start in targets.items() if pid in known and known[pid].start == start]
+            targets.update({pid: known[pid].start for pid in with_descendants(left, known)})
+            return left
+
+        end_all(find)
         for pid in targets:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)

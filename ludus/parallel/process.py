@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -80,10 +81,8 @@ class Process:
     def send(self, number: int) -> None:
         """Send a signal if the process still exists."""
         if self._pidfd >= 0:
-            try:
+            with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
-            except ProcessLookupError:
-                return
 
     def end(self, grace: float = GRACE) -> None:
         """End the process by SIGTERM, then SIGKILL, and release its resources; may be called twice."""
@@ -98,7 +97,10 @@ class Process:
 
     def failure(self, hung: float = 0.0) -> WorkerError:
         """Return why the process ended; ``hung``: the seconds after which it was aborted."""
-        error = self._read_outcome()
+        size = os.fstat(self._fds["outcome"]).st_size if "outcome" in self._fds else 0
+        error: dict[str, Any] = {}
+        with suppress(ValueError):  # killed while writing
+            error = json.loads(os.pread(self._fds["outcome"], size, 0)) if size else {}
         if hung:
             what = f"hung: no answer within {hung:g} s"
         elif error:
@@ -120,14 +122,6 @@ class Process:
         """Discard stderr once it is long: a child may write warnings at every step for days."""
         if "errors" in self._fds and os.fstat(self._fds["errors"]).st_size > MAX_STDERR:
             os.ftruncate(self._fds["errors"], 0)
-
-    def _read_outcome(self) -> dict[str, Any]:
-        size = os.fstat(self._fds["outcome"]).st_size if "outcome" in self._fds else 0
-        try:
-            error: dict[str, Any] = json.loads(os.pread(self._fds["outcome"], size, 0)) if size else {}
-        except ValueError:  # killed while writing
-            error = {}
-        return error
 
     def release(self) -> None:
         """Close the file descriptors."""
@@ -297,10 +291,9 @@ def _popen(name: str, request: Mapping[str, Any], numbers: Sequence[int], fds: d
 
 
 def _join(popen: subprocess.Popen[bytes], seconds: float) -> int | None:
-    try:
+    with suppress(subprocess.TimeoutExpired):
         return popen.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
+    return None
 
 
 def _read_code(status: int, seconds: float) -> int | None:

@@ -44,6 +44,10 @@ class Block:
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.arrays[name]
 
+    def with_prefix(self, prefix: str) -> dict[str, NDArray[Any]]:
+        """Return the arrays whose names start with ``prefix``, by the rest of their names."""
+        return {name.removeprefix(prefix): x for name, x in self.arrays.items() if name.startswith(prefix)}
+
     def close(self) -> None:
         """Release the memory; existing views stay valid and keep it alive."""
         if self._map is None:

@@ -123,8 +123,27 @@ def open_checkpoint(folder: Path) -> Iterator[Checkpoint]:
 @contextmanager
 def open_newest(run: RunDirectory, warn: Callable[[str], object]) -> Iterator[Checkpoint]:
     """Open the newest intact checkpoint of a run; ``warn`` is called for each damaged one."""
-    with ExitStack() as stack:
-        yield _open_newest(run, warn, stack)
+    damaged: dict[str, UserError] = {}
+    for _ in range(_ATTEMPTS):
+        damaged.clear()
+        folders = step_folders(run.checkpoints)
+        for folder in reversed(folders):
+            with ExitStack() as stack:
+                try:
+                    checkpoint = _open(folder, stack)
+                except UserError as error:
+                    if current_path(folder) is not None or folder.is_symlink():  # else a running training deleted it
+                        damaged[folder.name] = error
+                    continue
+                for name, problem in damaged.items():
+                    warn(f"Checkpoint {name} is damaged, so {folder.name} is used instead: {problem}")
+                yield checkpoint
+                return
+        if step_folders(run.checkpoints) == folders:
+            break
+    if not damaged:
+        raise UserError(f'The run "{run.path}" has no checkpoint yet: let it train until its first save.')
+    raise UserError(f'The run "{run.path}" has no intact checkpoint. {next(iter(damaged.values()))}')
 
 
 def load(folder: Path) -> tuple[State, dict[str, Any]]:
@@ -172,28 +191,6 @@ class CheckpointManager:
     def has(self, step: int) -> bool:
         """Whether there is a checkpoint of this step."""
         return current_path(self._run.checkpoints / f"step_{step}") is not None
-
-
-def _open_newest(run: RunDirectory, warn: Callable[[str], object], stack: ExitStack) -> Checkpoint:
-    damaged: dict[str, UserError] = {}
-    for _ in range(_ATTEMPTS):
-        damaged.clear()
-        folders = step_folders(run.checkpoints)
-        for folder in reversed(folders):
-            try:
-                checkpoint = _open(folder, stack)
-            except UserError as error:
-                if current_path(folder) is not None or folder.is_symlink():  # else a running training deleted it
-                    damaged[folder.name] = error
-                continue
-            for name, problem in damaged.items():
-                warn(f"Checkpoint {name} is damaged, so {folder.name} is used instead: {problem}")
-            return checkpoint
-        if step_folders(run.checkpoints) == folders:
-            break
-    if not damaged:
-        raise UserError(f'The run "{run.path}" has no checkpoint yet: let it train until its first save.')
-    raise UserError(f'The run "{run.path}" has no intact checkpoint. {next(iter(damaged.values()))}')
 
 
 def _open(folder: Path, stack: ExitStack) -> Checkpoint:
@@ -281,8 +278,9 @@ def _verify(file: FileIO, path: Path, entry: Mapping[str, Any]) -> None:
     if size != expected:
         what = "is truncated" if size < expected else "is too long"
         raise _damaged(path, f"{what}: it has {size} bytes, not {expected!r:.20}")
+    if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):  # a sparse file would take hours to hash
+        raise _damaged(path, f"has {size} bytes, more than the memory of this machine")
     try:
-        _refuse_huge(size, path)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise _damaged(path, f"cannot be read ({os_error_reason(error)})") from error
@@ -298,12 +296,6 @@ def _read(file: FileIO, path: Path, limit: int) -> bytes:
         return file.readall()
     except OSError as error:
         raise _damaged(path, f"cannot be read ({os_error_reason(error)})") from error
-
-
-def _refuse_huge(size: int, path: Path) -> None:
-    """Refuse a file that does not fit into memory, such as a sparse one, which would take hours to hash."""
-    if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-        raise _damaged(path, f"has {size} bytes, more than the memory of this machine")
 
 
 def _damaged(path: Path, what: str) -> UserError:

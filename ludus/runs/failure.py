@@ -7,7 +7,7 @@ import shlex
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,11 +49,11 @@ def save_failure(run: Path, worker: LocalWorker, error: TrainingFailed) -> UserE
             name: {key: asdict(spec) for key, spec in getattr(worker.manager, name).items()}
             for name in ("observation", "action")
         },
-        "batch": _batch_state(error.batch),
+        "batch": dict(vars(error.batch)),
         "step": None,
     }
     if refused is not None and getattr(refused.loss, "__self__", None) is agent:  # else the loss has no known name
-        batch, loss = _batch_state(refused.batch), getattr(refused.loss, "__name__", "")
+        batch, loss = dict(vars(refused.batch)), getattr(refused.loss, "__name__", "")
         state["step"] = {"loss": loss, "group": refused.group, "batch": batch}
     try:
         checkpoints.save(run / FOLDER, state, {"step": error.step, "message": str(error)})
@@ -229,10 +229,6 @@ def _all_finite(value: Any) -> bool:
         return not value.is_floating_point() or bool(value.isfinite().all())
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
     return all(map(_all_finite, inner))
-
-
-def _batch_state(batch: Batch) -> State:
-    return {field.name: getattr(batch, field.name) for field in fields(batch)}
 
 
 def _load_batch(state: State, device: torch.device) -> Batch:

@@ -35,9 +35,8 @@ class RunDirectory:
         self.best = path / "best"
         self.videos = path / "videos"
         self.tensorboard = path / "tensorboard"
-        self.saved_once = (
-            path / ".saved"
-        )  # exists once a checkpoint was saved, to tell a new run from one with deleted checkpoints
+        # exists once a checkpoint was saved, to tell a new run from one with deleted checkpoints
+        self.saved_once = path / ".saved"
 
     @classmethod
     def create(cls, root: str | Path, env_id: str, agent_name: str, run_name: str = "") -> Self:

@@ -1,4 +1,4 @@
-"""Open and lock the folder of a new or resumed run."""
+"""Open and lock the folder of a run that is resumed."""
 
 from __future__ import annotations
 
@@ -44,14 +44,6 @@ class SavedRun(NamedTuple):
 
 
 @contextmanager
-def new_run(settings: Settings[Any]) -> Iterator[RunDirectory]:
-    """Create and lock the folder of a new run."""
-    run = RunDirectory.create(settings.runs, settings.env.id, settings.agent_name, settings.name)
-    with run.lock():
-        yield run
-
-
-@contextmanager
 def open_run(
     path: str | Path,
     runs: str,
@@ -75,8 +67,13 @@ def open_run(
         settings.validate()
         origins = read_origins(run.config) | dict.fromkeys(overrides, "flag of resume")
         resolved, warnings = Resolved(settings, origins), list[str]()
-        if run.latest_checkpoint() is None:
-            _refuse_removed(run, settings)
+        if run.latest_checkpoint() is None:  # killed before its first checkpoint, or these were deleted
+            if run.saved_once.exists():
+                new = f"`ludus train {settings.env.id} --init-from {run.path}`"
+                fix = f", or start a new run from its best policy with {new}" if run.best_checkpoint() else ""
+                raise UserError(
+                    f'The checkpoints of the run "{run.path}" were deleted, so it cannot be resumed: restore them{fix}.'
+                )
             yield SavedRun(run, resolved, None, warnings, trusted.may_sign)
             return
         with open_newest(run, warnings.append) as checkpoint:
@@ -87,16 +84,6 @@ def open_run(
                 )
             complete = _why_complete(run, settings, checkpoint.outline)
             yield SavedRun(run, resolved, checkpoint, warnings, trusted.may_sign, complete)
-
-
-def _refuse_removed(run: RunDirectory, settings: Settings[Any]) -> None:
-    """Refuse a run with deleted checkpoints; one that was killed before its first starts again from step 0."""
-    if not run.saved_once.exists():
-        return
-    fix = "restore them"
-    if run.best_checkpoint() is not None:
-        fix += f", or start a new run from its best policy with `ludus train {settings.env.id} --init-from {run.path}`"
-    raise UserError(f'The checkpoints of the run "{run.path}" were deleted, so it cannot be resumed: {fix}.')
 
 
 def _are_counters(counters: State) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ludus.containers.build import (
     build_agent,
@@ -30,11 +31,11 @@ from ludus.core.noise import Noise
 from ludus.core.rows import Rows
 from ludus.core.step import EnvStep
 from ludus.core.types import State
+from ludus.environments.spaces import Arrays, Layout
 from ludus.managers.base import BatchManager
 from ludus.managers.make import make_manager
 from ludus.runs import checkpoint as checkpoints
 from ludus.runs.folder import RunDirectory, check_checkpoint_name
-from ludus.runs.translate import Translator
 from ludus.settings.settings import Settings, class_overrides, from_flat
 from ludus.settings.trust import read_run_settings
 
@@ -49,20 +50,19 @@ class Player:
         settings: Settings[Any],
         state: State,
         meta: Mapping[str, Any],
-        device: str = "auto",
-        environment: Callable[..., Any] | None = None,
-        world: BatchManager | None = None,
+        device: str,
+        environment: Callable[..., Any] | None,
+        world: BatchManager,
     ) -> None:
-        refuse_nameless(settings.env.id, environment)
         self.settings, self.meta, self._make = settings, meta, environment
         self.device = choose_device(device)
-        self._world = world or _make_world(settings, environment)
-        self._translator = Translator(self._world)
-        quick = replace(
-            settings, network=replace(settings.network, orthogonal=False)
-        )  # initial weights are overwritten
+        self._world = world  # translates observations and actions
+        # initial weights are overwritten
+        quick = replace(settings, network=replace(settings.network, orthogonal=False))
         self.agent = build_agent(quick, self._world.observation, self._world.action, self.device)
-        load_agent(self.agent, state["agent"])
+        if tensor := mismatch(self.agent, state["agent"]):
+            raise _another_network(tensor)
+        load_tensors(self.agent, state["agent"])
         self.agent.eval()
         if settings.engine == "auto":
             self.agent.use_numpy()
@@ -95,17 +95,16 @@ class Player:
         nothing, for a server with many clients.
         """
         step, batched, rows = self._read(observation, info, first)
-        if state is None:
-            if rows != self._rows:
-                self.reset(rows)
-            before = self._state
-        else:
-            before = self._check_state(state, rows)
-        agent_step = self.agent.act(step, before, None if greedy else self._next_noise(rows))
-        action = self._translator.format_actions(agent_step.action, batched)
+        before = self._before(state, rows)
+        if not greedy and (self._noise is None or rows != self._noise_rows):
+            self._noise, self._noise_rows = self.agent.make_noise(Rows.all(rows), self._generator), rows
+        agent_step = self.agent.act(step, before, None if greedy or self._noise is None else self._noise.next())
+        arrays = self._world.preprocess_actions({name: x.cpu().numpy() for name, x in agent_step.action.items()})
+        layout = self._world.layout
+        action = layout.unflatten(arrays) if batched else layout.unflatten_row(arrays, 0)
         if state is not None:
             return action, agent_step.state
-        self._state = agent_step.state
+        self._rows, self._state = rows, agent_step.state
         return action
 
     def initial_state(self, rows: int = 1) -> HiddenState:
@@ -155,11 +154,11 @@ class Player:
             name: {key: x.cpu().numpy() if batched else x[0].cpu().numpy() for key, x in parts.items()}
             for name, parts in found.items()
         }
-        return self._translator.nest_actions(plain)
+        return self._world.layout.nest(plain)
 
     def _read(self, observation: Any, info: Mapping[str, Any] | None, first: Any) -> tuple[EnvStep, bool, int]:
         """Return the observation as the agent sees it, whether it is a batch, and the number of rows."""
-        arrays, batched = self._translator.parse_observation(observation, info or {})
+        arrays, batched = parse_observation(self._world, observation, info or {})
         for name, x in arrays.items():
             if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
                 element = np.argwhere(~np.isfinite(x if batched else x[0]))[0].tolist()
@@ -230,10 +229,70 @@ class Player:
         """Close the environment that translates observations and actions; may be called twice."""
         self._world.close()
 
-    def _next_noise(self, rows: int) -> dict[str, torch.Tensor]:
-        if self._noise is None or rows != self._noise_rows:
-            self._noise, self._noise_rows = self.agent.make_noise(Rows.all(rows), self._generator), rows
-        return self._noise.next()
+
+def parse_observation(manager: BatchManager, observation: Any, info: Mapping[str, Any]) -> tuple[Arrays, bool]:
+    """Return an observation of one environment or of a batch as arrays ``[B, …]``, and whether it was a batch."""
+    reader, specs = manager.reader, manager.observation
+    rows = _count_rows(manager, observation)
+    batched = rows > 0
+    if reader.mask_in_info and info.get(reader.mask_key) is None:
+        raise UserError(
+            f'{manager.name} gives the action mask "{reader.mask_key}" in info: give it too, as in '
+            "policy.act(observation, info)."
+        )
+    arrays = reader.read(observation, info, (rows,) if rows else ())
+    for name, x in arrays.items():
+        expected = specs[name].shape
+        if x.shape[batched:] != expected:
+            raise UserError(
+                f'{manager.name}: the observation "{name}" has shape {x.shape}; give {expected}, or a batch of such.'
+            )
+        _check_integers(manager, name, x)
+        typed = x.astype(specs[name].dtype, copy=False)
+        arrays[name] = np.ascontiguousarray(typed if batched else typed[None])
+    return arrays, batched
+
+
+def _count_rows(manager: BatchManager, observation: Any) -> int:
+    """Return the number of rows of a batch of observations; 0 for a single observation."""
+    layout = manager.reader.layout
+    try:
+        if layout.padded and not layout.leaves:  # a list may be a list of rows or of elements
+            return _count_lists(layout, observation)
+        name, array = next(iter(layout.flatten_leaves(observation).items()))
+    except (KeyError, IndexError, TypeError) as error:
+        raise UserError(
+            f"{manager.name}: the observation is a {type(observation).__name__} that lacks a part of "
+            f"{', '.join(layout.specs)}; give it as the environment does."
+        ) from error
+    return len(array) if array.ndim == len(manager.observation[name].shape) + 1 else 0
+
+
+def _count_lists(layout: Layout, observation: Any) -> int:
+    """Return the rows of a batch of lists; 0 if the observation can be read as a single one."""
+    try:
+        layout.flatten(observation)
+    except UserError as error:
+        try:
+            return len(next(iter(layout.flatten(observation, batched=True).values())))
+        except (KeyError, IndexError, TypeError, ValueError, UserError):
+            raise error from None
+    return 0
+
+
+def _check_integers(manager: BatchManager, name: str, x: NDArray[Any]) -> None:
+    """Refuse numbers that the integer type of an observation cannot hold, such as an image divided by 255."""
+    wanted = np.dtype(manager.observation[name].dtype)
+    if x.dtype == wanted or not np.issubdtype(wanted, np.integer) or not np.issubdtype(x.dtype, np.number):
+        return
+    limits = np.iinfo(wanted)
+    wrong = (x < limits.min) | (x > limits.max) | (x != np.trunc(x))  # also where x is NaN
+    if wrong.any():
+        value = np.asarray(x)[wrong].flat[0]
+        raise UserError(
+            f'{manager.name}: the observation "{name}" is {x.dtype} and has {value:g}, but its space is {wanted}: '
+            f"give whole numbers from {limits.min} to {limits.max}, as the environment does."
+        )
 
 
 def load(
@@ -302,13 +361,6 @@ def refuse_mismatch(outline: Agent | None, saved: Mapping[str, Any]) -> None:
         if tensor := mismatch(outline, saved):
             raise _another_network(tensor)
         refuse_too_large(outline)
-
-
-def load_agent(agent: Agent, saved: Mapping[str, Any]) -> None:
-    """Load parameters and buffers; refuse those of another network."""
-    if tensor := mismatch(agent, saved):
-        raise _another_network(tensor)
-    load_tensors(agent, saved)
 
 
 def _another_network(tensor: str) -> UserError:

@@ -58,7 +58,7 @@ class Reporter:
         signs: bool = True,
         backend: str = "",
     ) -> None:
-        self.run, self.settings, self._origins = run, settings, origins
+        self.run, self.settings = run, settings
         unsigned = write_config(
             run.config, add_import_folders(to_flat(settings)), {**origins, IMPORTED_FROM: "chosen"}, signs
         )
@@ -72,7 +72,16 @@ class Reporter:
         self._curve: list[tuple[int, float]] = []
         self._emptied = 0, 0  # steps and updates when the replay buffer was last empty
         self._first_step = step  # of this process
-        info = self._info(engines, agent, backend)
+        size = sum(p.numel() for p in agent.parameters() if p.requires_grad)
+        frozen = f" ({', '.join(settings.freeze)} frozen)" if settings.freeze else ""
+        info = {
+            "environment": f"{settings.env.id} x {settings.env.num}{', ' * bool(backend)}{backend}",
+            "agent": f"{settings.agent_name}, {size:,} parameters{frozen}, seed {settings.seed}",
+            "engines": f"{engines.device}, {engines.threads} thread{'s' * (engines.threads > 1)}, "
+            f"{engines.acting} acting, {engines.update} update",
+            "settings": where_from(settings, origins),
+            "run": str(run.path),
+        }
         self.log_file.note("\n".join(f"{name}: {value}" for name, value in info.items()))
         if self.console is not None:
             self.console.start(info, settings.nb_step, step)
@@ -105,18 +114,6 @@ class Reporter:
         """Report which tensors were loaded from another run."""
         self.log_file.note(transfer.details())
         (self.note if transfer.complete else self.warn)(transfer.summary())
-
-    def _info(self, engines: Engines, agent: Agent, backend: str) -> dict[str, str]:
-        settings, size = self.settings, sum(p.numel() for p in agent.parameters() if p.requires_grad)
-        frozen = f" ({', '.join(settings.freeze)} frozen)" if settings.freeze else ""
-        return {
-            "environment": f"{settings.env.id} x {settings.env.num}{', ' * bool(backend)}{backend}",
-            "agent": f"{settings.agent_name}, {size:,} parameters{frozen}, seed {settings.seed}",
-            "engines": f"{engines.device}, {engines.threads} thread{'s' * (engines.threads > 1)}, "
-            f"{engines.acting} acting, {engines.update} update",
-            "settings": where_from(settings, self._origins),
-            "run": str(self.run.path),
-        }
 
     def summarize(self, worker: LocalWorker, state: SummaryState = "running", best: float | None = None) -> None:
         """Write ``summary.json``, which `ludus list runs` shows; ``best`` overrides the worker's."""

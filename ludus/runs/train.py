@@ -42,8 +42,9 @@ from ludus.managers.make import make_manager
 from ludus.parallel.orphans import StartedProcesses
 from ludus.preprocess.rewards import make_reward_ops
 from ludus.runs.failure import save_failure
+from ludus.runs.folder import RunDirectory
 from ludus.runs.initialise import Transfer, initialise_from
-from ludus.runs.open_run import SavedRun, max_checkpoint_bytes, new_run, open_run
+from ludus.runs.open_run import SavedRun, max_checkpoint_bytes, open_run
 from ludus.runs.policy import Player, agent_of_checkpoint, load, refuse_mismatch
 from ludus.runs.report import Reporter
 from ludus.settings.settings import Resolved, class_overrides, resolve_settings, to_flat
@@ -99,16 +100,6 @@ def train(
     return train_resolved(resolved, on_update, make, trust)
 
 
-def train_resolved(
-    resolved: Resolved,
-    on_update: OnUpdate | None = None,
-    environment: Callable[..., Any] | None = None,
-    trust: bool = False,
-) -> TrainResult:
-    """Train with resolved settings in a new run folder; ``trust`` the run in ``init_from``."""
-    return _launch(resolved, on_update, environment, trust)
-
-
 def resume(
     run: str | Path,
     *,
@@ -136,31 +127,29 @@ def resume(
     unused = (*given, *(("env.id",) if environment else ()))
     with ExitStack() as stack:
         saved = stack.enter_context(open_run(run, runs, nb_step, stop_at, device, trust, unused, given))
-        if saved.complete:
-            return _complete(saved, environment)
-        return _launch(saved.resolved, on_update, environment, trust, saved)
+        if not saved.complete:
+            return train_resolved(saved.resolved, on_update, environment, trust, saved)
+        assert saved.state is not None
+        counters, path = saved.state["counters"], saved.run.path
+        text = f'The run "{path}" is complete: {saved.complete}.'
+        LogFile(saved.run.log).note(text)
+        if not saved.resolved.settings.quiet:
+            print(printable(text))
+        last = Evaluation(*counters["evaluation"])
+        return TrainResult(path, counters["step"], last, counters["best"], f"complete: {saved.complete}", environment)
 
 
-def _complete(saved: SavedRun, environment: Callable[..., Any] | None) -> TrainResult:
-    """Report that the run is complete and return its result."""
-    assert saved.state is not None
-    counters, path = saved.state["counters"], saved.run.path
-    text = f'The run "{path}" is complete: {saved.complete}.'
-    LogFile(saved.run.log).note(text)
-    if not saved.resolved.settings.quiet:
-        print(printable(text))
-    last = Evaluation(*counters["evaluation"])
-    return TrainResult(path, counters["step"], last, counters["best"], f"complete: {saved.complete}", environment)
-
-
-def _launch(
+def train_resolved(
     resolved: Resolved,
-    on_update: OnUpdate | None,
-    environment: Callable[..., Any] | None,
-    trust: bool,
+    on_update: OnUpdate | None = None,
+    environment: Callable[..., Any] | None = None,
+    trust: bool = False,
     saved: SavedRun | None = None,
 ) -> TrainResult:
-    """Build all parts and run them; restore torch's random state afterwards."""
+    """Train with resolved settings in a new run folder, or in that of the ``saved`` run.
+
+    ``trust`` the run in ``init_from``. Torch's random state is restored afterwards.
+    """
     settings = resolved.settings
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([] if settings.device == "cpu" else range(torch.cuda.device_count())))
@@ -204,12 +193,10 @@ def _build(
     evaluator = build_evaluator(settings, agent, environment)
     compiled: Literal["on", "off"] = "on" if engines.update == "compiled" else "off"
     decided = replace(sharing, threads=engines.threads, compile=compiled, device=str(engines.device))
-    chosen = [key for key in ("threads", "compile", "device") if getattr(decided, key) != getattr(settings, key)]
-    origins = resolved.origins | dict.fromkeys(chosen, "chosen")
-    if sharing.network.shared != settings.network.shared:
-        origins["network.shared"] = "chosen"
+    given = to_flat(settings)
+    chosen = {key: "chosen" for key, value in to_flat(decided).items() if value != given[key]}
     if "threads" in chosen and requested_threads():
-        origins["threads"] = VARIABLE
+        chosen["threads"] = VARIABLE
     worker = LocalWorker(settings, agent, manager, updater, evaluator, on_update)
     early: list[str] = []  # reports before there is a reporter
     manager.on_warning = early.append
@@ -217,11 +204,15 @@ def _build(
     with started:
         restored = ""
         if saved is not None and saved.checkpoint is not None:
-            if environment is None and not dict(find_imports(to_flat(settings))):
+            if environment is None and not dict(find_imports(given)):
                 saved.checkpoint.refuse_larger(max_checkpoint_bytes(worker))
             restored = worker.load_state_dict(saved.checkpoint.read())
-    run = stack.enter_context(new_run(settings)) if saved is None else saved.run
-    signs = saved is None or saved.signs
+    if saved is None:
+        run, signs = RunDirectory.create(settings.runs, settings.env.id, settings.agent_name, settings.name), True
+        stack.enter_context(run.lock())
+    else:
+        run, signs = saved.run, saved.signs
+    origins = resolved.origins | chosen
     reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count, signs, manager.backend)
     stack.callback(reporter.close)
     worker.reporter = reporter
@@ -238,7 +229,7 @@ def _build(
     if saved is None and (warning := linear_networks(agent)):
         reporter.warn(warning)
     if room := worker.cache.bytes:
-        where = to_flat(settings).get("agent.replay_folder") or "memory"
+        where = given.get("agent.replay_folder") or "memory"
         reporter.note(f"The replay buffer takes up to {room / 1e6:,.1f} MB of {where}.")
     manager.on_warning = evaluator.on_warning = worker.cache.on_warning = reporter.warn
     for report in early:

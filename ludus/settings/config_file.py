@@ -44,8 +44,8 @@ def render(settings: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     tables: dict[str, list[str]] = {"": []}
     for name, value in settings.items():
         table, _, key = name.rpartition(".")
-        origin = " ".join(origins.get(name, "default").split())
-        line = f"{_key(key)} = {_value(name, value)}{_COMMENT}{_printable(origin)}"
+        origin = "".join(c if c.isprintable() else "?" for c in " ".join(origins.get(name, "default").split()))
+        line = f"{_key(key)} = {_value(name, value)}{_COMMENT}{origin}"
         tables.setdefault(table, []).append(line)
     head = tables.pop("")
     parts = [head] if head else []
@@ -158,7 +158,3 @@ def _value(name: str, value: Any) -> str:
 
 def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)

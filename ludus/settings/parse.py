@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -52,7 +53,12 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
 
 def _convert(value: Any, annotation: Any) -> Any:
     if members := union_members(annotation):
-        return _convert_union(value, members)
+        if NoneType in members and value in (None, "None", "none"):
+            return None
+        for member in (m for m in members if m is not NoneType):
+            with suppress(*FAILURES):
+                return _convert(value, member)
+        raise ValueError(value)
     if choices := _choices(annotation):
         return choices[choices.index(value)]
     if get_origin(annotation) is tuple:
@@ -67,30 +73,19 @@ def _convert(value: Any, annotation: Any) -> Any:
     return value
 
 
-def _convert_union(value: Any, members: tuple[Any, ...]) -> Any:
-    if NoneType in members and value in (None, "None", "none"):
-        return None
-    for member in (m for m in members if m is not NoneType):
-        try:
-            return _convert(value, member)
-        except FAILURES:
-            continue
-    raise ValueError(value)
-
-
 def _number(value: Any, kind: type[int] | type[float]) -> int | float:
     """Parse a number; integers may be written as 1e6 or 1_000_000 and are never rounded; booleans are refused."""
     if isinstance(value, bool):
         raise ValueError(value)
     if kind is int and isinstance(value, str) and "e" not in value.lower():
-        return _check_integer(int(value))
-    number = float(value)
-    if math.isnan(number) or (kind is int and number != int(number)):
+        whole = int(value)
+    else:
+        number = float(value)
+        if math.isnan(number) or (kind is int and number != int(number)):
+            raise ValueError(value)
+        if kind is float:
+            return number
+        whole = int(number if isinstance(value, str) else value)
+    if abs(whole) >= INTEGER_LIMIT:
         raise ValueError(value)
-    return number if kind is float else _check_integer(int(number if isinstance(value, str) else value))
-
-
-def _check_integer(number: int) -> int:
-    if abs(number) >= INTEGER_LIMIT:
-        raise ValueError(number)
-    return number
+    return whole

@@ -224,10 +224,9 @@ def class_overrides(agent: Any = None, network: Any = None, wrappers: Any = None
 
 def to_flat(settings: Settings[Any]) -> Flat:
     """Return every setting by its dotted key, as in ``config.toml``; the inverse of ``from_flat``."""
-    nested = _fields(settings)
-    nested = {key: _fields(value) if is_dataclass(value) else value for key, value in nested.items()}
+    nested = {key: vars(value) if is_dataclass(value) else value for key, value in vars(settings).items()}
     nested["agent"] = {"name": nested.pop("agent_name"), **nested["agent"]}
-    nested["network"] |= nested.pop("per_network")
+    nested["network"] = nested["network"] | nested.pop("per_network")
     return flatten(nested)
 
 
@@ -341,10 +340,6 @@ def _build(layers: list[tuple[str, Flat]]) -> Resolved:
     settings = _make(_unflatten(parsed), config)
     settings.validate()
     return Resolved(settings, {key: origins.get(key, "default") for key in to_flat(settings)})
-
-
-def _fields(data: Any) -> dict[str, Any]:
-    return {f.name: getattr(data, f.name) for f in fields(data)}
 
 
 def _unflatten(flat: Flat) -> Flat:

@@ -17,9 +17,7 @@ from ludus.core.imports import has_module, is_found_without_cwd, set_search_fold
 from ludus.environments.config import parse_options
 from ludus.settings.config_file import read_signed_config
 
-LUDUS_ENVIRONMENTS = tuple(
-    f"ludus.environments.{name}" for name in ("toy", "goal_toy", "image_toy", "entity_toy")
-)  # environments of Ludus
+LUDUS_ENVIRONMENTS = tuple(f"ludus.environments.{name}" for name in ("toy", "goal_toy", "image_toy", "entity_toy"))
 WRAPPERS = "gymnasium.wrappers"  # trusted too, except for those that write files
 WRITING_WRAPPERS = ("RecordVideo",)
 IMPORTED_FROM = "imported_from"  # key in config.toml: the folders that the user's modules were imported from
@@ -54,14 +52,14 @@ def _read(
     flat, reason = read_signed_config(path, follow_links)
     folders = flat.pop(IMPORTED_FROM, ())
     named = dict(find_imports(flat))
+    wanted = {key: names for key, names in named.items() if not key.startswith(unused)}
     if trust or not reason:
-        tops = _top_packages({key: names for key, names in named.items() if not key.startswith(unused)})
+        tops = _top_packages(wanted)
         set_search_folders(
             dict.fromkeys(tops, "") if trust else {top: _folder(top, folders, what) for top in sorted(tops)}
         )
         return TrustedSettings(flat, True)
     folder = flat.get("agent.replay_folder") if writes else None
-    wanted = {key: names for key, names in named.items() if not key.startswith(unused)}
     actions = [f"import {', '.join(names)} ({key})" for key, names in wanted.items()]
     actions += [f'write to the folder "{folder}" (agent.replay_folder)'] if folder else []
     if actions:
@@ -134,13 +132,10 @@ def _option_imports(value: Any) -> Iterator[str]:
             values = parse_options([option])
         except UserError:  # reported when the settings are validated
             continue
-        yield from (text for text in _texts(values) if _is_import(text))
-
-
-def _is_import(text: str) -> bool:
-    """Return whether an option may name a module: ``gymnasium.make`` imports what precedes a colon."""
-    module, colon, _ = text.partition(":")
-    return bool(colon) and all(part.isidentifier() for part in module.strip().split("."))
+        for text in _texts(values):
+            module, colon, _ = text.partition(":")  # gymnasium.make imports what precedes a colon
+            if colon and all(part.isidentifier() for part in module.strip().split(".")):
+                yield text
 
 
 def _after_pattern(key: str, text: str) -> str:
@@ -156,17 +151,15 @@ def _path(text: str) -> str:
 def _is_trusted_class(key: str, text: str) -> bool:
     """Return whether a path is an environment of Ludus, or a wrapper of Gymnasium that writes no files."""
     module, _, name = _path(text).partition(":")
-    if key == "env.wrappers" and module == WRAPPERS:
-        import gymnasium
+    is_wrapper = key == "env.wrappers" and module == WRAPPERS and name not in WRITING_WRAPPERS
+    is_environment = key == "env.id" and module in LUDUS_ENVIRONMENTS and text == _path(text)
+    if not is_wrapper and not is_environment:
+        return False
+    import gymnasium
 
-        try:
-            kind = getattr(importlib.import_module(module), name, None) if name not in WRITING_WRAPPERS else None
-        except ImportError:  # it needs a package that is not installed
-            return False
-        return isinstance(kind, type) and issubclass(kind, gymnasium.Wrapper) and kind.__module__.startswith(WRAPPERS)
-    if key == "env.id" and module in LUDUS_ENVIRONMENTS and text == _path(text):
-        import gymnasium
-
+    try:
         kind = getattr(importlib.import_module(module), name, None)
-        return isinstance(kind, type) and issubclass(kind, gymnasium.Env)
-    return False
+    except ImportError:  # it needs a package that is not installed
+        return False
+    base = gymnasium.Wrapper if is_wrapper else gymnasium.Env
+    return isinstance(kind, type) and issubclass(kind, base) and kind.__module__.startswith(module)

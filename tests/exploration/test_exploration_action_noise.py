@@ -101,8 +101,8 @@ def test_clipped_fraction_at_the_action_bounds():
 
 
 def test_ornstein_uhlenbeck_matches_the_equation():
-    sigma, theta, mean, dt, steps = 0.03, 0.3, 0.1, 0.25, 50
-    noise = make_action_noise("ornstein_uhlenbeck", sigma, theta=theta, mean=mean, dt=dt)
+    sigma, theta, steps = 0.03, 0.3, 50
+    noise = make_action_noise("ornstein_uhlenbeck", sigma, theta=theta)
     first = torch.zeros(steps, BATCH, dtype=torch.bool)
     first[0], first[20, 1], first[33, 2:] = True, True, True
     added = run(noise, steps, first=first)
@@ -110,16 +110,16 @@ def test_ornstein_uhlenbeck_matches_the_equation():
     x = np.zeros((BATCH, SIZE))
     for t in range(steps):
         x[first[t].numpy()] = 0
-        x = x + theta * (mean - x) * dt + sigma * math.sqrt(dt) * epsilon[t]
+        x = x - theta * x + sigma * epsilon[t]
         np.testing.assert_allclose(added[t], x, atol=1e-6)
 
 
-@pytest.mark.parametrize(("theta", "dt"), [(0.15, 1.0), (0.5, 0.5)])
-def test_ornstein_uhlenbeck_stationary_variance_and_correlation(theta, dt):
+@pytest.mark.parametrize("theta", [0.15, 0.5])
+def test_ornstein_uhlenbeck_stationary_variance_and_correlation(theta):
     sigma, burn_in, batch = 0.05, 200, 100
-    x = run(make_action_noise("ornstein_uhlenbeck", sigma, theta=theta, dt=dt), 3_000, batch, 1)[burn_in:, :, 0]
-    keeps = 1 - theta * dt
-    variance = sigma**2 / (2 * theta - theta**2 * dt)
+    x = run(make_action_noise("ornstein_uhlenbeck", sigma, theta=theta), 3_000, batch, 1)[burn_in:, :, 0]
+    keeps = 1 - theta
+    variance = sigma**2 / (2 * theta - theta**2)
     # rows are independent, so the spread of their estimates gives the error
     spread, error = np.square(x).mean(0), 4 / math.sqrt(batch)
     assert abs(spread.mean() - variance) < error * spread.std()
@@ -133,7 +133,7 @@ def test_ornstein_uhlenbeck_stationary_variance_and_correlation(theta, dt):
 
 
 def test_ornstein_uhlenbeck_restarts_at_0_where_first():
-    noise = make_action_noise("ornstein_uhlenbeck", 0.02, theta=0.01, dt=1.0)
+    noise = make_action_noise("ornstein_uhlenbeck", 0.02, theta=0.01)
     batch, steps = 2_000, 60
     first = torch.zeros(steps, batch, dtype=torch.bool)
     first[40, : batch // 2] = True
@@ -168,20 +168,8 @@ def test_apply_keeps_other_hidden_states_and_changes_nothing_in_place():
 
 
 @pytest.mark.parametrize("kind", NOISES)
-def test_one_sigma_per_row(kind):
-    sigma = torch.tensor([[0.0], [0.01], [0.02], [0.1]])
-    x = run(make_action_noise(kind, sigma, theta=1.0, clip=1.0), steps=3_000)
-    one = run(make_action_noise(kind, 0.1, theta=1.0, clip=1.0), steps=3_000)
-    np.testing.assert_allclose(x, one * (sigma / 0.1).double().numpy(), rtol=1e-5, atol=1e-9)
-    with pytest.raises(UserError, match=r"agent.noise_sigma has 4 rows and there are 8 environments"):
-        make_action_noise(kind, sigma).draw(1, 8, 1, generator())
-
-
-@pytest.mark.parametrize("kind", NOISES)
-@pytest.mark.parametrize("rows", [False, True])
-def test_sigma_changes_linearly(kind, rows):
-    sigma = torch.tensor([[0.2], [0.4]]) if rows else 0.4
-    noise = make_action_noise(kind, sigma, 0.1)
+def test_sigma_changes_linearly(kind):
+    noise = make_action_noise(kind, 0.4, 0.1)
     drawn = noise.draw(1, 2, 3, generator())[0]
     added = []
     for progress, level in ((0.0, 0.4), (0.5, 0.25), (1.0, 0.1), (1.5, 0.1)):
@@ -204,23 +192,12 @@ def test_same_generator_gives_the_same_noise(kind):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"kind": "ornstein"}, 'agent.noise is "ornstein"; use one of normal, clipped_normal, uniform, ornstein_uhlen'),
         ({"kind": "normal", "sigma": -0.1}, "agent.noise_sigma is -0.1; it must be 0 or greater."),
         ({"kind": "uniform", "sigma": math.inf}, "agent.noise_sigma is inf; it must be a finite number."),
         ({"kind": "normal", "sigma_end": -1.0}, "agent.noise_sigma_end is -1.0; it must be 0 or greater."),
-        (
-            {"kind": "normal", "sigma": torch.ones(3)},
-            "agent.noise_sigma has shape [3]; give one number or [environmen",
-        ),
-        ({"kind": "normal", "sigma": -torch.ones(3, 1)}, "agent.noise_sigma is -1.0; it must be 0 or greater."),
         ({"kind": "clipped_normal", "clip": 0.0}, "agent.noise_clip is 0.0; it must be greater than 0."),
         ({"kind": "ornstein_uhlenbeck", "theta": 0.0}, "agent.noise_theta is 0.0; it must be greater than 0."),
-        ({"kind": "ornstein_uhlenbeck", "dt": -1.0}, "agent.noise_dt is -1.0; it must be greater than 0."),
-        (
-            {"kind": "ornstein_uhlenbeck", "theta": 3.0, "dt": 0.5},
-            "agent.noise_theta is 3.0 and agent.noise_dt is 0.5; ",
-        ),
-        ({"kind": "ornstein_uhlenbeck", "mean": math.nan}, "agent.noise_mean is nan; it must be a finite number."),
+        ({"kind": "ornstein_uhlenbeck", "theta": 3.0}, "agent.noise_theta is 3.0; it must be 1 at most"),
     ],
 )
 def test_invalid_settings_are_refused(settings, sentence):

@@ -177,7 +177,6 @@ def test_same_generator_gives_the_same_numbers_also_after_a_checkpoint():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"schedule": "liner"}, 'agent.epsilon_schedule is "liner"; use one of constant, linear, exponential. Did you'),
         ({"start": 1.5}, "agent.epsilon_start is 1.5; it must be between 0 and 1."),
         ({"end": -0.1}, "agent.epsilon_end is -0.1; it must be between 0 and 1."),
         ({"share": 0.0}, "agent.epsilon_share is 0.0; it must be greater than 0."),
