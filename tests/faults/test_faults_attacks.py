@@ -67,6 +67,10 @@ HOSTILE = {  # what is replaced in config.toml, and what the sentence has to nam
     "an agent": [('name = "ppo"', 'name = "evil:Agent"'), ("import evil:Agent (agent.name)",)],
     "a network": [('name = "modular"', 'name = "evil:Piece"'), ("import evil:Piece (network.name)",)],
     "a piece": [('net1d = "mlp"', 'net1d = "evil:Piece"'), ("import evil:Piece (network.net1d)",)],
+    "the source of an observation": [
+        ("sources = []", 'sources = ["observation=evil:Piece"]'),
+        ("import evil:Piece (network.sources)",),
+    ],
     "a body": [('body = "auto"', 'body = "evil:Piece"'), ("import evil:Piece (network.body)",)],
     "two at once": [
         ('name = "ppo"', 'name = "evil:Agent"'),
