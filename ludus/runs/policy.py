@@ -255,7 +255,7 @@ def load(
     even if this user did not create it on this machine.
     """
     given = class_overrides(agent, network, wrappers)
-    unused = (*given, *(("env.id",) if environment else ()))
+    unused = (*given, "network_check.", *(("env.id",) if environment else ()))
     directory = RunDirectory.open(run, runs)
     check_checkpoint_name(checkpoint)
     settings = from_flat(read_run_settings(directory.path, directory.config, trust, unused).flat | given)
