@@ -19,6 +19,7 @@ from ludus.core.types import State, Tensors
 from ludus.environments.gym import Environment
 from ludus.environments.infos import numeric_info_row
 from ludus.environments.masks import ObservationReader
+from ludus.environments.preprocess import PreprocessObservation
 from ludus.environments.rows import WARNINGS, StepArrays, episode_seed
 from ludus.environments.spaces import Arrays, Layout
 from ludus.managers import saved_state
@@ -37,6 +38,7 @@ class BatchManager(EnvironmentManager):
 
     render_fps = 0.0  # frames per second of videos; 0: unknown
     first_row = 0  # number of its first row in the whole run, for seeds
+    image_ops: PreprocessObservation | None = None  # ops on images, if the environments are in this process
     _goal_env: Environment | None = None  # computes rewards of goals, if it is in this process
 
     def __init__(

@@ -94,10 +94,10 @@ class Player:
         With ``state`` (from ``initial_state`` or the previous call), return the pair of action and next state and keep
         nothing, for a server with many clients.
         """
-        step, batched, rows = self._read(observation, info, first)
+        step, batched, rows = self._read(observation, info, first, state, keep=True)
         if state is None:
             if rows != self._rows:
-                self.reset(rows)
+                self._begin(rows)
             before = self._state
         else:
             before = self._check_state(state, rows)
@@ -129,7 +129,7 @@ class Player:
         smallest Q of the greedy action for DDPG, TD3 and SAC. Arguments are as in ``act``; the hidden state is not
         changed.
         """
-        step, batched, rows = self._read(observation, info, first)
+        step, batched, rows = self._read(observation, info, first, state)
         value = self.agent.value(step, self._before(state, rows)).cpu().numpy()
         return value if batched else float(value[0])
 
@@ -149,7 +149,7 @@ class Player:
         ``beta`` for beta, with support [0, 1] scaled to low and high. A batch has one more leading dimension. For Dict
         and Tuple actions, there is one such dict per part.
         """
-        step, batched, rows = self._read(observation, info, first)
+        step, batched, rows = self._read(observation, info, first, state)
         found = self.agent.distribution(step, self._before(state, rows))
         plain = {
             name: {key: x.cpu().numpy() if batched else x[0].cpu().numpy() for key, x in parts.items()}
@@ -157,8 +157,20 @@ class Player:
         }
         return self._translator.nest_actions(plain)
 
-    def _read(self, observation: Any, info: Mapping[str, Any] | None, first: Any) -> tuple[EnvStep, bool, int]:
-        """Return the observation as the agent sees it, whether it is a batch, and the number of rows."""
+    def _read(
+        self,
+        observation: Any,
+        info: Mapping[str, Any] | None,
+        first: Any,
+        state: HiddenState | None = None,
+        keep: bool = False,
+    ) -> tuple[EnvStep, bool, int]:
+        """Return the observation as the agent sees it, whether it is a batch, and the number of rows.
+
+        Stacks of frames are kept for the next call if ``keep``, unless the caller keeps the ``state``.
+        """
+        begins = False if first is None else first
+        observation = self._translator.process_images(observation, begins, keep, stateless=state is not None)
         arrays, batched = self._translator.parse_observation(observation, info or {})
         for name, x in arrays.items():
             if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
@@ -201,6 +213,10 @@ class Player:
 
     def reset(self, rows: int = 1) -> None:
         """Reset the hidden state at the start of ``rows`` episodes."""
+        self._begin(rows)
+        self._translator.reset()
+
+    def _begin(self, rows: int) -> None:
         self._rows, self._state = rows, self.agent.initial_state(rows)
 
     def evaluate(self, episodes: int = 100, seed: int = 0, greedy: bool = True) -> Evaluation:

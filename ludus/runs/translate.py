@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ludus.core.errors import UserError
 from ludus.core.types import Tensors
-from ludus.environments.spaces import Arrays, Layout
+from ludus.environments.preprocess import part_of, replace_part
+from ludus.environments.spaces import Array, Arrays, Layout
 from ludus.managers.base import BatchManager
 
 
@@ -19,6 +20,43 @@ class Translator:
 
     def __init__(self, manager: BatchManager) -> None:
         self._manager, self._name, self._specs = manager, manager.name, manager.observation
+        self._frames: list[dict[str, Array]] = []  # of each row: stacks of frames of the episode so far
+
+    def reset(self) -> None:
+        """Begin new stacks of frames."""
+        self._frames = []
+
+    def process_images(self, observation: Any, first: Any, keep: bool, stateless: bool) -> Any:
+        """Apply the ops on images of ``preprocess.observation`` where they have not been applied, as by a wrapper.
+
+        Rows that are ``first`` begin a stack of frames; ``keep`` the stacks for the next call. If it is ``stateless``,
+        earlier frames are unknown, and raw images are refused where they would be stacked.
+        """
+        if (ops := self._manager.image_ops) is None:
+            return observation
+        for name, path in ops.paths.items():
+            try:
+                x = np.asarray(part_of(observation, path))
+            except (KeyError, IndexError, TypeError):
+                return observation  # refused by parse_observation
+            (shape, dtype), spec = ops.raw[name], self._specs[name]
+            done = x.shape[-len(spec.shape) :] == spec.shape and (shape != spec.shape or x.dtype == spec.dtype)
+            if done or x.shape[-len(shape) :] != shape or x.ndim - len(shape) not in (0, 1):
+                continue
+            if stateless and name in ops.stacks:
+                raise UserError(
+                    f'{self._name}: the observation "{name}" has shape {x.shape}, one frame of a stack; with state=…, '
+                    f"give the whole stack, of shape {spec.shape}."
+                )
+            rows, batched = (x, True) if x.ndim > len(shape) else (x[None], False)
+            begins = np.broadcast_to(np.asarray(first, bool), (len(rows),))
+            known = self._frames if len(self._frames) == len(rows) else [{} for _ in rows]
+            frames = [{} if begins[i] else dict(known[i]) for i in range(len(rows))]
+            y = [ops.process(name, row, frames[i]) for i, row in enumerate(rows.astype(dtype, copy=False))]
+            observation = replace_part(observation, path, np.stack(y) if batched else y[0])
+            if keep:
+                self._frames = [known[i] | frames[i] for i in range(len(rows))]
+        return observation
 
     def parse_observation(self, observation: Any, info: Mapping[str, Any]) -> tuple[Arrays, bool]:
         """Return an observation of one environment or of a batch as arrays ``[B, …]``, and whether it was a batch."""
