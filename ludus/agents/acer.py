@@ -147,12 +147,14 @@ class ACER(ActorCritic):
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """Ask for one network with policy and Q (Retrace) or V (V-trace), or one for each."""
         spec = network_spec(observation, {})
-        policy = cls.make_policy(action, config, spec.inputs).outputs
-        (choices,) = policy.values()
+        policy = cls.make_policy(action, config, spec.inputs)
+        (choices,) = policy.outputs.values()
         value: Shapes = {"q": choices} if config.targets == "retrace" else {"value": (1,)}
+        over = policy.over | dict.fromkeys(["q"] if policy.over else [], next(iter(policy.over.values()), ""))
         if shared:
-            return {"actor_critic": spec._replace(outputs=policy | value)}
-        return {"actor": spec._replace(outputs=policy), "critic": spec._replace(outputs=value)}
+            return {"actor_critic": spec._replace(outputs=policy.outputs | value, over=over)}
+        actor = spec._replace(outputs=policy.outputs, over=over)
+        return {"actor": actor, "critic": spec._replace(outputs=value, over=over)}
 
     def make_cache(self, rows: Rows) -> RolloutReplay:
         """Make a cache of the fresh rollout and earlier ones."""

@@ -143,11 +143,12 @@ class ActorCritic(Agent):
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """Ask for one network with policy and value, or one for each."""
         spec = network_spec(observation, {})
-        policy: Shapes = cls.make_policy(action, config, spec.inputs).outputs
+        policy = cls.make_policy(action, config, spec.inputs)
         value: Shapes = {"value": (1,)}
         if shared:
-            return {"actor_critic": spec._replace(outputs=policy | value)}
-        return {"actor": spec._replace(outputs=policy), "critic": spec._replace(outputs=value)}
+            return {"actor_critic": spec._replace(outputs=policy.outputs | value, over=policy.over)}
+        actor = spec._replace(outputs=policy.outputs, over=policy.over)
+        return {"actor": actor, "critic": spec._replace(outputs=value)}
 
     @classmethod
     def adapt_defaults(cls, config: Any, run: RunOutline) -> dict[str, Any]:

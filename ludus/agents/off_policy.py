@@ -103,7 +103,8 @@ class OffPolicy(Agent):
         if self.config.sequence and not self.recurrent:
             raise UserError(
                 f"agent.sequence is {self.config.sequence}, but the network is not recurrent and needs no sequences; "
-                "set network.body to lstm, or agent.sequence, agent.burn_in and agent.overlap to 0."
+                "set network.body to lstm or another recurrent piece, or agent.sequence, agent.burn_in and "
+                "agent.overlap to 0."
             )
 
     @property
@@ -192,7 +193,7 @@ class OffPolicy(Agent):
         """Refuse ``value`` with a recurrent critic, whose hidden state is not tracked while acting."""
         if self.recurrent:
             raise UserError(
-                f"{type(self).__name__} gives no value with a recurrent critic (network.body lstm), whose hidden state "
+                f"{type(self).__name__} gives no value with a recurrent critic, whose hidden state "
                 "is not tracked while acting; a2c, ppo and dqn do."
             )
 

@@ -30,6 +30,7 @@ from ludus.preprocess.rewards import make_reward_ops
 from ludus.settings.settings import Settings
 
 if TYPE_CHECKING:
+    from ludus.containers.network_check import NetworkCheck, NetworkReport
     from ludus.runs.report import Reporter
 
 
@@ -67,6 +68,7 @@ class LocalWorker(Container):
                 generator.manual_seed(own_seed)
         self.clock = Clock()
         self.guard = Guard(agent, updater, manager)
+        self.network_check: NetworkCheck | None = None
         self.scheduled: Mapping[str, float] = {}  # scheduled values, for the log
         self.local_step_count, self.updates = 0, 0
         self.episodes = RecentEpisodes()
@@ -96,12 +98,23 @@ class LocalWorker(Container):
             with self.started:
                 steps = collect(self)
             self.guard.step = before + steps
-            metrics, updates = improve(self)
+            metrics, updates = self._improve()
             self.local_step_count += steps
             self.updates += updates
             self.between = True
             self._after_update(before, metrics)
         return self
+
+    def _improve(self) -> tuple[Tensors, int]:
+        check, step = self.network_check, self.guard.step
+        if check is None or not check.due(step):
+            return improve(self)
+        with check.watch(step, self.updates, self._checked):
+            return improve(self)
+
+    def _checked(self, report: NetworkReport) -> None:
+        if self.reporter is not None:
+            self.reporter.checked(report)
 
     def _after_update(self, before: int, metrics: Tensors) -> None:
         episodes = self.manager.episodes()
@@ -199,6 +212,7 @@ class LocalWorker(Container):
                 "evaluated_at": self.evaluated_at,
                 "evaluation": None if last is None else [list(last.returns), list(last.lengths)],
                 "owed": self.owed,
+                "network_checked_at": 0 if self.network_check is None else self.network_check.checked_at,
             }
             | self.episodes.state_dict(),
         }
@@ -227,6 +241,8 @@ class LocalWorker(Container):
         counters = state["counters"]
         self.local_step_count, self.updates = counters["step"], counters["updates"]
         self.best, self.evaluated_at, self.owed = counters["best"], counters["evaluated_at"], counters["owed"]
+        if self.network_check is not None:
+            self.network_check.checked_at = counters["network_checked_at"]
         last = counters["evaluation"]
         self.last_evaluation = None if last is None else Evaluation(*last)
         self.episodes.load_state_dict(counters)

@@ -68,6 +68,9 @@ class ParameterBlock(NamedTuple):
         return block if self.whole else block[self.rows]
 
 
+StepWatcher = Callable[[LossFunction, Batch, ParameterBlock, Callable[[], Tensors]], Tensors]
+
+
 class LocalUpdater(Updater):
     """Steps the parameter groups of an agent in one process, eagerly or compiled."""
 
@@ -182,6 +185,16 @@ class LocalUpdater(Updater):
             module.train(mode)
         for module in self._frozen:
             module.eval()
+
+    @contextmanager
+    def watch(self, watcher: StepWatcher) -> Iterator[None]:
+        """Within the context, call ``watcher(loss, batch, part, take_step)`` instead of each step, which it takes."""
+        step = self._step
+        self._step = lambda loss, batch, part: watcher(loss, batch, part, lambda: step(loss, batch, part))
+        try:
+            yield
+        finally:
+            self._step = step
 
     def compile(
         self, on_failure: Callable[[str], object], during: Callable[[Callable[[], Any]], Any] = lambda build: build()

@@ -84,7 +84,6 @@ class PreprocessObservation(Wrapper):
         super().__init__(env)
         layout = Layout(env.observation_space, "observation", max_length=1)
         specs = {name: leaf.spec for name, leaf in layout.leaves.items()}
-        self._paths = {name: leaf.path for name, leaf in layout.leaves.items()}
         self._chains: dict[str, list[Callable[[Array], Array]]] = {}
         self._stacks: dict[str, tuple[Callable[..., Array], Callable[..., Array]]] = {}  # begin and push
         self.stacks: dict[str, int] = {}  # number of frames by name
@@ -92,41 +91,53 @@ class PreprocessObservation(Wrapper):
         for op in observation_ops(ops):
             for name in op.select(specs):
                 specs[name] = self._add(op, name, specs[name])
-        changed = {name: specs[name] for name in (*self._chains, *self._stacks)}
+        self.paths = {name: layout.leaves[name].path for name in self._chains}  # of the parts that change
+        self.raw = {name: (layout.specs[name].shape, layout.specs[name].dtype) for name in self._chains}
         space = env.observation_space
-        for name, spec in changed.items():
-            space = _replace(space, self._paths[name], _box(spec))
+        for name, path in self.paths.items():
+            space = replace_part(space, path, _box(specs[name]))
         self.observation_space = space
 
     def _add(self, op: NamedOp, name: str, spec: Spec) -> Spec:
         if name in self._stacks:
             raise UserError(f'{SETTING} has "{op.text}" after a stack for observation "{name}"; put the stack last.')
         made = make_op(op, name, spec, ENVIRONMENT_OPS)
+        chain = self._chains.setdefault(name, [])
         if isinstance(made, Stack):
             self._stacks[name], self.stacks[name] = (made.begin, made.push), made.frames
         else:
-            self._chains.setdefault(name, []).append(made.apply)
+            chain.append(made.apply)
         return made.output  # type: ignore[no-any-return]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
-        return self._apply(observation, first=True), info
+        self._frames = {}
+        return self._apply(observation), info
 
     def step(self, action: Any) -> Any:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return self._apply(observation, first=False), reward, terminated, truncated, info
+        return self._apply(observation), reward, terminated, truncated, info
 
-    def _apply(self, observation: Any, first: bool) -> Any:
-        for name, chain in self._chains.items():
-            x: Array = np.asarray(_part(observation, self._paths[name]))
-            for function in chain:
-                x = function(x)
-            observation = _replace(observation, self._paths[name], x)
-        for name, (begin, push) in self._stacks.items():
-            x = _part(observation, self._paths[name])
-            self._frames[name] = begin(x) if first else push(self._frames[name], x)
-            observation = _replace(observation, self._paths[name], self._frames[name].copy())
+    def _apply(self, observation: Any) -> Any:
+        for name, path in self.paths.items():
+            x = self.process(name, part_of(observation, path), self._frames)
+            observation = replace_part(observation, path, x)
         return observation
+
+    def process(self, name: str, x: Array, frames: dict[str, Array]) -> Array:
+        """Apply the ops to one part; ``frames`` are the stacks of the episode so far, by name, and are replaced."""
+        for function in self._chains[name]:
+            x = function(x)
+        if name not in self._stacks:
+            return x
+        begin, push = self._stacks[name]
+        frames[name] = push(frames[name], x) if name in frames else begin(x)
+        return frames[name].copy()
+
+
+def image_ops(env: Any) -> PreprocessObservation | None:
+    """Return the wrapper with the ops on images, if it is the outermost; its ops can then be applied to raw images."""
+    return env if isinstance(env, PreprocessObservation) else None
 
 
 class PreviousStep(Wrapper):
@@ -253,18 +264,19 @@ def _parts(value: Any) -> dict[str, Any]:
     return {"observation": value}
 
 
-def _part(tree: Any, path: tuple[str | int, ...]) -> Any:
+def part_of(tree: Any, path: tuple[str | int, ...]) -> Any:
+    """Return the part of a nested value at ``path``."""
     return reduce(getitem, path, tree)
 
 
-def _replace(tree: Any, path: tuple[str | int, ...], value: Any) -> Any:
+def replace_part(tree: Any, path: tuple[str | int, ...], value: Any) -> Any:
     """Return a nested value, or a nested space, with another part at ``path``."""
     if not path:
         return value
     key, *rest = path
     if isinstance(tree, spaces.Dict):
-        return spaces.Dict({k: _replace(x, tuple(rest), value) if k == key else x for k, x in tree.spaces.items()})
+        return spaces.Dict({k: replace_part(x, tuple(rest), value) if k == key else x for k, x in tree.spaces.items()})
     if isinstance(tree, dict):
-        return {k: _replace(x, tuple(rest), value) if k == key else x for k, x in tree.items()}
-    parts = [_replace(x, tuple(rest), value) if i == key else x for i, x in enumerate(tree)]
+        return {k: replace_part(x, tuple(rest), value) if k == key else x for k, x in tree.items()}
+    parts = [replace_part(x, tuple(rest), value) if i == key else x for i, x in enumerate(tree)]
     return spaces.Tuple(parts) if isinstance(tree, spaces.Tuple) else tuple(parts)

@@ -23,6 +23,7 @@ ATARI_SCREENS = ((210, 160), (250, 160))  # NTSC and PAL
 LOW_EXPLAINED_VARIANCE = 0.1  # a hint below this
 MIN_UPDATES = 10  # no hints after fewer updates
 HIGH_ENVIRONMENT_SHARE = 0.6  # of the time: a hint above this
+MAX_PROBLEMS = 3  # of networks in the hints
 SLOW_STEP = 1e-3  # seconds for all environments above which processes help: they cost 0.1 to 0.3 ms per step
 
 
@@ -58,6 +59,9 @@ def hints(worker: LocalWorker, explained_variance: float, first_step: int = 0) -
                 f"Hint: stepping the environments took {share:.0%} of the time; try --env.backend subproc, which uses "
                 f"{cores()} processes."
             )
+    if worker.network_check is not None and worker.network_check.last is not None:
+        last_check = worker.network_check.last
+        found += [f"Hint: at the last network check, {problem.text}" for problem in last_check.problems[:MAX_PROBLEMS]]
     config = worker.settings.agent
     if isinstance(config, ReplayConfig) and config.prioritized and native.LIBRARY is None:
         found.append(

@@ -20,6 +20,7 @@ from ludus.environments.errors import environment_error
 from ludus.environments.gym import Environment
 from ludus.environments.infos import numeric_info_row
 from ludus.environments.masks import ObservationReader
+from ludus.environments.preprocess import PreprocessObservation
 from ludus.environments.rows import WARNINGS, StepArrays, episode_seed
 from ludus.environments.spaces import Arrays, Layout
 from ludus.managers import saved_state
@@ -39,6 +40,7 @@ class BatchManager(EnvironmentManager):
     render_fps = 0.0  # frames per second of videos; 0: unknown
     first_row = 0  # number of its first row in the whole run, for seeds
     _env: Any  # environments that step as a batch
+    image_ops: PreprocessObservation | None = None  # ops on images, if the environments are in this process
     _goal_env: Environment | None = None  # computes rewards of goals, if it is in this process
 
     def __init__(

@@ -118,11 +118,13 @@ class NetworkConfig:
         """Return whether two observations match the same pattern of ``share``."""
         return any(fnmatchcase(one, pattern) and fnmatchcase(other, pattern) for pattern in self.share)
 
-    def used_pieces(self, inputs: Shapes, outputs: Shapes) -> set[str]:
-        """Return the pieces of a network with these inputs (after ``feature_shapes``) and outputs."""
+    def used_pieces(self, inputs: Shapes, outputs: Shapes) -> set[tuple[str, str]]:
+        """Return the pieces of a network, each with its setting; ``inputs`` are those after ``feature_shapes``."""
         config = self.resolved(inputs, outputs)
-        sources = (config.source_for(name, shape)[0] for name, shape in inputs.items() if len(shape) in (1, 2, 3, 4))
-        return {*sources, config.body, *(config.heads[max(1, len(shape)) - 1] for shape in outputs.values())}
+        sources = (config.source_for(name, shape) for name, shape in inputs.items() if len(shape) in (1, 2, 3, 4))
+        ranks = {max(1, len(shape)) for shape in outputs.values()}
+        heads = ((config.heads[rank - 1], f"network.head{rank}d") for rank in ranks)
+        return {*sources, (config.body, "network.body"), *heads}
 
     def visible(self, names: Iterable[str]) -> list[str]:
         """Return the observations among ``names`` that the network gets."""

@@ -42,7 +42,7 @@ def concatenate_inputs(config: NetworkConfig) -> NetworkConfig:
 def is_recurrent(config: NetworkConfig, spec: NetworkSpec) -> bool:
     """Return whether a piece of the network would be recurrent."""
     pieces = config.used_pieces(config.feature_shapes(spec.inputs, spec.categories), spec.outputs)
-    return any(piece_class(piece, "network").recurrent for piece in pieces)
+    return any(piece_class(*piece).recurrent for piece in pieces)
 
 
 class RecurrentCritic(Network):

@@ -59,6 +59,8 @@ class Policy(nn.Module):
         self.action = action
         self.heads = nn.ModuleDict({module_key(f"policy/{name}"): head for name, head in heads.items()})
         self.outputs: Shapes = {f"policy/{name}": head.output_shape for name, head in heads.items()}
+        # the lists that outputs of pointer and select heads are about
+        self.over = {f"policy/{name}": setting.entities for name, setting in settings.items() if setting.entities}
         self.action_transform = {name: head.action_transform for name, head in heads.items()}
         # steps for which one call of ``draw`` must be used, since its noise is the same for all of them; 0: any number
         self.noise_steps = config.gsde_interval if any(isinstance(head, GSDE) for head in heads.values()) else 0

@@ -8,12 +8,11 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ludus.containers.build import build_agent, choose_device, outline_agent
 from ludus.containers.guard import TrainingFailed, must_be_finite
@@ -28,6 +27,7 @@ from ludus.core.spec import Spec, Specs
 from ludus.core.types import State, Tensors
 from ludus.core.updater import LossFunction
 from ludus.experience.validate import Fault, find_fault
+from ludus.networks.inspection import FirstNonFinite, all_finite, watch_modules
 from ludus.runs import checkpoint as checkpoints
 from ludus.runs.folder import RunDirectory
 from ludus.runs.policy import agent_of_checkpoint, refuse_mismatch
@@ -79,7 +79,7 @@ def diagnose(run: RunDirectory, trust: bool = False) -> Diagnosis:
     folder = run.path / FOLDER
     if not folder.exists():
         raise UserError(f'The run "{run.path}" has no failed update: one is saved when training stops at a NaN or Inf.')
-    settings = from_flat(read_run_settings(run.path, run.config, trust, unused=("env.",)).flat)
+    settings = from_flat(read_run_settings(run.path, run.config, trust, unused=("env.", "network_check.")).flat)
     try:
         device = choose_device(settings.device)
         with checkpoints.open_checkpoint(folder) as checkpoint:
@@ -91,7 +91,7 @@ def diagnose(run: RunDirectory, trust: bool = False) -> Diagnosis:
         acting = [
             f"acting: {name} was already NaN or Inf in the rollout"
             for name, x in (batch.action | batch.experience).items()
-            if not _all_finite(x)
+            if not all_finite(x)
         ]
         if fault := find_fault(batch):
             return Diagnosis(settings, step, message, [*acting, _describe_fault(batch, fault)])
@@ -132,7 +132,8 @@ def _recompute(agent: Agent, batch: Batch, state: State) -> list[str]:
             buffer.copy_(state["buffers"][name])
     updater.load_state_dict(state["updater"])
     failed = state["step"]
-    with _inspect_modules(agent, findings), _inspect_backward(findings):
+    first = FirstNonFinite()
+    with watch_modules(agent, first), _inspect_backward(findings):
         try:
             if failed is not None:
                 batch = _load_batch(failed["batch"], batch.reward.device)
@@ -140,11 +141,12 @@ def _recompute(agent: Agent, batch: Batch, state: State) -> list[str]:
             else:
                 metrics = agent.learn(batch, updater).metrics
                 findings += [
-                    f"loss: {k} is {float(x)}" for k, x in metrics.items() if must_be_finite(k) and not _all_finite(x)
+                    f"loss: {k} is {float(x)}" for k, x in metrics.items() if must_be_finite(k) and not all_finite(x)
                 ]
         except _Found:
             pass
-    return findings if any(finding.startswith(FAILURES) for finding in findings) else []
+    found = [f"forward: {first.finding}", *findings] if first.finding else findings
+    return found if any(finding.startswith(FAILURES) for finding in findings) else []
 
 
 class _Found(Exception):
@@ -163,45 +165,20 @@ class _InspectingUpdater(LocalUpdater):
 
         def inspected(batch: Batch) -> tuple[Tensors, Tensors]:
             losses, metrics = loss(batch)
-            self.findings += [f"loss: {name} is {float(x)}" for name, x in losses.items() if not _all_finite(x)]
+            self.findings += [f"loss: {name} is {float(x)}" for name, x in losses.items() if not all_finite(x)]
             return losses, metrics
 
         gradient, metrics = self.gradient(inspected, batch, group)
         part = self.parts[group]
-        bad = [place[0] for place, x in zip(part.places, part.gradients, strict=True) if not _all_finite(x)]
+        bad = [place[0] for place, x in zip(part.places, part.gradients, strict=True) if not all_finite(x)]
         norm = gradient.norm()
         if bad:
             self.findings.append(f"gradient: not finite for {', '.join(bad[:3])}{', …' * (len(bad) > 3)}")
-        elif not _all_finite(norm):
+        elif not all_finite(norm):
             self.findings.append("gradient: its norm overflows")
         if any(finding.startswith(FAILURES) for finding in self.findings):
             raise _Found
         return metrics | {"gradient_norm": norm}
-
-
-@contextmanager
-def _inspect_modules(agent: Agent, findings: list[str]) -> Iterator[None]:
-    """Record the first module with a NaN or Inf in its output."""
-    found: list[str] = []
-
-    def inspect(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if found or _all_finite(output):
-            return
-        given = "finite" if _all_finite((args, kwargs)) else "not finite"
-        weights = "finite" if _all_finite(list(module.parameters())) else "not finite"
-        found.append(name)
-        findings.append(
-            f"forward: the output of {name} ({type(module).__name__}) is the first with NaN or Inf; its inputs are "
-            f"{given}, its parameters are {weights}"
-        )
-
-    modules = [(name, module) for name, module in agent.named_modules() if name]
-    handles = [module.register_forward_hook(partial(inspect, name), with_kwargs=True) for name, module in modules]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -221,14 +198,6 @@ def _inspect_backward(findings: list[str]) -> Iterator[None]:
             for file, line, function, code in [frame for frame in frames if "/torch/" not in frame[0]][-1:]:
                 finding += f", in {function} ({Path(file).name}, line {line}): {code.strip()}"
             findings.append(finding)
-
-
-def _all_finite(value: Any) -> bool:
-    """Whether all floating-point tensors in a nested value are finite."""
-    if isinstance(value, Tensor):
-        return not value.is_floating_point() or bool(value.isfinite().all())
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
-    return all(map(_all_finite, inner))
 
 
 def _load_batch(state: State, device: torch.device) -> Batch:

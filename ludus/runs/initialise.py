@@ -67,7 +67,7 @@ def initialise_from(agent: Agent, settings: Settings[Any], trust: bool = False) 
     has a tensor of the same name and shape; target networks start as copies of the networks after that.
     """
     directory = RunDirectory.open(settings.init_from, settings.runs)
-    flat = read_run_settings(directory.path, directory.config, trust, unused=("env.",)).flat
+    flat = read_run_settings(directory.path, directory.config, trust, unused=("env.", "network_check.")).flat
     with open_by_name(directory, "best") as found:
         saved = {name: x for name, x in agent_of_checkpoint(found).items() if not name.endswith(COUNTERS)}
         source = rename(saved, settings.init_rename)  # name here → name there

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ludus.containers.build import (
     build_agent,
@@ -31,11 +30,11 @@ from ludus.core.noise import Noise
 from ludus.core.rows import Rows
 from ludus.core.step import EnvStep
 from ludus.core.types import State
-from ludus.environments.spaces import Arrays, Layout
 from ludus.managers.base import BatchManager
 from ludus.managers.make import make_manager
 from ludus.runs import checkpoint as checkpoints
 from ludus.runs.folder import RunDirectory, check_checkpoint_name
+from ludus.runs.translate import Translator
 from ludus.settings.settings import Settings, class_overrides, from_flat
 from ludus.settings.trust import read_run_settings
 
@@ -56,7 +55,7 @@ class Player:
     ) -> None:
         self.settings, self.meta, self._make = settings, meta, environment
         self.device = choose_device(device)
-        self._world = world  # translates observations and actions
+        self._world, self._translator = world, Translator(world)
         # initial weights are overwritten
         quick = replace(settings, network=replace(settings.network, orthogonal=False))
         self.agent = build_agent(quick, self._world.observation, self._world.action, self.device)
@@ -94,14 +93,12 @@ class Player:
         With ``state`` (from ``initial_state`` or the previous call), return the pair of action and next state and keep
         nothing, for a server with many clients.
         """
-        step, batched, rows = self._read(observation, info, first)
+        step, batched, rows = self._read(observation, info, first, state, keep=True)
         before = self._before(state, rows)
         if not greedy and (self._noise is None or rows != self._noise_rows):
             self._noise, self._noise_rows = self.agent.make_noise(Rows.all(rows), self._generator), rows
         agent_step = self.agent.act(step, before, None if greedy or self._noise is None else self._noise.next())
-        arrays = self._world.preprocess_actions({name: x.cpu().numpy() for name, x in agent_step.action.items()})
-        layout = self._world.layout
-        action = layout.unflatten(arrays) if batched else layout.unflatten_row(arrays, 0)
+        action = self._translator.format_actions(agent_step.action, batched)
         if state is not None:
             return action, agent_step.state
         self._rows, self._state = rows, agent_step.state
@@ -128,7 +125,7 @@ class Player:
         smallest Q of the greedy action for DDPG, TD3 and SAC. Arguments are as in ``act``; the hidden state is not
         changed.
         """
-        step, batched, rows = self._read(observation, info, first)
+        step, batched, rows = self._read(observation, info, first, state)
         value = self.agent.value(step, self._before(state, rows)).cpu().numpy()
         return value if batched else float(value[0])
 
@@ -148,17 +145,29 @@ class Player:
         ``beta`` for beta, with support [0, 1] scaled to low and high. A batch has one more leading dimension. For Dict
         and Tuple actions, there is one such dict per part.
         """
-        step, batched, rows = self._read(observation, info, first)
+        step, batched, rows = self._read(observation, info, first, state)
         found = self.agent.distribution(step, self._before(state, rows))
         plain = {
             name: {key: x.cpu().numpy() if batched else x[0].cpu().numpy() for key, x in parts.items()}
             for name, parts in found.items()
         }
-        return self._world.layout.nest(plain)
+        return self._translator.nest_actions(plain)
 
-    def _read(self, observation: Any, info: Mapping[str, Any] | None, first: Any) -> tuple[EnvStep, bool, int]:
-        """Return the observation as the agent sees it, whether it is a batch, and the number of rows."""
-        arrays, batched = parse_observation(self._world, observation, info or {})
+    def _read(
+        self,
+        observation: Any,
+        info: Mapping[str, Any] | None,
+        first: Any,
+        state: HiddenState | None = None,
+        keep: bool = False,
+    ) -> tuple[EnvStep, bool, int]:
+        """Return the observation as the agent sees it, whether it is a batch, and the number of rows.
+
+        Stacks of frames are kept for the next call if ``keep``, unless the caller keeps the ``state``.
+        """
+        begins = False if first is None else first
+        observation = self._translator.process_images(observation, begins, keep, stateless=state is not None)
+        arrays, batched = self._translator.parse_observation(observation, info or {})
         for name, x in arrays.items():
             if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
                 element = np.argwhere(~np.isfinite(x if batched else x[0]))[0].tolist()
@@ -201,6 +210,7 @@ class Player:
     def reset(self, rows: int = 1) -> None:
         """Reset the hidden state at the start of ``rows`` episodes."""
         self._rows, self._state = rows, self.agent.initial_state(rows)
+        self._translator.reset()
 
     def evaluate(self, episodes: int = 100, seed: int = 0, greedy: bool = True) -> Evaluation:
         """Evaluate on new episodes, different from those that selected the best checkpoint."""
@@ -230,71 +240,6 @@ class Player:
         self._world.close()
 
 
-def parse_observation(manager: BatchManager, observation: Any, info: Mapping[str, Any]) -> tuple[Arrays, bool]:
-    """Return an observation of one environment or of a batch as arrays ``[B, …]``, and whether it was a batch."""
-    reader, specs = manager.reader, manager.observation
-    rows = _count_rows(manager, observation)
-    batched = rows > 0
-    if reader.mask_in_info and info.get(reader.mask_key) is None:
-        raise UserError(
-            f'{manager.name} gives the action mask "{reader.mask_key}" in info: give it too, as in '
-            "policy.act(observation, info)."
-        )
-    arrays = reader.read(observation, info, (rows,) if rows else ())
-    for name, x in arrays.items():
-        expected = specs[name].shape
-        if x.shape[batched:] != expected:
-            raise UserError(
-                f'{manager.name}: the observation "{name}" has shape {x.shape}; give {expected}, or a batch of such.'
-            )
-        _check_integers(manager, name, x)
-        typed = x.astype(specs[name].dtype, copy=False)
-        arrays[name] = np.ascontiguousarray(typed if batched else typed[None])
-    return arrays, batched
-
-
-def _count_rows(manager: BatchManager, observation: Any) -> int:
-    """Return the number of rows of a batch of observations; 0 for a single observation."""
-    layout = manager.reader.layout
-    try:
-        if layout.padded and not layout.leaves:  # a list may be a list of rows or of elements
-            return _count_lists(layout, observation)
-        name, array = next(iter(layout.flatten_leaves(observation).items()))
-    except (KeyError, IndexError, TypeError) as error:
-        raise UserError(
-            f"{manager.name}: the observation is a {type(observation).__name__} that lacks a part of "
-            f"{', '.join(layout.specs)}; give it as the environment does."
-        ) from error
-    return len(array) if array.ndim == len(manager.observation[name].shape) + 1 else 0
-
-
-def _count_lists(layout: Layout, observation: Any) -> int:
-    """Return the rows of a batch of lists; 0 if the observation can be read as a single one."""
-    try:
-        layout.flatten(observation)
-    except UserError as error:
-        try:
-            return len(next(iter(layout.flatten(observation, batched=True).values())))
-        except (KeyError, IndexError, TypeError, ValueError, UserError):
-            raise error from None
-    return 0
-
-
-def _check_integers(manager: BatchManager, name: str, x: NDArray[Any]) -> None:
-    """Refuse numbers that the integer type of an observation cannot hold, such as an image divided by 255."""
-    wanted = np.dtype(manager.observation[name].dtype)
-    if x.dtype == wanted or not np.issubdtype(wanted, np.integer) or not np.issubdtype(x.dtype, np.number):
-        return
-    limits = np.iinfo(wanted)
-    wrong = (x < limits.min) | (x > limits.max) | (x != np.trunc(x))  # also where x is NaN
-    if wrong.any():
-        value = np.asarray(x)[wrong].flat[0]
-        raise UserError(
-            f'{manager.name}: the observation "{name}" is {x.dtype} and has {value:g}, but its space is {wanted}: '
-            f"give whole numbers from {limits.min} to {limits.max}, as the environment does."
-        )
-
-
 def load(
     run: str | Path,
     checkpoint: str = "best",
@@ -314,7 +259,7 @@ def load(
     even if this user did not create it on this machine.
     """
     given = class_overrides(agent, network, wrappers)
-    unused = (*given, *(("env.id",) if environment else ()))
+    unused = (*given, "network_check.", *(("env.id",) if environment else ()))
     directory = RunDirectory.open(run, runs)
     check_checkpoint_name(checkpoint)
     settings = from_flat(read_run_settings(directory.path, directory.config, trust, unused).flat | given)

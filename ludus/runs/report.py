@@ -30,6 +30,7 @@ from ludus.settings.trust import IMPORTED_FROM, add_import_folders
 
 if TYPE_CHECKING:
     from ludus.containers.local import LocalWorker
+    from ludus.containers.network_check import NetworkReport
 
 SHOWN = {  # metrics on the console and their labels; metrics.jsonl has all
     "loss/policy": "policy loss",
@@ -70,6 +71,7 @@ class Reporter:
         self._rate = Rate()
         self._rate.update(step)
         self._curve: list[tuple[int, float]] = []
+        self._problems: set[tuple[str, str]] = set()  # of networks, shown on the console already
         self._emptied = 0, 0  # steps and updates when the replay buffer was last empty
         self._first_step = step  # of this process
         size = sum(p.numel() for p in agent.parameters() if p.requires_grad)
@@ -184,6 +186,15 @@ class Reporter:
         self.log_file.note(f"evaluation at step {step}: {evaluation.mean:.6g} ± {evaluation.std:.4g}")
         if self.console is not None:
             self.console.evaluated(step, evaluation.mean, evaluation.std, len(evaluation.returns))
+
+    def checked(self, report: NetworkReport) -> None:
+        """Report a check of the networks; the console shows each kind of problem of a layer once."""
+        self.log_file.note(report.text())
+        self.metrics.write(report.step, report.metrics())
+        for problem in report.problems:
+            if (problem.layer, problem.kind) not in self._problems and self.console is not None:
+                self.console.note(f"network check at step {report.step:,}: {problem.text}")
+            self._problems.add((problem.layer, problem.kind))
 
     def checkpoint(self, worker: LocalWorker) -> None:
         """Save everything that a resume needs."""

@@ -29,6 +29,7 @@ from ludus.containers.guard import TrainingFailed
 from ludus.containers.hang import warn_of_hangs
 from ludus.containers.hook import OnUpdate
 from ludus.containers.local import LocalWorker
+from ludus.containers.network_check import NetworkCheck
 from ludus.containers.signals import StopOnSignals, without_signals
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.updater import LocalUpdater
@@ -198,6 +199,8 @@ def _build(
     if "threads" in chosen and requested_threads():
         chosen["threads"] = VARIABLE
     worker = LocalWorker(settings, agent, manager, updater, evaluator, on_update)
+    if settings.network_check.every:
+        worker.network_check = NetworkCheck(agent, updater, settings.network_check)
     early: list[str] = []  # reports before there is a reporter
     manager.on_warning = early.append
     worker.started = started
@@ -261,7 +264,7 @@ def check_settings(resolved: Resolved, trust: bool = False) -> None:
         agent = build_learner(resolved, manager.observation, manager.action)
         if settings.init_from:
             initialise_from(agent, decide_sharing(settings, manager.observation, manager.action), trust)
-        LocalUpdater(agent)
+        NetworkCheck(agent, LocalUpdater(agent), settings.network_check)
         choose_engines(settings, agent)
         build_cache(agent, manager, Rows.all(settings.env.num), make_reward_ops(settings.preprocess.reward))
 

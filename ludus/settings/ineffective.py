@@ -76,16 +76,16 @@ def _find_in_network(config: NetworkConfig, specs: list[NetworkSpec], table: str
     if not any(spec.categories for spec in specs):
         yield f"{table}.embedding", "the environment has no map or list of categories"
     pieces = {piece for spec in specs for piece in _pieces(config, spec)}
-    if not specs or any(":" in piece for piece in pieces):  # the user's piece may read any setting
+    if not specs or any(":" in piece for piece, _ in pieces):  # the user's piece may read any setting
         return
-    read = {name for piece in pieces for name in piece_class(piece, table).network_settings}
+    read = {name for piece in pieces for name in piece_class(*piece).network_settings}
     for name, reader in READ_BY_PIECES.items():
         if name not in read and not (name == "activation" and any(spec.streams for spec in specs)):
             yield f"{table}.{name}", f"no piece of the network is {reader}"
 
 
-def _pieces(config: NetworkConfig, spec: NetworkSpec) -> set[str]:
-    """Return the pieces of a network."""
+def _pieces(config: NetworkConfig, spec: NetworkSpec) -> set[tuple[str, str]]:
+    """Return the pieces of a network and the settings that name them."""
     if spec.concatenate:
         from ludus.networks.critic import concatenate_inputs
 

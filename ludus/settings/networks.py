@@ -36,7 +36,8 @@ def plan_networks(
         specs = _specs(kind, observation, action, settings.agent, shared)
         if shared and settings.network.shared in ("sources", "body"):
             separate = _specs(kind, observation, action, settings.agent, False)
-            specs = {name: _with_branches(spec, separate) for name, spec in specs.items()}
+            if separate.keys() != specs.keys():
+                specs = {name: _with_branches(spec, separate) for name, spec in specs.items()}
     if unknown := [name for name in settings.per_network if name not in specs]:
         together = f" (network.shared is {settings.network.shared})" if shared else ""
         raise UserError(
@@ -55,8 +56,6 @@ def _specs(kind: type[Agent], observation: Specs, action: Specs, config: Any, sh
 
 def _with_branches(together: NetworkSpec, separate: dict[str, NetworkSpec]) -> NetworkSpec:
     """Return the spec of a partly shared network: each network that it replaces becomes a branch."""
-    if len(separate) < 2:
-        return together
     return together._replace(branches={name: tuple(spec.outputs) for name, spec in separate.items()})
 
 

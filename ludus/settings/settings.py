@@ -60,6 +60,25 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NetworkCheckConfig:
+    """When the networks are checked during training: ranges, NaN, dead units, gradients."""
+
+    every: int = 0  # env steps between checks, into log.txt and metrics.jsonl; 0: none
+    # your own checks as package.module:function, called as function(name, module, inputs, output) for every module;
+    # what they return is reported
+    functions: tuple[str, ...] = ()
+
+    def validate(self) -> None:
+        """Refuse invalid settings."""
+        check_minimum("network_check.every", self.every, 0)
+        if self.functions and not self.every:
+            raise UserError(
+                f"network_check.functions is {' '.join(self.functions)}, but network_check.every is 0, so there are no "
+                "checks; set network_check.every to a number of steps, such as 10000."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings(Generic[A]):
     """All settings of a run; ``A`` is the Config of the agent."""
 
@@ -93,6 +112,7 @@ class Settings(Generic[A]):
     network: NetworkConfig = field(default_factory=NetworkConfig)
     preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    network_check: NetworkCheckConfig = field(default_factory=NetworkCheckConfig)
     # settings of single networks: network.critic.hidden is {"critic": {"hidden": …}}
     per_network: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -120,6 +140,7 @@ class Settings(Generic[A]):
         self.preprocess.validate()
         self.agent.validate()
         self.evaluation.validate()
+        self.network_check.validate()
         self.network.validate()
         for name in self.per_network:
             self.network_for(name).validate(f"network.{name}")
@@ -203,7 +224,7 @@ def adapt_defaults(resolved: Resolved, images: bool = False) -> Resolved:
 
 def to_import_path(key: str, value: Any) -> Any:
     """Replace a class or function by its import path."""
-    if key == "env.wrappers":
+    if key in ("env.wrappers", "network_check.functions"):
         items = value if isinstance(value, list | tuple) else (value,)
         return tuple(name_for(item, {}) if callable(item) else item for item in items)
     if isinstance(value, type):
@@ -356,7 +377,13 @@ def _unflatten(flat: Flat) -> Flat:
 def _make(nested: Flat, config: type[A]) -> Settings[A]:
     agent = nested.pop("agent")
     name = agent.pop("name")
-    parts = {"env": EnvConfig, "network": NetworkConfig, "preprocess": PreprocessConfig, "evaluation": EvaluationConfig}
+    parts = {
+        "env": EnvConfig,
+        "network": NetworkConfig,
+        "preprocess": PreprocessConfig,
+        "evaluation": EvaluationConfig,
+        "network_check": NetworkCheckConfig,
+    }
     network = nested.get("network", {})
     per_network = {key: network.pop(key) for key, value in list(network.items()) if isinstance(value, dict)}
     made = {key: make(**nested.pop(key, {})) for key, make in parts.items()}

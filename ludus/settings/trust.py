@@ -1,6 +1,7 @@
 """Read the settings of a run or a file, and refuse to import code that an untrusted file names.
 
-Settings may name code to import: an environment, wrappers, an agent, a network and its pieces. Code that the user types
+Settings may name code to import: an environment, wrappers, an agent, a network and its pieces,
+checks of networks. Code that the user types
 is trusted. Code that a file names is imported only if this user wrote the file on this machine
 (``ludus.settings.signature``), or with ``--trust`` or ``trust=True``.
 """
@@ -105,7 +106,9 @@ def find_imports(flat: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         group = key.partition(".")[0]
         if key == "env.options":
             found = list(_option_imports(value))
-        elif key in ("env.id", "env.wrappers") or (group in ("agent", "network") and key != "agent.replay_folder"):
+        elif key in ("env.id", "env.wrappers", "network_check.functions") or (
+            group in ("agent", "network") and key != "agent.replay_folder"
+        ):
             texts = [_after_pattern(key, text) for text in _texts(value)]
             found = [_path(text) for text in texts if ":" in text and not _is_trusted_class(key, text)]
         else:

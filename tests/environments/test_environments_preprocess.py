@@ -65,7 +65,7 @@ PIPELINE = (
 
 
 def wrapped(*observation: str, action: tuple[str, ...] = (), id: str = WORLD, **more: Any) -> Any:
-    return make_environment(with_wrappers(EnvConfig(id=id, **more), PreprocessConfig(observation, action)))
+    return make_environment(with_wrappers(EnvConfig(id=id, **more), PreprocessConfig(observation, action=action)))
 
 
 def act(go: int = 1) -> Any:

@@ -67,6 +67,10 @@ HOSTILE = {  # what is replaced in config.toml, and what the sentence has to nam
     "an agent": [('name = "ppo"', 'name = "evil:Agent"'), ("import evil:Agent (agent.name)",)],
     "a network": [('name = "modular"', 'name = "evil:Piece"'), ("import evil:Piece (network.name)",)],
     "a piece": [('net1d = "mlp"', 'net1d = "evil:Piece"'), ("import evil:Piece (network.net1d)",)],
+    "the source of an observation": [
+        ("sources = []", 'sources = ["observation=evil:Piece"]'),
+        ("import evil:Piece (network.sources)",),
+    ],
     "a body": [('body = "auto"', 'body = "evil:Piece"'), ("import evil:Piece (network.body)",)],
     "two at once": [
         ('name = "ppo"', 'name = "evil:Agent"'),
@@ -152,6 +156,29 @@ def test_nothing_that_a_run_names_is_imported_by_any_command(run, unharmed, caps
         with pytest.raises(UserError, match="trust=True"):
             call(run)
         unharmed()
+
+
+def test_checks_of_networks_need_trust_to_train_and_are_not_imported_otherwise(run, unharmed, capsys):
+    edit(
+        run,
+        ("[network_check]\nevery = 0", "[network_check]\nevery = 8"),
+        ("functions = []", 'functions = ["evil:check"]'),
+    )
+    for words in RUNS:
+        capsys.readouterr()
+        code = main([str(run) if word == "RUN" else word.replace("RUN", str(run)) for word in words])
+        err = capsys.readouterr().err
+        unharmed()
+        if words[0] == "resume" or "--config" in words:
+            assert code == 2, words
+            assert "import evil:check (network_check.functions)" in err
+            assert "add --trust" in err
+    for call in (ludus.resume, lambda run: ludus.train("CartPole-v1", config=run / "config.toml")):
+        with pytest.raises(UserError, match="trust=True"):
+            call(run)
+        unharmed()
+    ludus.load(run)
+    unharmed()
 
 
 def test_a_signature_of_another_user_counts_for_nothing(run, unharmed, monkeypatch, tmp_path):

@@ -8,6 +8,7 @@ from test_runs_resume_replay import SMALL, stop_after
 
 import ludus
 from ludus.core.errors import UserError
+from ludus.environments.image_toy import CatchEnv
 
 PIPELINE = ("observation: symlog, scale(by=2)",)
 
@@ -44,3 +45,32 @@ def test_a_resume_restores_stacks_and_the_previous_step(tmp_path: Any) -> None:
     stopped = train(tmp_path / "stopped", TOY + "TargetEnv", "sac", stop_after("updates", 34), **settings)
     assert 60 < stopped.steps < 360
     assert_same_run(straight, ludus.resume(stopped.run).run)
+
+
+def test_a_loaded_policy_takes_raw_images_and_those_of_the_runs_environment(tmp_path: Any) -> None:
+    catch = "ludus.environments.image_toy:CatchEnv"
+    pipeline = ("grayscale, resize(height=18, width=18), stack(n=3)",)
+    done = train(tmp_path, catch, nb_step=300, preprocess__observation=pipeline)
+    player, raw, world = ludus.load(done.run), CatchEnv(), ludus.load(done.run).environment()
+    image, _ = raw.reset(seed=0)
+    wrapped = world._rows.env  # type: ignore[attr-defined]
+    stacked, _ = wrapped.reset(seed=0)
+    first = True
+    for _ in range(12):
+        expected = player.distribution(stacked)["probabilities"]
+        np.testing.assert_array_equal(player.distribution(image, first=first)["probabilities"], expected)
+        both = player.distribution(np.stack([image, image]), first=True)["probabilities"]
+        assert both.shape == (2, 3)
+        action = player.act(image, first=first)
+        first = False
+        stacked, image = wrapped.step(action)[0], raw.step(action)[0]
+    player.reset()
+    begun = player.distribution(image)["probabilities"]
+    np.testing.assert_array_equal(begun, player.distribution(image, first=True)["probabilities"])
+    with pytest.raises(UserError, match="has shape"):
+        player.act(image[:, :-1])
+    with pytest.raises(UserError, match="give the whole stack"):
+        player.act(image, state=player.initial_state())
+    player.act(stacked, state=player.initial_state())
+    player.close()
+    world.close()

@@ -71,6 +71,20 @@ def test_settings_of_single_networks_are_saved(tmp_path: Path) -> None:
         ({"network.actor.sees": ()}, "network.actor.sees is empty"),
         ({"network.shared": "yes", "network.critic.hidden": (8,)}, "network.critic is set, but .* actor_critic"),
         ({"network.critic.hidden": (0,)}, "network.critic.hidden has a layer of 0"),
+        ({"network.sources": ("sgnal=mlp",)}, r'network.sources has "sgnal", but .*Did you mean "?signal'),
+        ({"network.sources": ("signal",)}, "network.sources has .* write an observation and its source"),
+        ({"network.sources": ("signal=mpl",)}, r'network.sources signal "mpl".*Did you mean "mlp"'),
+        ({"network.share": ("sg*",)}, r'network.share has "sg\*", but the observations are'),
+        ({"network.share": ("sig*",)}, r'network.share has "sig\*", which matches only the observation signal'),
+        ({"network.share": ("*",)}, r'"luck" and "signal" share a source, but their shapes are'),
+        ({"network.embedding": 0}, "network.embedding is 0"),
+        ({"network.head3d": "conv_lstm"}, r'network.head3d is "conv_lstm", but no output has rank 3'),
+        ({"network.critic.head2d": "entity_mlp"}, r"network.critic.head2d .* the outputs are value \(1,\); leave"),
+        ({"network.shared": "sources"}, 'network.shared is "sources", but no source has parameters'),
+        (
+            {"network.shared": "sources", "network.critic.hidden": (8,)},
+            r"network.critic is set, but .* actor_critic \(network.shared is sources\)",
+        ),
     ],
 )
 def test_mistakes_are_user_errors(given: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -92,6 +106,23 @@ def test_trunks_with_different_settings_are_not_shared() -> None:
         settings = resolve_settings("CartPole-v1", "ppo", "none", overrides=own).settings
         agent: Any = build_agent(settings, image, ACTIONS["choice"], torch.device("cpu"))
         assert set(agent.networks) == names
+
+
+@pytest.mark.parametrize("shared", ["sources", "body"])
+def test_partly_shared_networks_are_one_network_with_branches(shared: str, tmp_path: Path) -> None:
+    own: dict[str, Any] = {"network__shared": shared, "network__net1d": "gru", "network__body": "mlp"}
+    result = train(tmp_path, LUCK, **own, network__head1d="mlp")
+    pieces = set(ludus.load(result.run, "latest").agent.networks["actor_critic"].pieces)
+    bodies = {"actor/body", "critic/body"} if shared == "sources" else {"body"}
+    assert pieces == {"source/signal", "source/luck", "actor/head1d", "critic/head1d"} | bodies
+    assert ludus.resume(result.run, nb_step=150).steps >= 150
+
+
+@pytest.mark.parametrize("agent", ["dqn", "discrete_sac"])
+def test_agents_that_cannot_share_a_part_say_so(agent: str) -> None:
+    resolved = resolve_settings("CartPole-v1", agent, "none", overrides={"network.shared": "sources"})
+    with pytest.raises(UserError, match="cannot share a trunk"):
+        refuse_ineffective(resolved, OBSERVATION, ACTIONS["choice"])
 
 
 @pytest.mark.parametrize("name", AGENTS)
