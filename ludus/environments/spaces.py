@@ -45,6 +45,7 @@ class Layout:
         self, space: spaces.Space[Any], root: str, environment: str = "environment", max_length: int = 0
     ) -> None:
         self.space, self.root, self._max_length = space, root, max_length
+        self._kind = "observation" if max_length else root  # in messages; the root of a part is its name
         self.specs: Specs = {}
         self.leaves: dict[str, Leaf] = {}
         self.padded: dict[Path, Padded] = {}
@@ -109,8 +110,8 @@ class Layout:
             part = self.padded[path] = self._make_padded(space, name, environment)
             self._add_specs(part.specs, environment)
             return
-        leaf = _leaf(space, path, f'{environment}: {self.root} space "{name}"', self._max_length > 0)
-        if leaf.spec.axes == "grid" and self.root != "action":  # it has many elements
+        leaf = _leaf(space, path, f'{environment}: {self._kind} space "{name}"', self._max_length > 0)
+        if leaf.spec.axes == "grid" and self._kind != "action":  # it has many elements
             leaf = replace(leaf, spec=replace(leaf.spec, dtype=smallest_integers(max(leaf.spec.sizes))))
         self.leaves[name] = leaf
         self._add_specs({name: leaf.spec}, environment)
@@ -119,18 +120,18 @@ class Layout:
         for name, spec in specs.items():
             if name in self.specs:
                 raise UserError(
-                    f'{environment}: two parts of the {self.root} space are both called "{name}"; rename one.'
+                    f'{environment}: two parts of the {self._kind} space are both called "{name}"; rename one.'
                 )
             if not spec.size:
                 raise UserError(
-                    f'{environment}: the {self.root} space "{name}" is empty; remove it, or give it a size.'
+                    f'{environment}: the {self._kind} space "{name}" is empty; remove it, or give it a size.'
                 )
             self.specs[name] = spec
 
     def _make_padded(
         self, space: spaces.Sequence | spaces.Graph | spaces.OneOf[Any], name: str, environment: str
     ) -> Padded:
-        length, place = self._max_length, f'{environment}: {self.root} "{name}"'
+        length, place = self._max_length, f'{environment}: {self._kind} "{name}"'
 
         def layout(child: spaces.Space[Any], root: str) -> Layout:
             return Layout(child, root, environment, length)

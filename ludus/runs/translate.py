@@ -75,6 +75,7 @@ class Translator:
                 raise UserError(
                     f'{self._name}: the observation "{name}" has shape {x.shape}; give {expected}, or a batch of such.'
                 )
+            self._check_choices(name, x)
             self._check_integers(name, x)
             typed = x.astype(self._specs[name].dtype, copy=False)
             arrays[name] = np.ascontiguousarray(typed if batched else typed[None])
@@ -116,6 +117,18 @@ class Translator:
             raise UserError(
                 f'{self._name}: the observation "{name}" is {x.dtype} and has {value:g}, but its space is {wanted}: '
                 f"give whole numbers from {limits.min} to {limits.max}, as the environment does."
+            )
+
+    def _check_choices(self, name: str, x: NDArray[Any]) -> None:
+        """Refuse choices outside of the space, which an embedding does not have."""
+        spec = self._specs[name]
+        if spec.kind != "categorical":
+            return
+        wrong = (x < 0) | (x >= np.reshape(spec.sizes, spec.shape))
+        if wrong.any():
+            raise UserError(
+                f'{self._name}: the observation "{name}" has the choice {x[wrong].flat[0]} (counted from 0), but its '
+                f"space has {max(spec.sizes)}; give values of the space."
             )
 
 

@@ -11,6 +11,7 @@ class Lists(gymnasium.Env):
     """A list, a graph and a choice whose sizes follow from episode and step, so that every entry is known.
 
     The step t of an episode has t % 4 words and t % 3 + 1 nodes, each with the numbers of the step and of its place.
+    Action 1 is allowed where t is odd.
     """
 
     def __init__(self, length=5):
@@ -19,6 +20,7 @@ class Lists(gymnasium.Env):
             words=spaces.Sequence(spaces.Discrete(50, start=1)),
             graph=spaces.Graph(node, spaces.Discrete(7)),
             event=spaces.OneOf((spaces.Discrete(3), spaces.Sequence(node, stack=True))),
+            action_mask=spaces.MultiBinary(2),
         )
         self.action_space = spaces.Discrete(2)
         self.length, self.t = length, 0
@@ -39,4 +41,5 @@ class Lists(gymnasium.Env):
         empty = count == 1
         graph = spaces.GraphInstance(nodes, None if empty else np.arange(count) + t % 4, None if empty else links)
         event = (0, t % 3) if t % 2 else (1, nodes + 5)
-        return {"words": tuple(t + i + 1 for i in range(t % 4)), "graph": graph, "event": event}
+        words = tuple(t + i + 1 for i in range(t % 4))
+        return {"words": words, "graph": graph, "event": event, "action_mask": np.array([1, t % 2], np.int8)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
 from gymnasium.vector.utils import batch_space, iterate
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from ludus.core.errors import UserError
 from ludus.environments.spaces import Layout
+from ludus.preprocess.observation import ObsPreprocessor
 
 LENGTH = 5
 sizes = st.lists(st.integers(1, 4), min_size=1, max_size=3)
@@ -169,6 +171,30 @@ def test_padded_values_can_be_read_back(space, seed):
             if spec.kind == "continuous":  # padding too is within the bounds
                 assert (arrays[name] >= spec.bounds[0]).all()
                 assert (arrays[name] <= spec.bounds[1]).all()
+
+
+@settings(deadline=None, max_examples=50)
+@given(nested, st.integers(0, 999))
+def test_networks_get_features_first_and_zero_padding(space, seed):
+    layout, random = Layout(space, "observation", max_length=LENGTH), np.random.default_rng(seed)
+    preprocess = ObsPreprocessor(layout.specs)
+    rows = [layout.flatten(sample(space, random)) for _ in range(2)]
+    raw = {
+        name: torch.from_numpy(np.stack([row[name].astype(spec.dtype) for row in rows])[None])
+        for name, spec in layout.specs.items()
+    }
+    ready = preprocess(raw)
+    assert preprocess.shapes.keys() == {name for name, spec in layout.specs.items() if spec.masks is None}
+    for name, shape in preprocess.shapes.items():
+        assert ready[name].shape == (1, 2, *shape)
+        assert ready[name].dtype == (torch.int64 if name in preprocess.categories else torch.float32)
+        assert 1 <= len(shape) <= 2
+    assert preprocess.masks == {spec.masks: name for name, spec in layout.specs.items() if spec.masks is not None}
+    for name, mask in preprocess.masks.items():
+        assert torch.equal(ready[mask], raw[mask])
+        assert not ready[name].mT[~raw[mask]].any()
+        if layout.specs[name].kind == "categorical":  # one choice per element is set where there is an element
+            assert torch.equal((ready[name] > 0).any(-2), raw[mask])
 
 
 @settings(deadline=None, max_examples=30)

@@ -52,6 +52,7 @@ def expected(t):
         "event/0": t % 3 if t % 2 else 0,
         "event/1": chosen + [[0, 0]] * (MOST - len(chosen)),
         "event/1/mask": [i < len(chosen) for i in range(MOST)],
+        "action_mask": [True, t % 2 == 1],
     }
 
 
@@ -93,5 +94,5 @@ def test_a_list_that_is_too_long_names_the_setting(more):
     with closing(make_manager(EnvConfig(CONFIG.id, 2, max_length=2, **more))) as manager:
         manager.reset(0)
         manager.step(draw(manager, torch.Generator()))
-        with pytest.raises(UserError, match=r'"(words|graph)".*has 3 elements, but env.max_length is 2; raise it'):
+        with pytest.raises(UserError, match=r'observation "event/1" has 3 elements, but env.max_length is 2; raise it'):
             manager.step(draw(manager, torch.Generator()))

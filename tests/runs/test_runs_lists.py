@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -92,3 +93,28 @@ def test_the_example_on_the_page_about_observations(
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.import_module("page_example")
     assert capsys.readouterr().out.splitlines()[-1] in ("0", "1")
+
+
+class Board(gymnasium.Env[Any, Any]):
+    """A board of 3 kinds of cells, counted from 1."""
+
+    def __init__(self) -> None:
+        ones = np.ones((4, 4), np.int64)
+        self.observation_space = gymnasium.spaces.MultiDiscrete(3 * ones, start=ones)
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.np_random.integers(1, 4, (4, 4)), {}
+
+    def step(self, action: Any) -> Any:
+        return self.np_random.integers(1, 4, (4, 4)), float(action), self.np_random.random() < 0.2, False, {}
+
+
+def test_a_policy_on_a_grid_of_choices(tmp_path: Path) -> None:
+    player = ludus.load(train(tmp_path, Board, env__backend="simple").run, environment=Board)
+    board = np.ones((4, 4), np.int64)
+    assert player.act(np.stack([board, 3 * board])).shape == (2,)
+    for wrong in (0, 4, 400):
+        with pytest.raises(UserError, match=rf"has the choice {wrong - 1} .*its space has 3"):
+            player.act(wrong * board)
