@@ -196,7 +196,7 @@ def test_a_value_with_a_memory_knows_what_came_before(folder: Path, name: str) -
 
 def test_a_critic_whose_memory_is_not_kept_says_so(folder: Path) -> None:
     player = policy(folder, "sac lstm")
-    with pytest.raises(UserError, match=r"^SAC gives no value with a recurrent critic [^\n]*$"):
+    with pytest.raises(UserError, match=r"^SAC gives no value with a recurrent critic, [^\n]*$"):
         player.value(observations(player, 1)[0])
 
 
