@@ -114,6 +114,8 @@ class ObsPreprocessor(nn.Module):
         self.ops = nn.ModuleList(
             nn.ModuleList([*chain.ops, *make_ops(chain.name, chain.output)]) for chain in chains.values()
         )
+        # forward uses this list, because iterating over a ModuleList costs as much as a small operation
+        self._chains = [(*names, list(ops)) for names, ops in zip(self.names, self.ops, strict=True)]  # type: ignore[call-overload]
         results = {chain.name: replace(chain.output, stack=specs[name].stack) for name, chain in chains.items()}
         lists = {name: chain.name for name, chain in chains.items() if chain.output.axes in ("entities", "grid")}
         self.masks = {lists[spec.masks]: name for name, spec in specs.items() if spec.masks in lists}
@@ -136,9 +138,9 @@ class ObsPreprocessor(nn.Module):
 
     def forward(self, observation: Tensors) -> Tensors:
         result: Tensors = {}
-        for (source, name), ops in zip(self.names, self.ops, strict=True):
+        for source, name, ops in self._chains:
             x = observation[source]
-            for op in ops:  # type: ignore[attr-defined]
+            for op in ops:
                 x = op(x)
             result[name] = torch.cat([result[name], x], -1) if name in result else x
         for name, mask in self.masks.items():
