@@ -254,6 +254,17 @@ def test_runs_of_strangers_with_known_names_need_no_trust(run, unharmed, capsys)
     unharmed()
 
 
+@pytest.mark.parametrize("key", ["observation", "reward", "action"])
+@pytest.mark.parametrize("op", ["evil:Op", "evil.Op", "observation: evil.Op(path=1)", "evil:Wrapper(x=1)"])
+def test_preprocessing_names_no_code(run, unharmed, op, key):
+    text = (run / "config.toml").read_text()
+    table = text.index("[preprocess]")
+    (run / "config.toml").write_text(text[:table] + text[table:].replace(f"{key} = []", f'{key} = ["{op}"]', 1))
+    with pytest.raises(UserError, match=rf"preprocess.{key} has .*(no op|which is not a name)"):
+        ludus.load(run, trust=True)
+    unharmed()
+
+
 def test_environments_of_ludus_need_no_trust(here, alone):
     path = "ludus.environments.toy:CountingEnv"
     run = ludus.train(path, preset="none", settings=TINY | {"runs": "toys", "agent.minibatches": 2}).run
@@ -269,7 +280,9 @@ def test_every_environment_of_ludus_is_known():
         for name, kind in vars(importlib.import_module(info.name)).items():
             if isinstance(kind, type) and issubclass(kind, gymnasium.Env) and kind.__module__ == info.name:
                 known = not dict(find_imports({"env.id": f"{info.name}:{name}"}))
-                assert known or kind is GymAdapter, kind  # which is no environment by itself
+                assert known or issubclass(kind, GymAdapter | gymnasium.Wrapper), (
+                    kind
+                )  # which are no environments by themselves
 
 
 @pytest.mark.parametrize("text", ["evil:X Y", "evil:", "evil:@", "evil.sub:é", "évil:X", " evil:X", "evil:X:Y"])

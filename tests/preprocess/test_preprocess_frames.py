@@ -13,6 +13,7 @@ from torch import Tensor
 
 import ludus
 from ludus.containers.build import build_agent, build_manager
+from ludus.core.rows import Rows
 from ludus.core.spec import Spec
 from ludus.networks.net3d.nature_cnn import NatureCNN
 from ludus.preprocess.observation import ObsPreprocessor, StackFrames
@@ -132,3 +133,16 @@ def test_stacked_color_images_reach_the_cnn(agent: str) -> None:
 def test_dqn_learns_from_stacked_color_images(tmp_path: Any) -> None:
     settings = SMALL | {"nb_step": 160, "agent.updates_per_step": 0.2, "runs": str(tmp_path)}  # more than the replay
     assert ludus.train(f"{__name__}:Img", "dqn", preset="none", settings=settings).steps >= 160
+
+
+def test_a_replay_stores_each_frame_of_a_stack_by_settings_once() -> None:
+    pipeline = ("grayscale, resize(height=18, width=18), stack(n=3)", "previous_action")
+    changes = {"preprocess.observation": pipeline, "nb_step": 2_000, "agent.replay": 400, "agent.warmup": 100}
+    settings = resolve_settings("ludus.environments.image_toy:CatchEnv", "dqn", "none", None, changes).settings
+    manager = build_manager(settings)
+    agent: Any = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
+    assert manager.observation["observation"].stack == 3
+    assert agent.preprocess.shapes == {"observation": (3, 18, 18), "previous_action": (3,)}
+    cache = agent.make_cache(Rows.all(8))
+    assert list(cache._frames) == ["observation"]
+    manager.close()
