@@ -27,6 +27,7 @@ from ludus.networks.build import network_spec
 from ludus.networks.conditional_policy import make_policy
 from ludus.networks.module_checks import uses_methods_of
 from ludus.networks.numpy_actor import NumpyActor
+from ludus.networks.placement import device_of
 from ludus.networks.policy import Policy
 from ludus.networks.policy_config import PolicyConfig
 from ludus.ops.policy_gradient import (
@@ -176,7 +177,7 @@ class ActorCritic(Agent):
     @property
     def device(self) -> torch.device:
         """The device of the parameters."""
-        return next(self.parameters()).device
+        return device_of(self)
 
     def use_numpy(self) -> bool:
         """Act in numpy where the networks are plain MLPs on the CPU and nothing is overridden."""

@@ -23,6 +23,7 @@ from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Updater
 from ludus.experience.hindsight import RewardFunction
 from ludus.experience.replay import ExperienceReplay
+from ludus.networks.placement import device_of
 from ludus.networks.target import TargetNetworks
 from ludus.ops.policy_gradient import shares
 from ludus.preprocess.normalization import ObsNormalizer
@@ -75,7 +76,7 @@ class OffPolicy(Agent):
     @property
     def device(self) -> torch.device:
         """The device of the parameters."""
-        return next(self.parameters()).device
+        return device_of(self)
 
     @property
     def action_transform(self) -> Mapping[str, str]:

@@ -30,6 +30,7 @@ from ludus.experience.memory import check_fits, free_bytes, rollout_bytes
 from ludus.managers.make import make_manager
 from ludus.networks.build import build_network, network_spec
 from ludus.networks.config import NetworkConfig
+from ludus.networks.placement import device_of, is_placed
 from ludus.parallel.resources import cores, free_memory
 from ludus.preprocess.rewards import preprocessed_goal_reward
 from ludus.settings.ineffective import find_ineffective, refuse_ineffective
@@ -222,7 +223,7 @@ def choose_engines(settings: Settings[Any], agent: Agent) -> Engines:
     acting = "torch"
     if settings.engine == "auto" and agent.use_numpy():
         acting = "numpy"
-    device = next(agent.parameters()).device
+    device = device_of(agent)
     update = "compiled" if _compiles(settings, agent, device) else "eager"
     return Engines(device, threads, acting, update)
 
@@ -240,7 +241,11 @@ def _compiles(settings: Settings[Any], agent: Agent, device: torch.device) -> bo
             raise UserError(
                 "compile is on, but a recurrent network has shapes that change; set compile to auto or off."
             )
+        if any(map(is_placed, agent.parameters())):
+            raise UserError("compile is on, but the network has parts in an OnDevices; set compile to auto or off.")
         return True
+    if any(map(is_placed, agent.parameters())):
+        return False
     plan: Plan = settings.agent.plan(settings.env.num)
     larger = max(1, plan.batch / REPAID_BATCH) if device.type == "cpu" else 1  # a GPU mostly saves launches of kernels
     repaid = settings.nb_step * plan.optimizer_steps * larger >= REPAID

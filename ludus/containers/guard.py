@@ -17,6 +17,7 @@ from ludus.core.types import Tensors
 from ludus.core.updater import NonFiniteError, Updater
 from ludus.environments.problems import out_of_bounds
 from ludus.experience.validate import Bounds, NotFinite, check_batch, check_resets, finite_flags
+from ludus.networks.placement import device_of
 
 LARGE_REWARD = 100.0  # magnitude above which the message of a divergence mentions rewards
 
@@ -41,7 +42,7 @@ class Guard:
     def __init__(self, agent: Agent, updater: Updater, manager: EnvironmentManager) -> None:
         self.agent, self.updater, self._manager = agent, updater, manager
         self._name = manager.name
-        self._device = next(agent.parameters()).device
+        self._device = device_of(agent)
         self._masked = any(map(is_mask, manager.observation))
         replaced = "" if agent.goal_reward is None else "desired_goal"  # replaced by achieved goals in hindsight replay
         self._bounds = Bounds({k: spec for k, spec in manager.observation.items() if k != replaced}, self._device)

@@ -25,6 +25,7 @@ from ludus.core.types import State, Tensors
 from ludus.core.updater import Updater
 from ludus.logging.clock import Clock
 from ludus.logging.episodes import RecentEpisodes
+from ludus.networks.placement import device_of
 from ludus.parallel.orphans import StartedProcesses
 from ludus.preprocess.rewards import make_reward_ops
 from ludus.settings.settings import Settings
@@ -53,7 +54,7 @@ class LocalWorker(Container):
         self.reporter: Reporter | None = None  # None: no output and no run folder
         self.started = StartedProcesses()  # child processes of environments, ended with the run
         self.compiling = False
-        self.device = next(agent.parameters()).device
+        self.device = device_of(agent)
         seeds = torch.Generator().manual_seed(settings.seed)
         env_seed, noise_seed, *own_seeds = torch.randint(2**31 - 1, (4,), generator=seeds).tolist()
         self.env_seed = env_seed

@@ -16,6 +16,7 @@ from ludus.core.errors import UserError
 from ludus.core.types import State, Tensors
 from ludus.core.updater import Group, LossFunction, NonFiniteError, Updater
 from ludus.networks.module_checks import depends_on_training_mode
+from ludus.networks.placement import is_placed
 from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_, rmsprop_tf_, sgd_
 
 ALIGN = 16  # elements: parameters start at multiples of 64 bytes, for vector instructions
@@ -27,11 +28,14 @@ Place = tuple[str, int, torch.Size, tuple[int, ...]]  # name, start in the block
 class FlatParameters:
     """All trainable parameters as views of one flat block, and their gradients as views of another.
 
-    Clipping and the optimizer step then take a few operations, whatever the number of layers.
+    Clipping and the optimizer step then take a few operations, whatever the number of layers. Parameters that were
+    placed on devices of their own (``OnDevices``) stay there, and ``publish`` copies their values to them.
     """
 
     def __init__(self, parameters: list[tuple[str, nn.Parameter]]) -> None:
-        device, dtype = parameters[0][1].device, parameters[0][1].dtype
+        first = next((p for _, p in parameters if not is_placed(p)), parameters[0][1])
+        device, dtype = first.device, first.dtype
+        self.placed: list[tuple[nn.Parameter, Tensor]] = []  # with their views
         self.places: list[Place] = []
         size = 0
         for name, p in parameters:
@@ -44,7 +48,22 @@ class FlatParameters:
                 parameters, self.views(self.value), self.views(self.gradient), strict=True
             ):
                 value.copy_(p)
-                p.data, p.grad = value, gradient  # views keep strides (channels_last)
+                if is_placed(p):
+                    self.placed.append((p, value))
+                else:
+                    p.data, p.grad = value, gradient  # views keep strides (channels_last)
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Copy the block to the placed parameters."""
+        for p, value in self.placed:
+            p.copy_(value)
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Copy the placed parameters to the block."""
+        for p, value in self.placed:
+            value.copy_(p)
 
     def views(self, block: Tensor, places: list[Place] | None = None, start: int = 0) -> list[Tensor]:
         """Return ``block``, which begins at ``start``, as views of the parameters' shapes."""
@@ -93,6 +112,8 @@ class LocalUpdater(Updater):
         self._coefficients = dict(agent.loss_coefficients())
         self._norms: list[Tensor] = []
         self._step: Callable[[LossFunction, Batch, ParameterBlock], Tensors] = self._eager
+        if self.flat.placed:
+            self._step = self._eager_with_placed
         # only modules that behave differently in training mode are switched, since a switch visits every layer
         modules = [module.eval() for module in agent.children()]
         learning = [module for module in modules if any(p.requires_grad for p in module.parameters())]
@@ -140,6 +161,7 @@ class LocalUpdater(Updater):
         part = self._part(group)
         with self._learning():
             norm = self.optimize(gradient.clone(), self.optimizer_tensors(part), part, eager=True)
+        self.flat.publish()
         self._norms.append(norm)
         return {"gradient_norm": norm}
 
@@ -235,6 +257,11 @@ class LocalUpdater(Updater):
             metrics["gradient_norm"] = self.optimize(gradient, self.optimizer_tensors(part), part, eager=True)
         return metrics
 
+    def _eager_with_placed(self, loss: LossFunction, batch: Batch, part: ParameterBlock) -> Tensors:
+        metrics = self._eager(loss, batch, part)
+        self.flat.publish()
+        return metrics
+
     def _gradient(self, loss: LossFunction, batch: Batch, part: ParameterBlock) -> tuple[Tensor, Tensors]:
         """Compute the gradient of one group into the block; return it and the metrics."""
         losses, metrics = loss(batch)
@@ -321,6 +348,7 @@ class LocalUpdater(Updater):
                     f"agent.optimizer is {optimizer}, but the checkpoint was saved with {saved[name]!r:.40}; set it "
                     "back."
                 )
+        self.flat.collect()
         with torch.no_grad():
             for name, x in self._moments.items():
                 x.copy_(state["moments"][name])

@@ -75,6 +75,16 @@ def test_checks_change_nothing_and_a_resume_is_exact(name: str, tmp_path: Path) 
     assert checks(part.run) == checks(checked.run)
 
 
+@pytest.mark.slow
+def test_checks_change_nothing_in_compiled_updates(tmp_path: Path) -> None:
+    given = {"environment": "CartPole-v1", "compile": "on", "nb_step": 120}
+    plain, checked = (train(tmp_path / str(every), **given, network_check__every=every).run for every in (0, 30))
+    expected, found = flat(saved(plain)), flat(saved(checked))
+    assert [key for key, x in expected.items() if not torch.equal(x, found[key])] == []
+    assert "compiled update" in (checked / "log.txt").read_text()
+    assert checks(checked)
+
+
 def test_the_numpy_engine_stays_on_and_no_hook_remains() -> None:
     worker = make_worker("CartPole-v1", network_check__every=1)
     assert worker.agent.use_numpy()
