@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from rich.markup import escape
 from rich.table import Table
 
 from ludus.agents import AGENTS, CONFIGS
@@ -131,7 +132,7 @@ def networks() -> Table:
     for name, path in NETWORKS.items():
         table.add_row(name, describe(path))
     for name, path in SUBMODULES.items():
-        table.add_row(name, f"module: {describe(path)}")
+        table.add_row(name, escape(f"module: {describe(path)}"))  # shapes in brackets are not markup
     return table
 
 

@@ -44,7 +44,7 @@ class NetworkConfig:
     head4d: str = "identity4d"  # the same for outputs that are volumes [F, D, H, W]
     hidden: tuple[int, ...] = (64, 64)  # layer sizes of an mlp; larger fits more and is slower: 256 256 suits robots
     activation: Activation = "tanh"  # after each layer of an mlp; tanh suits PPO and A2C, relu off-policy agents
-    lstm_size: int = 64  # units of an lstm; its cost grows with the square
+    lstm_size: int = 64  # units of an lstm, gru or min_gru; the cost grows with the square
     # sources of single observations instead of net1d to net4d: 'camera/*=nature_cnn' 'units=conv1d(features=64)'
     sources: tuple[str, ...] = ()
     # observations that match the same pattern share one source, as camera/left and camera/right do with 'camera/*'

@@ -18,7 +18,7 @@ from ludus.settings.settings import Resolved, Settings, network_defaults, settin
 
 ZERO_IS_OFF = ("agent.burn_in", "agent.overlap")  # settings that 0 turns off
 KINDS = {1: "vector", 2: "matrix", 3: "image", 4: "volume or clip"}
-READ_BY_PIECES = {"hidden": "an mlp", "activation": "an mlp", "lstm_size": "an lstm"}  # settings of a network
+READ_BY_PIECES = {"hidden": "an mlp", "activation": "an mlp", "lstm_size": "an lstm or gru"}  # settings of a network
 
 
 def refuse_ineffective(resolved: Resolved, observation: Specs, action: Specs) -> None:

@@ -20,7 +20,8 @@ class GRU(SubModule):
     """GRU layers of ``size`` units (Cho et al. 2014), with a hidden state that each episode resets.
 
     A sequence is one fused call per layer, not a loop over T: an inserted step before each ``first`` closes both gates
-    and cancels the bias of the candidate, and so sets ``h`` to exactly zero. ``h`` is ``[B, layers · size]``.
+    and cancels the bias of the candidate, and so sets ``h`` to exactly zero. The states are ``h`` ``[B, size]``, and
+    ``h2`` of a second layer.
     """
 
     dim = 1
@@ -37,41 +38,38 @@ class GRU(SubModule):
             for cell in cells:
                 initialize_gates(cell, gates=3)
         self.cells = nn.ModuleList(cells)
+        self._names = ["h", *(f"h{i}" for i in range(2, layers + 1))]
 
     def output_shape(self, dim: int | None = None) -> Shape:
         return cast_shape((self.size,), dim)
 
     def initial_state(self, batch: int) -> HiddenState:
-        return HiddenState(h=next(self.parameters()).new_zeros(batch, len(self.cells) * self.size))
+        zeros = next(self.parameters()).new_zeros
+        return HiddenState({name: zeros(batch, self.size) for name in self._names})
 
     def forward(
         self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
-        states = torch.split(state.reset(first[0])["h"], self.size, 1)
-        if x.shape[0] == 1:
-            output, after = self._step(x[0], states)
-        else:
-            output, after = self._sequence(x, states, Resets(first))
-        return output, HiddenState(h=after[0] if len(after) == 1 else torch.cat(after, 1))
+        start = state.reset(first[0])
+        if x.shape[0] > 1:
+            return self._sequence(x, start, Resets(first))
+        y, after = x[0], HiddenState()
+        for cell, h in zip(self.cells, self._names, strict=True):
+            y = after[h] = cell(y, start[h])
+        return y.unsqueeze(0), after
 
-    def _step(self, x: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
-        after: list[Tensor] = []
-        for cell, start in zip(self.cells, states, strict=True):
-            x = cell(x, start)
-            after.append(x)
-        return x.unsqueeze(0), after
-
-    def _sequence(self, x: Tensor, states: tuple[Tensor, ...], resets: Resets) -> tuple[Tensor, list[Tensor]]:
+    def _sequence(self, x: Tensor, state: HiddenState, resets: Resets) -> tuple[Tensor, HiddenState]:
         reset = x.new_zeros(resets.length * resets.batch, 1)  # an extra input: 1 at inserted steps
         reset[resets.reset_rows] = 1.0
         reset = reset.view(resets.length, resets.batch, 1)
-        x, after = resets.insert(x), []
+        closed = x.new_full((2 * self.size,), -GATE_INPUT)
+        y, output, after = resets.insert(x), x, HiddenState()
         cells: Any = self.cells
-        for cell, start in zip(cells, states, strict=True):
-            closed = x.new_full((2 * self.size,), -GATE_INPUT)
+        for cell, h in zip(cells, self._names, strict=True):
             gates = torch.cat([closed, -cell.bias_ih[2 * self.size :]]).unsqueeze(1)
             weights = [torch.cat([cell.weight_ih, gates], 1), cell.weight_hh, cell.bias_ih, cell.bias_hh]
-            train = torch.is_grad_enabled()
-            x, _ = torch.gru(torch.cat([x, reset], 2), start.unsqueeze(0), weights, True, 1, 0.0, train, False, False)
-            after.append(resets.last(x))
-        return resets.remove(x), after
+            start, train = state[h].unsqueeze(0), torch.is_grad_enabled()
+            y, _ = torch.gru(torch.cat([y, reset], 2), start, weights, True, 1, 0.0, train, False, False)
+            output = resets.remove(y)
+            after[h] = output[-1]
+        return output, after

@@ -19,8 +19,8 @@ class LSTM(SubModule):
     """LSTM layers of ``size`` units (Hochreiter & Schmidhuber 1997), with a hidden state that each episode resets.
 
     A sequence is one fused call per layer, not a loop over T: an inserted step before each ``first`` closes the input
-    and forget gates and so sets ``c`` and ``h`` to exactly zero; padding steps keep ``c``. The states ``h`` and ``c``
-    are ``[B, layers · size]``.
+    and forget gates and so sets ``c`` and ``h`` to exactly zero; padding steps keep ``c``. The states are ``h`` and
+    ``c`` ``[B, size]``, and ``h2`` and ``c2`` of a second layer.
     """
 
     dim = 1
@@ -38,6 +38,7 @@ class LSTM(SubModule):
                 initialize_gates(cell, gates=4)
                 cell.bias_ih.data[self.size : 2 * self.size] = 1.0  # forget gates: the initial LSTM keeps its state
         self.cells = nn.ModuleList(cells)
+        self._names = [("h", "c"), *((f"h{i}", f"c{i}") for i in range(2, layers + 1))]
         gates = torch.zeros(4 * self.size, 2)  # weights of two extra inputs, to the input gates and the forget gates
         gates[: self.size, 0] = -GATE_INPUT
         gates[self.size : 2 * self.size, 1] = GATE_INPUT
@@ -48,46 +49,35 @@ class LSTM(SubModule):
         return cast_shape((self.size,), dim)
 
     def initial_state(self, batch: int) -> HiddenState:
-        zeros = self.gates.new_zeros(batch, len(self.cells) * self.size)
-        return HiddenState(h=zeros, c=zeros.clone())
+        return HiddenState({name: self.gates.new_zeros(batch, self.size) for names in self._names for name in names})
 
     def forward(
         self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         start = state.reset(first[0])
-        states = zip(*(torch.split(start[name], self.size, 1) for name in "hc"), strict=True)
-        if x.shape[0] == 1:
-            output, after = self._step(x[0], list(states))
-            output = output.unsqueeze(0)
-        else:
-            output, after = self._sequence(x, list(states), Resets(first))
-        if len(after) == 1:
-            return output, HiddenState(h=after[0][0], c=after[0][1])
-        return output, HiddenState(h=torch.cat([h for h, _ in after], 1), c=torch.cat([c for _, c in after], 1))
+        if x.shape[0] > 1:
+            return self._sequence(x, start, Resets(first))
+        y, after = x[0], HiddenState()
+        for cell, (h, c) in zip(self.cells, self._names, strict=True):
+            after[h], after[c] = cell(y, (start[h], start[c]))
+            y = after[h]
+        return y.unsqueeze(0), after
 
-    def _step(self, x: Tensor, states: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        after: list[tuple[Tensor, Tensor]] = []
-        for cell, start in zip(self.cells, states, strict=True):
-            after.append(cell(x, start))
-            x = after[-1][0]
-        return x, after
-
-    def _sequence(
-        self, x: Tensor, states: list[tuple[Tensor, Tensor]], resets: Resets
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def _sequence(self, x: Tensor, state: HiddenState, resets: Resets) -> tuple[Tensor, HiddenState]:
         gates = x.new_ones(resets.length * resets.batch, 2)  # (1, 1): padding, keeps c
         gates[resets.rows] = 0.0  # (0, 0): an ordinary step
         gates[resets.reset_rows, 1] = -1.0  # (1, -1): a reset, clears c
         gates = gates.view(resets.length, resets.batch, 2)
-        x, after = resets.insert(x), []
+        y, output, after = resets.insert(x), x, HiddenState()
         cells: Any = self.cells
-        for cell, (h, c) in zip(cells, states, strict=True):
+        for cell, (h, c) in zip(cells, self._names, strict=True):
             weights = [torch.cat([cell.weight_ih, self.gates], 1), cell.weight_hh, cell.bias_ih, cell.bias_hh]
-            start = [h.unsqueeze(0), c.unsqueeze(0)]
+            start = [state[h].unsqueeze(0), state[c].unsqueeze(0)]
             train = torch.is_grad_enabled()
-            x, _, last = torch.lstm(torch.cat([x, gates], 2), start, weights, True, 1, 0.0, train, False, False)
-            after.append((resets.last(x), last[0]))
-        return resets.remove(x), after
+            y, _, last = torch.lstm(torch.cat([y, gates], 2), start, weights, True, 1, 0.0, train, False, False)
+            output = resets.remove(y)
+            after[h], after[c] = output[-1], last[0]
+        return output, after
 
 
 def initialize_gates(cell: nn.RNNCellBase, gates: int) -> None:

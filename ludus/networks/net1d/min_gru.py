@@ -17,8 +17,8 @@ from ludus.ops.scan import linear_scan
 class MinGRU(SubModule):
     """minGRU layers of ``size`` units (Feng et al. 2024): h_t = (1 − z_t) h_{t−1} + z_t W x_t, parallel over time.
 
-    The gates z_t = σ(V x_t) do not depend on h, so a sequence is a scan with log₂ T steps. Each episode resets ``h``
-    ``[B, layers · size]``.
+    The gates z_t = σ(V x_t) do not depend on h, so a sequence is a scan with log₂ T steps. Each episode resets the
+    states, ``h`` ``[B, size]`` and ``h2`` of a second layer.
     """
 
     dim = 1
@@ -33,22 +33,22 @@ class MinGRU(SubModule):
         inputs = [input_shape[0], *[self.size] * (layers - 1)]
         self.gates = nn.ModuleList(initialize(nn.Linear(n, self.size), 1.0, config.orthogonal) for n in inputs)
         self.candidates = nn.ModuleList(initialize(nn.Linear(n, self.size), 1.0, config.orthogonal) for n in inputs)
+        self._names = ["h", *(f"h{i}" for i in range(2, layers + 1))]
 
     def output_shape(self, dim: int | None = None) -> Shape:
         return cast_shape((self.size,), dim)
 
     def initial_state(self, batch: int) -> HiddenState:
-        return HiddenState(h=next(self.parameters()).new_zeros(batch, len(self.gates) * self.size))
+        zeros = next(self.parameters()).new_zeros
+        return HiddenState({name: zeros(batch, self.size) for name in self._names})
 
     def forward(
         self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
-        after = []
-        for gate, candidate, start in zip(
-            self.gates, self.candidates, torch.split(state["h"], self.size, 1), strict=True
-        ):
+        after = HiddenState()
+        for gate, candidate, h in zip(self.gates, self.candidates, self._names, strict=True):
             z = torch.sigmoid(gate(x))
             keep = (1 - z).masked_fill(first.unsqueeze(-1), 0)
-            x = linear_scan((z * candidate(x)).flip(0), keep.flip(0), start).flip(0)  # the scan runs backwards
-            after.append(x[-1])
-        return x, HiddenState(h=torch.cat(after, 1))
+            x = linear_scan((z * candidate(x)).flip(0), keep.flip(0), state[h]).flip(0)  # the scan runs backwards
+            after[h] = x[-1]
+        return x, after

@@ -31,7 +31,3 @@ class Resets:
     def remove(self, y: Tensor) -> Tensor:
         """Return the steps of the original sequence ``[T, B, F]`` among ``[length, B, F]``."""
         return y.flatten(0, 1).index_select(0, self.rows).view(-1, self.batch, y.shape[-1])
-
-    def last(self, y: Tensor) -> Tensor:
-        """Return the last step of the original sequence ``[B, F]`` among ``[length, B, F]``."""
-        return y.flatten(0, 1).index_select(0, self.rows[-self.batch :])
