@@ -90,3 +90,38 @@ class QuestionEnv(gymnasium.Env[dict[str, Any], np.int64]):
         question = int(self.np_random.integers(2))
         self._answer = int(where[question])
         return {"inner": {"image": image, "question": np.eye(2, dtype=np.float32)[question]}}
+
+
+class MemoryImageEnv(gymnasium.Env[Image, np.int64]):
+    """The first image has a bright corner, which is the right action of the last step; MemoryEnv as images.
+
+    The corners are numbered row by row. All later images are dark, and the last one grey. The right action is rewarded
+    by 1, any other by −1/3, so a policy without memory has an expected return of 0.
+    """
+
+    def __init__(self, size: int = 6, length: int = 5) -> None:
+        self.size, self.length = size, length
+        self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
+        self.action_space = spaces.Discrete(4)
+        self._corner, self._step = 0, 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Image, Info]:
+        super().reset(seed=seed)
+        self._corner, self._step = int(self.np_random.integers(4)), 0
+        return self._observe(), {}
+
+    def step(self, action: np.int64) -> tuple[Image, float, bool, bool, Info]:
+        self._step += 1
+        if self._step < self.length:
+            return self._observe(), 0.0, False, False, {}
+        right = int(action) == self._corner
+        return self._observe(), 1.0 if right else -1 / 3, True, False, {"recalled": right}
+
+    def _observe(self) -> Image:
+        image = np.zeros((self.size, self.size, 1), np.uint8)
+        if self._step == 0:
+            row, column = divmod(self._corner, 2)
+            image[row * (self.size - 2) :][:2, column * (self.size - 2) :][:, :2] = 255
+        elif self._step == self.length - 1:
+            image[:] = 128
+        return image

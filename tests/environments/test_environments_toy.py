@@ -7,7 +7,7 @@ from gymnasium.utils.env_checker import check_env
 from ludus.environments.check import check_environment
 from ludus.environments.config import EnvConfig
 from ludus.environments.entity_toy import MatchEnv, MotionEnv, NeighbourEnv
-from ludus.environments.image_toy import CatchEnv, QuestionEnv
+from ludus.environments.image_toy import CatchEnv, MemoryImageEnv, QuestionEnv
 from ludus.environments.toy import CountingEnv, MaskedEnv, MemoryEnv, MixedActionEnv, NoVelocityCartPole, TargetEnv
 
 TOYS = {
@@ -21,6 +21,7 @@ TOYS = {
     "no velocity": NoVelocityCartPole,
     "catch": CatchEnv,
     "question": QuestionEnv,
+    "memory of images": MemoryImageEnv,
     "match": MatchEnv,
     "neighbour": NeighbourEnv,
     "motion": MotionEnv,
@@ -172,3 +173,16 @@ def test_motion_shows_in_two_frames_but_not_in_one():
         first.setdefault(movie[0].tobytes(), set()).add(moved(movie))
     assert len(first) == 100  # every place ...
     assert all(directions == {0, 1, 2, 3} for directions in first.values())  # ... with every direction
+
+
+def test_images_after_the_cue_do_not_tell_it():
+    env, seen, returns = MemoryImageEnv(length=3), set(), []
+    for seed in range(40):
+        first, _ = env.reset(seed=seed)
+        rows, columns = first[:, :, 0].nonzero()
+        assert len(rows) == 4
+        later = [env.step(0)[0] for _ in range(2)]
+        seen |= {image.tobytes() for image in later}
+        returns.append(env.step(2 * (rows[0] > 0) + (columns[0] > 0))[1])
+    assert set(returns) == {1.0}
+    assert len(seen) == 2

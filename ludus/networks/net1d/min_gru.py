@@ -13,6 +13,8 @@ from ludus.networks.config import NetworkConfig
 from ludus.networks.init import initialize
 from ludus.ops.scan import linear_scan
 
+GATE_BIAS = -1.0  # the initial layer keeps most of its state
+
 
 class MinGRU(SubModule):
     """minGRU layers of ``size`` units (Feng et al. 2024): h_t = (1 − z_t) h_{t−1} + z_t W x_t, parallel over time.
@@ -31,8 +33,12 @@ class MinGRU(SubModule):
         super().__init__(input_shape)
         self.size = size or config.lstm_size
         inputs = [input_shape[0], *[self.size] * (layers - 1)]
-        self.gates = nn.ModuleList(initialize(nn.Linear(n, self.size), 1.0, config.orthogonal) for n in inputs)
+        gates = [initialize(nn.Linear(n, self.size), 1.0, config.orthogonal) for n in inputs]
+        self.gates = nn.ModuleList(gates)
         self.candidates = nn.ModuleList(initialize(nn.Linear(n, self.size), 1.0, config.orthogonal) for n in inputs)
+        if config.orthogonal:
+            for gate in gates:
+                nn.init.constant_(gate.bias, GATE_BIAS)
         self._names = ["h", *(f"h{i}" for i in range(2, layers + 1))]
 
     def output_shape(self, dim: int | None = None) -> Shape:
