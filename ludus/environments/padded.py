@@ -60,9 +60,12 @@ class PaddedList:
             )
         padded, mask = np.zeros(spec.shape, spec.dtype), np.zeros(self._length, np.bool_)
         if count:
-            parts = [x.reshape(count, *spec.shape[1:]) for x in columns] if self._plain else self._features(columns)
-            padded[:count] = parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
             mask[:count] = True
+            if self._plain:
+                padded[:count] = columns[0].reshape(count, *spec.shape[1:])
+            else:
+                parts = [_one_hot(x, leaf.spec) for x, (_, leaf) in zip(columns, self._leaves, strict=True)]
+                np.concatenate(parts, 1, out=padded[:count], casting="unsafe")
         return {self._name: padded, self._mask: mask}
 
     def _read(self, value: Any) -> tuple[list[Array], int]:
@@ -77,17 +80,13 @@ class PaddedList:
                 found = {name: np.stack([row[name] for row in rows]) for name, _ in self._leaves}
             count = len(next(iter(found.values())))
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise self._wrong(f"cannot be read as one ({type(error).__name__}: {error})") from error
+            raise UserError(
+                f"{self._place} is a list of {self._element.space} and cannot be read as one ({type(error).__name__}: "
+                f"{error}); fix the value or the space."
+            ) from error
         for name, leaf in self._leaves if count else ():
             check_array(found[name], (count, *leaf.spec.shape), leaf.spec, leaf.dtype, self._place)
         return list(found.values()), count
-
-    def _features(self, columns: list[Array]) -> list[Array]:
-        """Return the features ``[count, F]`` of each part of the elements."""
-        return [_one_hot(x, leaf.spec) for x, (_, leaf) in zip(columns, self._leaves, strict=True)]
-
-    def _wrong(self, what: str) -> UserError:
-        return UserError(f"{self._place} is a list of {self._element.space} and {what}; fix the value or the space.")
 
 
 class PaddedGraph:
@@ -156,8 +155,8 @@ class PaddedChoice:
         """Return the number of the alternative and the arrays of all."""
         try:
             number, inner = value
-            chosen = range(len(self._alternatives))[int(number)]
-        except (TypeError, ValueError, IndexError) as error:
+            chosen = range(len(self._alternatives)).index(int(number))
+        except (TypeError, ValueError) as error:
             raise UserError(
                 f"{self._place} is a OneOf; give a pair of the number of an alternative (0 to "
                 f"{len(self._alternatives) - 1}) and its value."

@@ -249,6 +249,7 @@ PAIR = np.zeros((2, 2), np.float32)
         (spaces.Graph(BOX, BOX), GraphInstance(PAIR, PAIR, np.zeros((2, 2))), "edge_links of float64"),
         (spaces.Graph(BOX, None), GraphInstance(np.zeros((4, 2)), None, None), "its nodes, has 4 elements"),
         (spaces.OneOf((BOX, BOX)), (2, PAIR[0]), "number of an alternative .0 to 1."),
+        (spaces.OneOf((BOX, BOX)), (-1, PAIR[0]), "number of an alternative .0 to 1."),
         (spaces.OneOf((BOX, BOX)), PAIR[0, 0], "number of an alternative"),
         (spaces.OneOf((BOX, BOX)), (1, PAIR), r"shape \(2, 2\), but its space says"),
         (spaces.OneOf((spaces.Dict(a=BOX),)), (0, {"b": PAIR[0]}), "is no Dict"),
