@@ -120,12 +120,6 @@ class ObsPreprocessor(nn.Module):
         lists = {name: chain.name for name, chain in chains.items() if chain.output.axes in ("entities", "grid")}
         self.masks = {lists[spec.masks]: name for name, spec in specs.items() if spec.masks in lists}
         self.categories = {name: spec.sizes[0] for name, spec in results.items() if spec.axes == "grid"}
-        for name, mask in self.masks.items():
-            if results[name].shape[0] != specs[mask].shape[0]:
-                raise UserError(
-                    f'preprocess.observation makes a list of {results[name].shape[0]} of "{name}", but its mask has '
-                    f"{specs[mask].shape[0]} entries; leave out the op that changes its length."
-                )
         dtypes = {name: None if spec.masks is None else torch.bool for name, spec in specs.items()}
         empty = {name: torch.zeros((1, 0, *spec.shape), dtype=dtypes[name]) for name, spec in specs.items()}
         shapes = {name: tuple(x.shape[2:]) for name, x in self(empty).items()}

@@ -152,6 +152,8 @@ class Pad(Op):
         _refuse_choices(spec)
         if len(shape) != len(spec.shape) or any(new < old for new, old in zip(shape, spec.shape, strict=True)):
             raise ValueError(f"it cannot be padded to {list(shape)}; give as many sizes, none of them smaller")
+        if spec.axes == "entities" and shape[0] > spec.shape[0]:
+            raise ValueError("padding would count as entities; networks join lists of different lengths without it")
         self._more = [n for new, old in zip(reversed(shape), reversed(spec.shape), strict=True) for n in (0, new - old)]
         low, high = (float(limit) for limit in (spec.bounds[0].min(), spec.bounds[1].max()))
         self.output = replace(spec, shape=tuple(shape), low=min(low, 0.0), high=max(high, 0.0), stack=1)

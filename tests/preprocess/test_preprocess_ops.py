@@ -4,6 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ludus.containers.build import build_manager
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec
 from ludus.networks.numpy_actor import is_plain_vector
@@ -11,6 +12,8 @@ from ludus.preprocess.config import PreprocessConfig, split_calls
 from ludus.preprocess.normalization import ObsNormalizer
 from ludus.preprocess.observation import ObsPreprocessor
 from ludus.preprocess.pipeline import with_device_ops
+from ludus.settings.networks import plan_networks
+from ludus.settings.settings import resolve_settings
 
 T, B = 3, 2
 VECTOR = Spec((4,), "float32", low=-100.0, high=100.0)
@@ -20,6 +23,7 @@ SPECS = {
     "level": Spec((), "int64", "categorical", sizes=(5,)),
     "door": Spec((3,), "int8", "binary"),
     "camera": Spec((6, 5, 2), "uint8", low=0, high=255),
+    "list": Spec((3, 2), "float32"),
     "action_mask": Spec((2,), "bool", "binary"),
 }
 
@@ -90,17 +94,21 @@ def everything():
 def test_observations_are_renamed_joined_and_dropped():
     pipeline = ('arm/*: concat(to="arm")', 'camera: channels_first, rename(to="eye")', "eye: flatten", "door: drop")
     preprocess = made(*pipeline)
-    assert preprocess.shapes == {"arm": (6,), "level": (5,), "eye": (60,)}
+    assert preprocess.shapes == {"arm": (6,), "level": (5,), "eye": (60,), "list": (2, 3)}
     given = everything()
     ready = preprocess(given)
     joined = torch.cat([given["arm/position"], given["arm/speed"].float()], -1)
     assert torch.equal(ready["arm"], joined)
     assert torch.equal(ready["eye"], given["camera"].movedim(-1, -3).flatten(-3).float())
-    assert list(ObsNormalizer(preprocess.outputs).statistics) == ["observation/arm", "observation/eye"]
+    assert list(ObsNormalizer(preprocess.outputs).statistics) == [
+        "observation/arm",
+        "observation/eye",
+        "observation/list",
+    ]
 
 
 def test_padding_is_zero_and_keeps_the_rest():
-    spec = {"x": Spec((2, 3), "float32", low=1.0, high=2.0)}
+    spec = {"x": Spec((2, 3), "float32", low=1.0, high=2.0, axes="image")}
     x = torch.rand(T, B, 2, 3) + 1
     padded = made("x: pad(shape=[4, 5])", specs=spec).ops[0][0](x)
     assert padded.shape == (T, B, 4, 5)
@@ -144,6 +152,7 @@ def test_commas_inside_brackets_and_quotes_do_not_split():
         ("door: one_hot", "0 or 1 already"),
         ("arm/speed: channels_first", r"of shape \(2,\): it takes images"),
         ("arm/speed: pad(shape=[1])", "none of them smaller"),
+        ("list: pad(shape=[4, 2])", "padding would count as entities"),
         ("door: rename(to=1)", "to is 1, but must be text in quotes"),
         ('door: rename(to="camera")', 'two observations, "door" and "camera", the name "camera"'),
         ('arm/*: concat(to="s"), door: concat(to="s")', "not a name or name"),
@@ -198,8 +207,19 @@ def test_ops_on_lists_grids_and_images():
 
 
 def test_an_op_that_changes_the_length_of_a_masked_list_is_refused():
-    with pytest.raises(UserError, match='makes a list of 6 of "units", but its mask has 4 entries'):
+    with pytest.raises(UserError, match=r'to observation "units", .* padding would count'):
         made("units: pad(shape=[6, 3])", specs=LISTS)
     assert made("units: pad(shape=[4, 5])", specs=LISTS).shapes["units"] == (5, 4)
     with pytest.raises(UserError, match=r"the observations are units, board, grey\."):
         made("units/mask: drop", specs=LISTS)
+
+
+def test_networks_see_observations_by_their_new_names():
+    changes = {"preprocess.observation": ('observation: rename(to="state")', "previous_action"), "nb_step": 2_000}
+    changes |= {"network.actor.sees": ("state",)}
+    resolved = resolve_settings("CartPole-v1", "ppo", "none", None, changes)
+    manager = build_manager(resolved.settings)
+    plans = plan_networks(resolved.settings, manager.observation, manager.action, shared=False)
+    assert list(plans["actor"].spec.inputs) == ["state"]
+    assert list(plans["critic"].spec.inputs) == ["state", "previous_action"]
+    manager.close()
