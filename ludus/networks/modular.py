@@ -259,7 +259,7 @@ class ModularNetwork(Network):
         found = [
             i
             for i, source in enumerate(self._sources)
-            if len(source.shape) == rank and source.shape[1:] == space and over in ("", source.observation)
+            if _keeps(source.shape, rank, space) and over in ("", source.observation)
         ]
         if not found:
             kind, size = ("list", "length") if rank == 2 else ("map", "size")
@@ -365,9 +365,9 @@ def _head_key(shape: Shape, over: str = "") -> _HeadKey:
     return _HeadKey(max(1, len(shape)), shape[1:], over)
 
 
-def _keeps(body: Shape, rank: int, space: Shape) -> bool:
-    """Return whether the body's output has the map or list of an output."""
-    return len(body) >= rank and cast_shape(body, rank)[1:] == space
+def _keeps(shape: Shape, rank: int, space: Shape) -> bool:
+    """Return whether a body or source gives the map or list of an output; the frames of a clip make one map."""
+    return (len(shape) == rank or (len(shape), rank) == (4, 3)) and cast_shape(shape, rank)[1:] == space
 
 
 def _head_input(head: _Head, body: Features, sources: list[Features], heads: list[Features]) -> Features:
