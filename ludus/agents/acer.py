@@ -150,11 +150,11 @@ class ACER(ActorCritic):
         policy = cls.make_policy(action, config, spec.inputs)
         (choices,) = policy.outputs.values()
         value: Shapes = {"q": choices} if config.targets == "retrace" else {"value": (1,)}
-        over = policy.over | dict.fromkeys(["q"] if policy.over else [], next(iter(policy.over.values()), ""))
+        over = dict.fromkeys((*policy.over, "q"), *policy.over.values()) if policy.over else {}
+        spec = spec._replace(over=over)
         if shared:
-            return {"actor_critic": spec._replace(outputs=policy.outputs | value, over=over)}
-        actor = spec._replace(outputs=policy.outputs, over=over)
-        return {"actor": actor, "critic": spec._replace(outputs=value, over=over)}
+            return {"actor_critic": spec._replace(outputs=policy.outputs | value)}
+        return {"actor": spec._replace(outputs=policy.outputs), "critic": spec._replace(outputs=value)}
 
     def make_cache(self, rows: Rows) -> RolloutReplay:
         """Make a cache of the fresh rollout and earlier ones."""

@@ -145,10 +145,10 @@ class ActorCritic(Agent):
         """Ask for one network with policy and value, or one for each."""
         spec = network_spec(observation, {})
         policy = cls.make_policy(action, config, spec.inputs)
+        actor = spec._replace(outputs=policy.outputs, over=policy.over)
         value: Shapes = {"value": (1,)}
         if shared:
-            return {"actor_critic": spec._replace(outputs=policy.outputs | value, over=policy.over)}
-        actor = spec._replace(outputs=policy.outputs, over=policy.over)
+            return {"actor_critic": actor._replace(outputs=policy.outputs | value)}
         return {"actor": actor, "critic": spec._replace(outputs=value)}
 
     @classmethod

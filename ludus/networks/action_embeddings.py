@@ -6,7 +6,6 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 
 class ChoiceEmbedding(nn.Module):
@@ -44,11 +43,13 @@ class EntityEmbedding(nn.Module):
 
     def __init__(self, entities: int, width: int, index: bool) -> None:
         super().__init__()
-        self._entities, self._index = entities, index
+        self._index = index
         self.linear = nn.Linear(width, width)
+        self.position: Tensor  # of each entity; functional.one_hot cannot be compiled
+        self.register_buffer("position", torch.arange(entities), persistent=False)
 
     def forward(self, action: Tensor, features: Tensor) -> Tensor:
-        chosen = functional.one_hot(action, self._entities) if self._index else action
+        chosen = action.unsqueeze(-1) == self.position if self._index else action
         chosen = chosen.to(features.dtype)  # [..., S]
         total = (features @ chosen.unsqueeze(-1)).squeeze(-1)
         embedded: Tensor = self.linear(total / chosen.sum(-1, keepdim=True).clamp(min=1))

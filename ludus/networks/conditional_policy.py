@@ -88,8 +88,8 @@ class ConditionalPolicy(Policy):
                 part = part._replace(output=f"features/{name}")
                 self.outputs[part.output] = (width, *shape[1:])
                 del self.outputs[f"policy/{name}"]
-                if entities := self.over.pop(f"policy/{name}", ""):
-                    self.over[part.output] = entities
+                if f"policy/{name}" in self.over:
+                    self.over[part.output] = self.over.pop(f"policy/{name}")
             if name in chain[:-1]:
                 embedding = self.embeddings[key] = part.head.make_embedding(width)
             self._steps.append(_Step(part, conditioner, embedding, functions.get(name, "")))

@@ -45,9 +45,9 @@ class Policy(nn.Module):
     """A distribution over all actions: joint log-probabilities, entropies and KLs are sums over action names.
 
     All methods take any leading dimensions. Actions are in policy space; ``action_transform`` names, per action, the
-    transform that the environment side applies. ``outputs`` are the shapes that the network must provide. Here names
-    are independent of each other, and ``action`` arguments of ``distribution`` and ``kl`` are not used; see
-    ``ludus.networks.conditional_policy``.
+    transform that the environment side applies. ``outputs`` are the shapes that the network must provide, and ``over``
+    names the observations that maps and lists among them are about. Here names are independent of each other, and the
+    ``action`` of ``distribution`` and ``kl`` is not used; see ``ludus.networks.conditional_policy``.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class Policy(nn.Module):
         self.action = action
         self.heads = nn.ModuleDict({module_key(f"policy/{name}"): head for name, head in heads.items()})
         self.outputs: Shapes = {f"policy/{name}": head.output_shape for name, head in heads.items()}
-        # the lists that outputs of pointer and select heads are about
-        self.over = {f"policy/{name}": setting.entities for name, setting in settings.items() if setting.entities}
+        # the observation whose places or entities an output is about
+        self.over = {f"policy/{name}": found.observation for name, found in settings.items() if found.observation}
         self.action_transform = {name: head.action_transform for name, head in heads.items()}
         # steps for which one call of ``draw`` must be used, since its noise is the same for all of them; 0: any number
         self.noise_steps = config.gsde_interval if any(isinstance(head, GSDE) for head in heads.values()) else 0
@@ -122,7 +122,7 @@ def make_head(name: str, action: Specs, config: PolicyConfig, setting: HeadSetti
     if setting is not None:
         if setting.kind == "spatial":
             return Spatial(spec, mask, setting.height, setting.width)
-        return (Pointer if setting.kind == "pointer" else Select)(spec, mask, f"{setting.entities}/mask")
+        return (Pointer if setting.kind == "pointer" else Select)(spec, mask, f"{setting.observation}/mask")
     if spec.kind == "categorical":
         return MultiCategorical(spec, mask) if spec.shape else Categorical(spec, mask)
     if spec.kind == "binary":

@@ -78,9 +78,9 @@ class HeadSetting(NamedTuple):
     """One entry of ``agent.heads``."""
 
     kind: str  # one of KINDS
+    observation: str  # the list, or the map if one is named
     height: int = 0  # of a spatial head
     width: int = 0
-    entities: str = ""  # the list of a pointer or select head
 
 
 def parse_heads(heads: Iterable[str], action: Specs, inputs: Mapping[str, Shape]) -> dict[str, HeadSetting]:
@@ -109,7 +109,7 @@ def parse_heads(heads: Iterable[str], action: Specs, inputs: Mapping[str, Shape]
 def _spatial(text: str, kind: str, observation: str, spec: Spec, inputs: Mapping[str, Shape]) -> HeadSetting:
     if spec.kind == "categorical" and spec.shape == (2,) and not observation:
         height, width = spec.sizes
-        return HeadSetting(kind, height, width)
+        return HeadSetting(kind, observation, height, width)
     if spec.kind != "categorical" or spec.shape not in ((), (2,)):
         raise UserError(
             f'agent.heads has "{text}", but a spatial action must be a MultiDiscrete([H, W]) of row and column or a '
@@ -127,7 +127,7 @@ def _spatial(text: str, kind: str, observation: str, spec: Spec, inputs: Mapping
             f'agent.heads has "{text}": "{observation}" has {height} × {width} = {height * width} places, but the '
             f"action has {' × '.join(map(str, spec.sizes))} choices."
         )
-    return HeadSetting(kind, height, width)
+    return HeadSetting(kind, observation, height, width)
 
 
 def _entities(text: str, kind: str, observation: str, spec: Spec, inputs: Mapping[str, Shape]) -> HeadSetting:
@@ -149,7 +149,7 @@ def _entities(text: str, kind: str, observation: str, spec: Spec, inputs: Mappin
             f'agent.heads has "{text}": "{observation}" has {shape[1]} entities, but the action has '
             f"{sum(spec.sizes or spec.shape)}; both must be equal (env.max_length pads a list)."
         )
-    return HeadSetting(kind, entities=observation)
+    return HeadSetting(kind, observation)
 
 
 Table = Mapping[str, tuple[bool, ...]]  # argument → whether each choice uses it

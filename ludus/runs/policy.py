@@ -142,7 +142,8 @@ class Player:
         Discrete: ``probabilities`` of each choice; MultiDiscrete: ``probabilities`` ``[choices, options]``, padded with
         0; MultiBinary: ``probabilities`` of 1. Box: ``mean`` and ``std`` in the environment's units, before clipping to
         its bounds; ``mean_before_tanh`` and ``std_before_tanh`` for SAC and agent.distribution tanh; ``alpha`` and
-        ``beta`` for beta, with support [0, 1] scaled to low and high. A batch has one more leading dimension. For Dict
+        ``beta`` for beta, with support [0, 1] scaled to low and high; ``probabilities`` of values from low to high for
+        discretized. Spatial: ``probabilities`` ``[H, W]``. A batch has one more leading dimension. For Dict
         and Tuple actions, there is one such dict per part.
         """
         step, batched, rows = self._read(observation, info, first, state)

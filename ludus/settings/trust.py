@@ -18,9 +18,13 @@ from ludus.core.imports import has_module, is_found_without_cwd, set_search_fold
 from ludus.environments.config import parse_options
 from ludus.settings.config_file import read_signed_config
 
-LUDUS_ENVIRONMENTS = tuple(f"ludus.environments.{name}" for name in ("toy", "goal_toy", "image_toy", "entity_toy"))
+LUDUS_ENVIRONMENTS = tuple(
+    f"ludus.environments.{name}" for name in ("toy", "goal_toy", "image_toy", "entity_toy", "command_toy")
+)
 WRAPPERS = "gymnasium.wrappers"  # trusted too, except for those that write files
 WRITING_WRAPPERS = ("RecordVideo",)
+# settings of agents that may have a colon; names of actions and observations, a folder
+NAMES_NO_CODE = ("agent.replay_folder", "agent.heads", "agent.autoregressive", "agent.arguments")
 IMPORTED_FROM = "imported_from"  # key in config.toml: the folders that the user's modules were imported from
 
 
@@ -107,7 +111,7 @@ def find_imports(flat: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         if key == "env.options":
             found = list(_option_imports(value))
         elif key in ("env.id", "env.wrappers", "network_check.functions") or (
-            group in ("agent", "network") and key != "agent.replay_folder"
+            group in ("agent", "network") and key not in NAMES_NO_CODE
         ):
             texts = [_after_pattern(key, text) for text in _texts(value)]
             found = [_path(text) for text in texts if ":" in text and not _is_trusted_class(key, text)]

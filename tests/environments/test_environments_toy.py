@@ -5,6 +5,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from ludus.environments.check import check_environment
+from ludus.environments.command_toy import CommandEnv
 from ludus.environments.config import EnvConfig
 from ludus.environments.entity_toy import MatchEnv, MotionEnv, NeighbourEnv
 from ludus.environments.image_toy import CatchEnv, MemoryImageEnv, QuestionEnv
@@ -175,6 +176,7 @@ def test_motion_shows_in_two_frames_but_not_in_one():
     assert all(directions == {0, 1, 2, 3} for directions in first.values())  # ... with every direction
 
 
+<<<<<<< HEAD
 def test_images_after_the_cue_do_not_tell_it():
     env, seen, returns = MemoryImageEnv(length=3), set(), []
     for seed in range(40):
@@ -186,3 +188,31 @@ def test_images_after_the_cue_do_not_tell_it():
         returns.append(env.step(2 * (rows[0] > 0) + (columns[0] > 0))[1])
     assert set(returns) == {1.0}
     assert len(seen) == 2
+=======
+def test_commands_are_right_at_the_cell_of_their_colour_with_the_enemy_as_target() -> None:
+    env = CommandEnv()
+    observation, info = env.reset(seed=0)
+    seen = set()
+    for step in range(1, 41):
+        function = int(info["action_mask"]["function"].nonzero()[0][1])
+        seen.add(function)
+        colour = {1: 1, 2: 2, 3: 0}[function]
+        place = np.argwhere(observation["screen"][colour])[0]
+        enemy = int(np.argmax(observation["units"][:, 0] * observation["units/mask"]))
+        wrong = {"function": function, "place": (place + 1) % 6, "target": enemy}
+        right = wrong | {"place": place}
+        if step % 2:
+            observation, reward, terminated, _, info = env.step(right)
+            assert reward == 1
+        else:
+            bad = wrong if function != 3 else right | {"target": (enemy + 1) % 5}
+            observation, reward, terminated, _, info = env.step(bad)
+            assert reward == 0
+        assert terminated == (step % 8 == 0)
+        assert env.observation_space.contains(observation)
+        if terminated:
+            observation, info = env.reset()
+    assert seen == {1, 2, 3}
+    env.reset(seed=1)
+    assert env.step({"function": 0, "place": np.array([0, 0]), "target": 0})[1] == 0
+>>>>>>> 7f3d225 (Parameterized actions: a toy environment, agents' tests, documentation)
