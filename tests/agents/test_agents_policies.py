@@ -196,7 +196,7 @@ def test_a_compiled_step_is_an_eager_one(kind: str) -> None:
 @pytest.mark.parametrize(
     ("agent", "changes", "words"),
     [
-        ("ppo", {"agent.heads": ("place=spatial",)}, "identity3d"),
+        ("ppo", {"agent.heads": ("place=spatial",), "network.net3d": "small_cnn"}, "needs a map of the same size"),
         ("acer", {"agent.warmup": 50}, "ACER needs one Discrete action"),
         ("acer", {"agent.autoregressive": ("function", "place")}, "autoregressive"),
         ("ppo", {"agent.bins": 1, "agent.distribution": "discretized"}, "agent.bins is 1"),
