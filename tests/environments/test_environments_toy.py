@@ -176,7 +176,6 @@ def test_motion_shows_in_two_frames_but_not_in_one():
     assert all(directions == {0, 1, 2, 3} for directions in first.values())  # ... with every direction
 
 
-<<<<<<< HEAD
 def test_images_after_the_cue_do_not_tell_it():
     env, seen, returns = MemoryImageEnv(length=3), set(), []
     for seed in range(40):
@@ -188,7 +187,8 @@ def test_images_after_the_cue_do_not_tell_it():
         returns.append(env.step(2 * (rows[0] > 0) + (columns[0] > 0))[1])
     assert set(returns) == {1.0}
     assert len(seen) == 2
-=======
+
+
 def test_commands_are_right_at_the_cell_of_their_colour_with_the_enemy_as_target() -> None:
     env = CommandEnv()
     observation, info = env.reset(seed=0)
@@ -215,4 +215,3 @@ def test_commands_are_right_at_the_cell_of_their_colour_with_the_enemy_as_target
     assert seen == {1, 2, 3}
     env.reset(seed=1)
     assert env.step({"function": 0, "place": np.array([0, 0]), "target": 0})[1] == 0
->>>>>>> 7f3d225 (Parameterized actions: a toy environment, agents' tests, documentation)
