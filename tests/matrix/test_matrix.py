@@ -127,7 +127,6 @@ def test_networks_train_on_envpool(environment: str, network: str, tmp_path: Pat
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 REFUSED_OBSERVATIONS: dict[str, tuple[spaces.Space[Any], str]] = {
     "text": (spaces.Text(3), "is a Text"),
-    "sequence": (spaces.Dict({"a": spaces.Sequence(BOX)}), '"a" is a Sequence'),
     "five ranks": (spaces.Box(-1, 1, (1, 2, 1, 2, 1), np.float32), "ranks 0 to 4"),
     "one name twice": (spaces.Dict({"a/b": BOX, "a": spaces.Dict({"b": BOX})}), 'both called "a/b"'),
 }
