@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from containers_setup import TOY, train
 from test_runs_resume import assert_same_run
 from test_runs_resume_replay import SMALL, stop_after
@@ -18,12 +19,16 @@ def test_a_loaded_policy_applies_the_pipeline_of_its_run(tmp_path: Any) -> None:
     player = ludus.load(done.run)
     assert player.settings.preprocess.observation == PIPELINE
     x = np.random.default_rng(0).normal(0, 3, (5, 4)).astype(np.float32)
-    ready = player.agent.preprocess({"observation": player._read(x, None, None)[0].observation["observation"][None]})
-    np.testing.assert_allclose(ready["observation"][0], 2 * np.sign(x) * np.log1p(np.abs(x)), rtol=1e-6)
-    plain = player.agent.preprocess
-    before = player.distribution(x)["probabilities"]
-    player.agent.preprocess.ops[0] = type(plain.ops[0])()  # without the ops
-    assert np.abs(player.distribution(x)["probabilities"] - before).max() > 1e-4
+    expected = torch.from_numpy(2 * np.sign(x) * np.log1p(np.abs(x)))
+    seen: list[torch.Tensor] = []
+    network: Any = player.agent.networks["actor"]
+    network.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]["observation"]))
+    player.act(x)
+    player.distribution(x)
+    normalizer: Any = player.agent.normalizer
+    for given in seen:
+        torch.testing.assert_close(given, normalizer({"observation": expected[None]})["observation"])
+    assert len(seen) == 2
     player.close()
 
 
