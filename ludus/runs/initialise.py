@@ -24,6 +24,7 @@ SHAPE_SETTINGS = (  # settings that change the shapes of parameters, the most li
     *(f"network.head{rank}d" for rank in (1, 2, 3, 4)),
     *(f"network.{name}" for name in ("sources", "share", "embedding")),
     *("network.lstm_size", "network.shared", "agent.normalize_observation", "agent.distribution"),
+    *(f"agent.{name}" for name in ("heads", "autoregressive", "head_width", "bins")),
     *("env.id", "env.options", "env.backend", "env.mask", "env.axes", "env.max_length", "agent.name"),
 )
 
