@@ -1,7 +1,12 @@
-"""An environment with a map, a list of units and an order, and with actions about places and units.
+"""A custom environment with a map, a list of units and an order, whose actions are a place of the map and a unit.
 
-ludus train examples.my_skirmish:Skirmish --env.max-length 6 --agent.heads place=spatial 'target=pointer(units)'
+In this folder:
+
+ludus show network my_skirmish:Skirmish --env.max-length 6 --agent.heads place=spatial 'target=pointer(units)'
+ludus train my_skirmish:Skirmish --env.max-length 6 --agent.heads place=spatial 'target=pointer(units)'
 """
+
+from __future__ import annotations
 
 from typing import Any
 

@@ -36,6 +36,15 @@ def test_my_graph_network() -> None:
     assert main(["train", "ludus.environments.entity_toy:NeighbourEnv", *flags, *SHORT_RUN]) == 0
 
 
+def test_my_skirmish(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--env.max-length", "6", "--agent.heads", "place=spatial", "target=pointer(units)"]
+    assert main(["show", "network", "my_skirmish:Skirmish", *flags]) == 0
+    assert "head3d: joined" in capsys.readouterr().out
+    assert main(["check", "my_skirmish:Skirmish", *flags]) == 0
+    assert main(["train", "my_skirmish:Skirmish", *flags, *SHORT_RUN]) == 0
+    assert main(["resume", "latest", "--nb-step", "128"]) == 0
+
+
 def test_my_agent() -> None:
     flags = [
         "--agent",
