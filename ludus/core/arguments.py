@@ -18,7 +18,6 @@ class Range(NamedTuple):
 
 Size = Annotated[int, Range(1, inf, "a whole number of 1 or more")]
 Sizes = tuple[Size, ...]
-Count = Annotated[int, Range(0, inf, "a whole number of 0 or more")]
 Fraction = Annotated[float, Range(0, 1, "0 or more and less than 1")]
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text in quotes"}
@@ -41,7 +40,7 @@ def mismatch(value: Any, hint: Any) -> str:
         expected = [mismatch(value, part) for part in parts if part is not NoneType]
         return "" if "" in expected else " or ".join(expected)
     if origin is Literal:
-        return "" if value in parts else f"one of {', '.join(map(str, parts))}"
+        return "" if value in parts else f"{'one of ' * (len(parts) > 1)}{', '.join(map(str, parts))}"
     if origin is tuple:
         item = next(filter(None, (mismatch(v, parts[0]) for v in value)), "") if isinstance(value, tuple) else "any"
         return item and f"a list such as [64, 64]{'' if item == 'any' else f', each {item}'}"

@@ -58,16 +58,27 @@ class SubModule(nn.Module, ABC):
     """A part of a ModularNetwork, for inputs of rank ``dim``, features first.
 
     It is made as ``Class(input_shape, config, **arguments)``, where ``config`` are the settings of the network and the
-    arguments come from a setting such as ``lstm(size=128, layers=2)``.
+    arguments come from a setting such as ``lstm(size=128, layers=2)``. One that uses a context is made as
+    ``Class(input_shape, config, context_shape, **arguments)``.
     """
 
     dim: Literal[1, 2, 3, 4]
     recurrent = False
+    keeps_entries = True  # if input and output are lists of equal length: whether their entries correspond
     network_settings: tuple[str, ...] = ()  # settings of the network that the class reads: hidden, activation, …
 
     def __init__(self, input_shape: Shape) -> None:
         super().__init__()
         self.input_shape = input_shape
+
+    @classmethod
+    def uses_context(cls, arguments: Mapping[str, Any]) -> bool:
+        """Return whether, with these arguments, its input attends to a context: lists ``[F, S]`` beside the input.
+
+        Then ``forward`` gets two more arguments: ``context`` ``[N, F, S]`` and its padding mask ``context_mask``
+        ``[N, S]`` or None, both ``[T, B, …]`` if the piece is recurrent. Only a body can use a context.
+        """
+        return False
 
     @abstractmethod
     def output_shape(self, dim: int | None = None) -> Shape:
@@ -83,15 +94,9 @@ class SubModule(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self,
-        x: Tensor,
-        state: HiddenState,
-        first: Tensor,
-        mask: Tensor | None = None,
-        context: Tensor | None = None,
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         """Return output and state; ``x`` is ``[N, …]``, or ``[T, B, …]`` if recurrent, reset by ``first`` ``[T, B]``.
 
-        ``mask`` ``[N, S]`` (``[T, B, S]`` if recurrent) is False for padding of a list. ``context`` ``[N, F, S]`` is
-        what a decoder attends to.
+        ``mask`` ``[N, S]`` (``[T, B, S]`` if recurrent) is False for padding of a list.
         """

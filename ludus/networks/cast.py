@@ -81,6 +81,20 @@ class Join(NamedTuple):
         return torch.cat(joined, 1) if len(joined) > 1 else joined[0], mask
 
 
+class PartialJoin(NamedTuple):
+    """A join of some of the tensors."""
+
+    join: Join
+    parts: tuple[int, ...]
+
+    @property
+    def shape(self) -> Shape:
+        return self.join.shape
+
+    def __call__(self, parts: Sequence[Features]) -> Features:
+        return self.join([parts[i] for i in self.parts])
+
+
 def _concatenate_lists(parts: list[Features]) -> Features:
     x = torch.cat([x for x, _ in parts], 2)
     if all(mask is None for _, mask in parts):

@@ -20,7 +20,7 @@ class Identity(SubModule):
         return cast_shape(self.input_shape, dim)
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         return x, state
 

@@ -11,12 +11,12 @@ from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import NONE, Network, Shape, Shapes
 from ludus.core.types import Tensors
-from ludus.networks.cast import Features, Join, cast_features, cast_shape, plan_join, zero_padding
+from ludus.networks.cast import Features, Join, PartialJoin, cast_features, cast_shape, plan_join, zero_padding
 from ludus.networks.config import NetworkConfig
 from ludus.networks.identity import Identity
 from ludus.networks.net1d.mlp import MLP
 from ludus.networks.noisy import noisy_layers
-from ludus.networks.pieces import make_piece, piece_class
+from ludus.networks.pieces import make_piece, piece_class, uses_context
 from ludus.networks.projection import make_projection
 
 NO_STATE = HiddenState()  # of feed-forward pieces
@@ -55,6 +55,18 @@ class _Slot(NamedTuple):
         y, new = self.piece(x, state.select(self.name), first, *given)
         new_state.update(new.with_prefix(self.name))
         return y.flatten(0, 1)
+
+    def run_with_context(
+        self, x: Tensor, state: HiddenState, first: Tensor, new_state: HiddenState, mask: Tensor | None, on: Features
+    ) -> Tensor:
+        """Run a piece that attends to the lists ``on``."""
+        given = [x, mask, *on]
+        if self.recurrent:
+            given = [None if tensor is None else tensor.view(*first.shape, *tensor.shape[1:]) for tensor in given]
+        y: Tensor
+        y, new = self.piece(given[0], state.select(self.name), first, *given[1:])
+        new_state.update(new.with_prefix(self.name))
+        return y.flatten(0, 1) if self.recurrent else y
 
     def output_mask(self, mask: Tensor | None) -> Tensor | None:
         """Return the padding mask of the output ``[T·B, S]``."""
@@ -146,9 +158,7 @@ class ModularNetwork(Network):
 
         for name, shape in inputs.items():
             self._add_source(name, shape, masks.get(name, ""), categories.get(name, 0))
-        rank = piece_class(config.body, "network.body").dim
-        lists = {source.observation: source.mask for source in self._sources if source.mask and len(source.shape) == 2}
-        self._join = plan_join({s.observation: s.shape for s in self._sources}, rank, f"the body {config.body}", lists)
+        self._join, self._context = self._plan_body()
         if branches and config.shared == "sources" and not self._slots:
             raise UserError(
                 'network.shared is "sources", but no source has parameters to share; set it to body, yes or no.'
@@ -202,9 +212,37 @@ class ModularNetwork(Network):
                 "observations of equal kind only."
             )
 
+    def _plan_body(self) -> tuple[Join | PartialJoin, PartialJoin | None]:
+        """Plan the input of the body, and its context if it uses one: then the lists are the context, not input."""
+        body, sources = self._config.body, self._sources
+        rank, place = piece_class(body, "network.body").dim, f"the body {body}"
+        shapes = {source.observation: source.shape for source in sources}
+        masks = {source.observation: source.mask for source in sources if source.mask and len(source.shape) == 2}
+        if not uses_context(body, "network.body"):
+            return plan_join(shapes, rank, place, masks), None
+        lists: Shapes = {name: shape for name, shape in shapes.items() if len(shape) == 2}
+        others: Shapes = {name: shape for name, shape in shapes.items() if len(shape) != 2}
+        if not lists:
+            raise UserError(
+                f'network.body is "{body}", which attends to lists, but no source gives a list; choose sources that '
+                f"keep one, such as network.net2d {KEEPING[2]}, or another body."
+            )
+        if not others:
+            raise UserError(
+                f'network.body is "{body}", but all sources give lists and none gives its queries; choose a body with '
+                "learned queries, such as transformer_dec(queries=4)."
+            )
+        names = list(shapes)
+        context, queries = (
+            PartialJoin(plan_join(some, rank_, place, masks), tuple(map(names.index, some)))
+            for some, rank_ in ((lists, 2), (others, rank))
+        )
+        return queries, context
+
     def _add_body(self, place: str) -> tuple[_Slot, Shape]:
         sources = tuple(source.slot.name for source in self._sources)
-        return self._add(place, self._config.body, "network.body", self._join.shape, sources)
+        context = None if self._context is None else self._context.shape
+        return self._add(place, self._config.body, "network.body", self._join.shape, sources, context=context)
 
     def _add_heads(
         self, place: str, body: str, body_shape: Shape, outputs: Shapes, streams: bool, noisy: bool
@@ -212,7 +250,9 @@ class ModularNetwork(Network):
         """Add the heads and projections of some outputs."""
         keys = {name: _head_key(shape, self._over.get(name, "")) for name, shape in outputs.items()}
         needed = sorted(set(keys.values()))
-        on_sources = [key for key in needed if key.rank > 1 and not _keeps(body_shape, key.rank, key.space)]
+        entries = piece_class(self._config.body, "network.body").keeps_entries
+        of_body = [key for key in needed if _keeps(body_shape, key.rank, key.space) and (entries or not key.over)]
+        on_sources = [key for key in needed if key.rank > 1 and key not in of_body]
         summary = body_shape
         if on_sources and len(body_shape) > 1:
             needed = sorted({*needed, _head_key((1,))})
@@ -286,13 +326,16 @@ class ModularNetwork(Network):
         shape: Shape,
         given: tuple[str, ...],
         ranks: tuple[int, ...] = (),
+        context: Shape | None = None,
     ) -> tuple[_Slot, Shape]:
         """Make a piece, register it unless it is an identity, and return it with its output shape.
 
-        ``given`` are the parts that it gets. ``ranks`` are those of pieces that fit its place; (): all do.
+        ``given`` are the parts that it gets. ``ranks`` are those of pieces that fit its place; (): all do. ``context``
+        is the shape of the lists that it attends to.
         """
         dim = piece_class(piece, setting).dim
-        made = make_piece(piece, setting, shape, self._config, None if not ranks or dim in ranks else ranks[0])
+        rank = None if not ranks or dim in ranks else ranks[0]
+        made = make_piece(piece, setting, shape, self._config, rank, context)
         identity = isinstance(made, Identity)
         self.parts.append(Part(place, piece, given, shape, made.output_shape(), None if identity else made))
         if identity:
@@ -318,7 +361,11 @@ class ModularNetwork(Network):
         x, mask = y = self._join(sources) if self._joins else sources[0]
         for body, heads, projections in self._branches:
             if body is not None:
-                y = body.run(x, state, first, new_state, mask), body.output_mask(mask)
+                if self._context is None:
+                    z = body.run(x, state, first, new_state, mask)
+                else:
+                    z = body.run_with_context(x, state, first, new_state, mask, self._context(sources))
+                y = z, body.output_mask(mask)
             features: list[Features] = []
             for head in heads:
                 if head is None:

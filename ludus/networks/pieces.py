@@ -23,12 +23,29 @@ def piece_class(piece: str, setting: str, rank: int | None = None) -> type[SubMo
     return cls
 
 
-def make_piece(piece: str, setting: str, shape: Shape, config: NetworkConfig, rank: int | None = None) -> SubModule:
-    """Make a piece for inputs of this shape; a UserError names its arguments if one does not exist."""
+def uses_context(piece: str, setting: str) -> bool:
+    """Return whether a piece such as ``transformer_dec(queries="given")`` attends to a context beside its input."""
+    return piece_class(piece, setting).uses_context(parse_call(piece, setting).arguments)
+
+
+def make_piece(
+    piece: str,
+    setting: str,
+    shape: Shape,
+    config: NetworkConfig,
+    rank: int | None = None,
+    context: Shape | None = None,
+) -> SubModule:
+    """Make a piece for inputs and a context of these shapes; a UserError names its arguments if one does not exist."""
     cls, call = piece_class(piece, setting, rank), parse_call(piece, setting)
-    check_arguments(cls, call, 2, f'{setting} "{piece}"')
+    given = (shape, config) if context is None else (shape, config, context)
+    check_arguments(cls, call, len(given), f'{setting} "{piece}"')
+    if context is None and cls.uses_context(call.arguments):
+        raise UserError(
+            f'{setting} is "{piece}", which attends to lists beside its input: only network.body can be such a piece.'
+        )
     try:
-        return cls(shape, config, **call.arguments)  # type: ignore[call-arg]
+        return cls(*given, **call.arguments)
     except UserError as error:
         raise UserError(f'{setting} "{piece}": {error}') from None
     except Exception as error:

@@ -244,7 +244,7 @@ REFUSED = {
     "mlp(dropout='x')": "dropout is .*, but must be 0 or more and less than 1",
     "transformer_enc(width=10)": r'network.body "transformer_enc\(width=10\)": width is 10 and heads is 4',
     "transformer_enc(positions=1)": "positions is .*, but must be true or false",
-    "transformer_dec(queries=-1)": "queries is .*, but must be a whole number of 0 or more",
+    "transformer_dec(queries=0)": "queries is .*, but must be a whole number of 1 or more or given",
     "attention_pool(heads=5)": "heads must divide width",
     "gtrxl(heads=7)": "heads must divide width",
     "conv1d(kernel=2)": "kernel is 2; it must be odd",

@@ -131,18 +131,26 @@ def test_transformer_encoder_equals_that_of_torch() -> None:
 
 
 def test_transformer_decoder_equals_that_of_torch() -> None:
-    piece = TransformerDec((3, 4), CONFIG, width=8, heads=2, layers=1, queries=0)
+    piece = TransformerDec((3, 4), CONFIG, (5, 6), width=8, heads=2, layers=1, queries="given").double()
     (block,) = piece.blocks
-    layer = nn.TransformerDecoderLayer(8, 2, 32, dropout=0.0, norm_first=True, batch_first=True)
+    layer = nn.TransformerDecoderLayer(8, 2, 32, dropout=0.0, norm_first=True, batch_first=True).double()
     copy_attention(layer.self_attn, block.attention)
     copy_attention(layer.multihead_attn, block.cross_attention)
     layer.linear1.load_state_dict(block.feed_forward.hidden.state_dict())
     layer.linear2.load_state_dict(block.feed_forward.output.state_dict())
-    x, context = torch.randn(2, 3, 4), torch.randn(2, 3, 6)  # another length
-    expected = layer(piece.query_input(x.transpose(1, 2)), piece.input_norm(piece.input(context.transpose(1, 2))))
-    y, _ = piece(x, NO_STATE, FIRST, None, context)
-    torch.testing.assert_close(y, piece.norm(expected).transpose(1, 2))
-    assert piece.output_mask(mask := torch.ones(2, 4).bool()) is mask
+    x, context = torch.randn(2, 3, 4).double(), torch.randn(2, 5, 6).double()  # other features, another length
+    mask, context_mask = torch.ones(2, 4).bool(), torch.ones(2, 6).bool()
+    mask[0, 3], context_mask[1, [0, 2, 5]] = False, False
+    memory = piece.input_norm(piece.input(context.transpose(1, 2)))
+    expected = layer(
+        piece.query_input(x.transpose(1, 2)),
+        memory,
+        tgt_key_padding_mask=~mask,
+        memory_key_padding_mask=~context_mask,
+    )
+    y, _ = piece(x, NO_STATE, FIRST, mask, context, context_mask)
+    torch.testing.assert_close(y, piece.norm(expected).transpose(1, 2) * mask.unsqueeze(1))
+    assert piece.output_mask(mask) is mask
     assert TransformerDec((3, 4), CONFIG).output_mask(mask) is None
 
 

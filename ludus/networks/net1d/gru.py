@@ -48,7 +48,7 @@ class GRU(SubModule):
         return HiddenState({name: zeros(batch, self.size) for name in self._names})
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         start = state.reset(first[0])
         if x.shape[0] > 1:

@@ -54,7 +54,7 @@ class GTrXL(SubModule):
         return HiddenState(memory=zeros(batch, len(self.blocks), self.memory, self.width), length=zeros(batch, 1))
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         start = state.reset(first[0])
         slot = torch.arange(self.memory, device=x.device)

@@ -41,7 +41,7 @@ class LayerNormLSTM(SubModule):
         return HiddenState(h=zeros, c=zeros.clone())
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         h, c, outputs = state["h"], state["c"], []
         for gates, reset in zip(self.input_norm(self.input(x)), first.unsqueeze(-1), strict=True):

@@ -52,7 +52,7 @@ class LSTM(SubModule):
         return HiddenState({name: self.gates.new_zeros(batch, self.size) for names in self._names for name in names})
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         start = state.reset(first[0])
         if x.shape[0] > 1:

@@ -49,7 +49,7 @@ class MinGRU(SubModule):
         return HiddenState({name: zeros(batch, self.size) for name in self._names})
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         after = HiddenState()
         for gate, candidate, h in zip(self.gates, self.candidates, self._names, strict=True):

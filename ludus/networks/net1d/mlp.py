@@ -48,7 +48,7 @@ class MLP(SubModule):
         return cast_shape((self._size,), dim)
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         activate = ACTIVATIONS[self.activation]
         if self.plain:

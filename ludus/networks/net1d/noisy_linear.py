@@ -33,6 +33,6 @@ class NoisyLayer(SubModule):
         return cast_shape((self.layer.out_features,), dim)
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         return ACTIVATIONS[self.activation](self.layer(x)), state

@@ -47,7 +47,7 @@ class ResidualMLP(SubModule):
         return cast_shape((self.size,), dim)
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         activate = ACTIVATIONS[self.activation]
         x = self.input(x)

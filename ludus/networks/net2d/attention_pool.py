@@ -39,7 +39,7 @@ class AttentionPool(SubModule):
         return cast_shape((self.width,), dim)
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         x = zero_padding(x, mask).transpose(1, 2)  # [N, S, F]
         query = split_heads(self.query.expand(len(x), -1, -1), self.heads)

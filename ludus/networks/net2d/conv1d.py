@@ -49,7 +49,7 @@ class Conv1D(SubModule):
         return cast_shape((self._channels, self.input_shape[1]), dim)
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         activate = ACTIVATIONS[self.activation]
         x = zero_padding(x, mask)

@@ -41,7 +41,7 @@ class EntityMLP(SubModule):
         return cast_shape((self._size, self.input_shape[1]), dim)
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         activate = ACTIVATIONS[self.activation]
         x = zero_padding(x, mask).transpose(1, 2).contiguous()
@@ -78,7 +78,7 @@ class DeepSets(SubModule):
         return cast_shape((self.output.out_features,), dim)
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         x, _ = self.entity(x, state, first, mask)  # [N, F, S], zero where padded
         return ACTIVATIONS[self.entity.activation](self.output(self._pool(x, mask))), state

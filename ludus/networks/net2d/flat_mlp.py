@@ -35,6 +35,6 @@ class FlatMLP(MLP):
         self.input_shape = input_shape
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         return super().forward(zero_padding(x, mask).flatten(1), state, first)

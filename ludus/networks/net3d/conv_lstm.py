@@ -46,7 +46,7 @@ class ConvLSTM(SubModule):
         return HiddenState(h=zeros, c=zeros.clone())
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         h, c, outputs = state["h"], state["c"], []
         inputs = self.input(x.flatten(0, 1)).unflatten(0, first.shape)

@@ -41,7 +41,7 @@ class ImpalaCNN(SubModule):
         return cast_shape((self.linear.out_features,), dim)
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         x = x.contiguous(memory_format=torch.channels_last)
         for section in self.sections:

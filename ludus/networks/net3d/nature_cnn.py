@@ -46,7 +46,7 @@ class NatureCNN(SubModule):
         return cast_shape((self.size,), dim)
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         x = x.contiguous(memory_format=torch.channels_last)
         for convolution in self.convolutions:

@@ -48,7 +48,7 @@ class ResNet18(SubModule):
         return cast_shape((self._size,), dim)
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         x = torch.relu(self.input(x.contiguous(memory_format=torch.channels_last)))
         x = functional.max_pool2d(x, 3, 2, padding=1)

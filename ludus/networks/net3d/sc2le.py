@@ -33,7 +33,7 @@ class SC2LEEncoder(SubModule):
         return cast_shape((self.channels, *self.input_shape[1:]), dim)
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         return torch.relu(self.output(torch.relu(self.hidden(x)))), state
 
@@ -56,6 +56,6 @@ class SC2LEDecoder(SubModule):
         return cast_shape((self.channels, *self.input_shape[1:]), dim)
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         return torch.relu(self.convolution(x)), state

@@ -42,7 +42,7 @@ class SmallCNN(SubModule):
         return cast_shape((WIDTH,), dim)
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         x = x.contiguous(memory_format=torch.channels_last)
         for convolution in self.convolutions:

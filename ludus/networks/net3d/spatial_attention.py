@@ -47,7 +47,7 @@ class SpatialAttention(SubModule):
         return cast_shape((self.width, *self.input_shape[1:]), dim)
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         pixels = x.flatten(2).transpose(1, 2)  # [N, H · W, F]
         y = self.input(torch.cat([pixels, self.coordinates.expand(len(x), -1, -1)], 2))

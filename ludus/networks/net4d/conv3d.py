@@ -40,7 +40,7 @@ class Conv3D(SubModule):
         return cast_shape((self.linear.out_features,), dim)
 
     def forward(
-        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+        self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
         for convolution in self.convolutions:
             x = torch.relu(convolution(x))
