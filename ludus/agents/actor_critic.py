@@ -125,6 +125,7 @@ class ActorCritic(Agent):
         self.networks = nn.ModuleDict(networks)
         self.preprocess = ObsPreprocessor(inputs)
         self.policy = self.make_policy(action, config, self.preprocess.shapes)
+        self.policy.rename_masks(self.preprocess.masks)
         self.normalizer = ObsNormalizer(self.preprocess.outputs) if config.normalize_observation else None
         self.reward_scaler = RewardScaler() if config.normalize_reward else None
         self.recurrent = any(network.recurrent for network in networks.values())

@@ -113,8 +113,7 @@ def plan_join(shapes: Shapes, rank: int, place: str, masks: Mapping[str, str] | 
     names = list(shapes)
     lists = [name for name in names if rank == 2 and shapes[name][1] > 1]
     distinct = {(shapes[name][1], (masks or {}).get(name, "")) for name in lists}
-    lengths, padding = {length for length, _ in distinct}, {mask for _, mask in distinct if mask}
-    if len(lengths) > 1 or len(padding) > 1:
+    if len(distinct) > 1:  # entries of equal index are not the same entity
         for name in lists[1:]:
             if shapes[name][0] != shapes[lists[0]][0]:
                 raise _not_joinable(lists[0], name, before, place)

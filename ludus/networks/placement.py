@@ -50,6 +50,8 @@ def move(value: Any, device: torch.device) -> Any:
         return value.to(device)
     if isinstance(value, Mapping):
         return type(value)({name: move(x, device) for name, x in value.items()})  # type: ignore[call-arg]
+    if hasattr(value, "_fields"):  # a namedtuple
+        return type(value)(*(move(x, device) for x in value))
     if isinstance(value, tuple | list):
         return type(value)(move(x, device) for x in value)
     return value

@@ -74,6 +74,12 @@ class Policy(nn.Module):
         """Return the learned, state-independent log standard deviations of Gaussians, by action name."""
         return {part.name: part.head.log_std for part in self._parts if isinstance(part.head, Gaussian)}
 
+    def rename_masks(self, masks: Mapping[str, str]) -> None:
+        """Use the names that padding masks have among raw observations; ``masks`` are by the names of their lists."""
+        for head in self.heads.values():
+            if isinstance(head, Pointer | Select):
+                head.padding = masks.get(head.padding.removesuffix("/mask"), head.padding)
+
     def draw(self, steps: int, batch: int, generator: torch.Generator) -> Tensors:
         """Draw the noise for ``steps`` samples of ``batch`` rows: ``[steps, batch, …]`` by action name."""
         return {part.name: part.head.draw_noise((steps, batch), generator) for part in self._parts}

@@ -119,6 +119,12 @@ class ObsPreprocessor(nn.Module):
         results = {chain.name: replace(chain.output, stack=specs[name].stack) for name, chain in chains.items()}
         lists = {name: chain.name for name, chain in chains.items() if chain.output.axes in ("entities", "grid")}
         self.masks = {lists[spec.masks]: name for name, spec in specs.items() if spec.masks in lists}
+        # of padded lists whose result is no list, such as a flattened one: padding is cleared before the ops
+        self._raw_masks = {
+            spec.masks: (name, len(specs[spec.masks].shape) - 1)
+            for name, spec in specs.items()
+            if spec.masks in chains and spec.masks not in lists
+        }
         self.categories = {name: spec.sizes[0] for name, spec in results.items() if spec.axes == "grid"}
         dtypes = {name: None if spec.masks is None else torch.bool for name, spec in specs.items()}
         empty = {name: torch.zeros((1, 0, *spec.shape), dtype=dtypes[name]) for name, spec in specs.items()}
@@ -134,6 +140,9 @@ class ObsPreprocessor(nn.Module):
         result: Tensors = {}
         for source, name, ops in self._chains:
             x = observation[source]
+            if source in self._raw_masks:
+                mask, trailing = self._raw_masks[source]
+                x = torch.where(observation[mask].bool()[(..., *[None] * trailing)], x, 0)
             for op in ops:
                 x = op(x)
             result[name] = torch.cat([result[name], x], -1) if name in result else x

@@ -36,6 +36,8 @@ class Cast(Op):
         low, high = spec.low, spec.high
         if spec.kind != "continuous":
             low, high = 0.0, float(max(spec.choices) - 1)
+        elif dtype == "uint8" and not 0 <= spec.bounds[0].min() <= spec.bounds[1].max() < 256:
+            raise ValueError("its numbers are not all from 0 to 255, and others would wrap around; put clip before it")
         self.output = replace(spec, dtype=dtype, kind="continuous", low=low, high=high, sizes=())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,6 +106,8 @@ class ToChoices(Op):
 
     def __init__(self, spec: Spec, *, size: int = 0) -> None:
         super().__init__()
+        if size < 0:
+            raise ValueError(f"size is {size}, but must be a whole number of 1 or more")
         if spec.kind != "continuous":
             raise ValueError("it is one-hot encoded already" if spec.kind == "categorical" else "it is 0 or 1 already")
         low, high = (float(limit) for limit in (spec.bounds[0].min(), spec.bounds[1].max()))

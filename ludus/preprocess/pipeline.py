@@ -19,7 +19,10 @@ def make_op(op: NamedOp, name: str, spec: Spec, table: Mapping[str, str], settin
     The constructor of an op takes a spec and keyword arguments, sets ``output``, the spec of its result, and raises a
     ValueError with the reason if it does not take this spec.
     """
-    kind, what = resolve(op.call.name, table, "op"), f'{setting} "{op.text}"'
+    what = f'{setting} "{op.text}"'
+    if op.call.name not in table:  # resolve would import a path, which the specs of an untrusted run may name
+        raise UserError(f"{what} is not one of {', '.join(table)}.")
+    kind = resolve(op.call.name, table, "op")
     check_arguments(kind, op.call, 1, what)
     try:
         return kind(spec, **op.call.arguments)

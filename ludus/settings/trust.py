@@ -1,8 +1,7 @@
 """Read the settings of a run or a file, and refuse to import code that an untrusted file names.
 
-Settings may name code to import: an environment, wrappers, an agent, a network and its pieces,
-checks of networks. Code that the user types
-is trusted. Code that a file names is imported only if this user wrote the file on this machine
+Settings may name code to import: an environment, wrappers, an agent, a network and its pieces, checks of networks. Code
+that the user types is trusted. Code that a file names is imported only if this user wrote the file on this machine
 (``ludus.settings.signature``), or with ``--trust`` or ``trust=True``.
 """
 

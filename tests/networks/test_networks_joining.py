@@ -153,7 +153,9 @@ def test_lists_with_masks_of_their_own_are_joined_on_the_sequence() -> None:
     inputs: Shapes = {"a": (3, 5), "b": (3, 5)}
     config = NetworkConfig(net2d="identity2d", body="identity2d")
     assert build_network(config, NetworkSpec(inputs, {"v": (1,)}))._join.shape == (6, 5)
-    assert build_network(config, NetworkSpec(inputs, {"v": (1,)}, masks={"a": "m"}))._join.shape == (6, 5)
+    assert build_network(config, NetworkSpec(inputs, {"v": (1,)}, masks={"a": "m", "b": "m"}))._join.shape == (6, 5)
+    one = build_network(config, NetworkSpec(inputs, {"v": (1,)}, masks={"a": "m"}))
+    assert one._join.shape == (3, 10)  # the padding of one list must not hide entries of the other
     apart = build_network(config, NetworkSpec(inputs, {"v": (1,)}, masks={"a": "m", "b": "n"}))
     assert apart._join.shape == (3, 10)
 

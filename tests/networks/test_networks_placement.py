@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -35,9 +35,16 @@ def test_inputs_and_outputs_are_moved() -> None:
     assert OnDevices(Named(), "cpu", "meta")(x, named=named)["x"].device.type == "meta"
 
 
+class Unrolled(NamedTuple):
+    features: torch.Tensor
+    state: HiddenState
+
+
 def test_moving_keeps_the_kind_of_containers() -> None:
     state = HiddenState({"h": torch.zeros(2)})
     moved = move((state, [torch.zeros(1)], None, "text"), torch.device("meta"))
+    unroll = Unrolled(torch.zeros(1), state)
+    assert move(unroll, torch.device("meta")).features.device.type == "meta"
     assert isinstance(moved[0], HiddenState)
     assert moved[0]["h"].device.type == "meta"
     assert moved[1][0].device.type == "meta"

@@ -163,3 +163,14 @@ def test_one_hot_on_the_meta_device():
     with torch.device("meta"):
         outline = ObsPreprocessor({"observation": Spec((2,), "int64", "categorical", sizes=(2, 3))})
     assert {tuple(x.shape) for x in outline.buffers()} == {(5,)}
+
+
+@pytest.mark.parametrize("layout", [{"axes": "vector"}, {"axes": "entities", "ops": ("flatten",)}])
+def test_padding_of_a_flattened_list_is_zero(layout):
+    mask = Spec((4,), "int8", "binary", masks="units")
+    preprocess = ObsPreprocessor({"units": Spec((4, 2), "float32", **layout), "units/mask": mask})
+    present = torch.tensor([1, 0, 0, 1], dtype=torch.int8).expand(T, B, 4)
+    x = torch.full((T, B, 4, 2), 7.0)
+    x[:, :, 1:3] = torch.nan
+    expected = torch.tensor([7.0, 7.0, 0.0, 0.0, 0.0, 0.0, 7.0, 7.0]).expand(T, B, 8)
+    assert torch.equal(preprocess({"units": x, "units/mask": present})["units"], expected)

@@ -148,6 +148,8 @@ def test_commas_inside_brackets_and_quotes_do_not_split():
         ("camera: clip(lo=1, high=2)", r'has no argument "lo": its arguments are low, high. Did you mean "low"\?'),
         ('camera: cast(dtype="int7")', 'dtype is "int7", but must be one of float32, uint8'),
         ("arm/position: one_hot", "give the number of choices"),
+        ("arm/position: one_hot(size=-3)", "must be a whole number of 1 or more"),
+        ('arm/position: cast(dtype="uint8")', "not all from 0 to 255"),
         ("level: one_hot", "one-hot encoded already"),
         ("door: one_hot", "0 or 1 already"),
         ("arm/speed: channels_first", r"of shape \(2,\): it takes images"),
@@ -223,3 +225,8 @@ def test_networks_see_observations_by_their_new_names():
     assert list(plans["actor"].spec.inputs) == ["state"]
     assert list(plans["critic"].spec.inputs) == ["state", "previous_action"]
     manager.close()
+
+
+def test_specs_import_nothing_but_ops() -> None:
+    with pytest.raises(UserError, match="is not one of"):  # as in the failure dump of another user's run
+        ObsPreprocessor({"x": Spec((2,), "float32", ops=("tests.missing:Class",))})
