@@ -129,7 +129,7 @@ def comments(kind: type[Any]) -> dict[str, str]:
             above: list[str] = []
             while (line := lines[node.lineno - 2 - len(above)].strip()).startswith("#"):
                 above.insert(0, line)
-            words = [last] if last.startswith("#") else above
+            words = [last] if last.startswith("#") and not last.startswith("# type:") else above
             found[node.target.id] = " ".join(word.lstrip("# ") for word in words)
     return found
 

@@ -120,7 +120,8 @@ def describe(networks: dict[str, tuple[NetworkSummary, int]]) -> str:
 
 def label(part: PartSummary) -> str:
     """Return the place of a part and its piece."""
-    kind = "joined" if part.kind.startswith("identity") else part.kind
+    identity = "identity" if part.name.startswith("source/") else "joined"
+    kind = identity if part.kind.startswith("identity") else part.kind
     return f"{part.name}: {kind}" if kind else part.name
 
 

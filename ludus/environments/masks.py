@@ -31,9 +31,15 @@ class ActionMasks:
             self._names[name]: Spec((sum(s.choices),), "bool", "binary") for name, s in self._actions.items()
         }
         if example is not None and not self.specs:
+            discrete = [name for name, spec in actions.items() if spec.choices]
+            if discrete and not self._single:
+                raise UserError(
+                    f"{environment}: the action mask must be a dict with one array for each masked action, by name "
+                    f"({', '.join(discrete)})."
+                )
             raise UserError(
-                f"{environment}: there is an action mask, but no discrete action that it belongs to; remove it, name "
-                "its parts after the actions, or set env.mask to another key."
+                f"{environment}: there is an action mask, but no discrete action that it belongs to; remove it, or set "
+                "env.mask to another key."
             )
         if isinstance(example, Mapping) and not self._single:
             for key in example:  # vector environments add ``_key`` to mark the rows that have a key

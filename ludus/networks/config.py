@@ -28,7 +28,8 @@ class NetworkConfig:
     """
 
     name: str = "modular"  # or package.module:Class: a custom Network, or any torch module (ludus.networks.build)
-    net1d: str = "mlp"  # source of each vector observation
+    # source of each vector observation; with several observations and body auto, one mlp gets all vectors concatenated
+    net1d: str = "mlp"
     # source of each list or matrix observation [F, S]; auto: flat_mlp, an mlp over the flattened matrix, or entity_mlp,
     # which keeps the list, if an output is about its entries
     net2d: str = "auto"
@@ -45,7 +46,7 @@ class NetworkConfig:
     hidden: tuple[int, ...] = (64, 64)  # layer sizes of an mlp; larger fits more and is slower: 256 256 suits robots
     activation: Activation = "tanh"  # after each layer of an mlp; tanh suits PPO and A2C, relu off-policy agents
     lstm_size: int = 64  # units of an lstm, gru or min_gru; the cost grows with the square
-    # sources of single observations instead of net1d to net4d: 'camera/*=nature_cnn' 'units=conv1d(features=64)'
+    # sources of single observations instead of net1d to net4d: 'camera/*=nature_cnn' 'units=entity_mlp'
     sources: tuple[str, ...] = ()
     # observations that match the same pattern share one source, as camera/left and camera/right do with 'camera/*'
     share: tuple[str, ...] = ()

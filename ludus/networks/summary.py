@@ -57,7 +57,7 @@ def summarize(name: str, network: Network, spec: NetworkSpec) -> dict[str, Netwo
 
 
 def _parts(network: Network, spec: NetworkSpec) -> list[Part]:
-    """Return the parts of a network, without identities; a custom network is one part."""
+    """Return the parts of a network, without identities except for sources; a custom network is one part."""
     if not isinstance(network, ModularNetwork):
         module = getattr(network, "module", network)
         outputs = [Part(f"output/{name}", "", ("network",), (), shape, None) for name, shape in spec.outputs.items()]
@@ -66,7 +66,8 @@ def _parts(network: Network, spec: NetworkSpec) -> list[Part]:
     kept = []
     for part in network.parts:
         inputs = tuple(name for given in part.inputs for name in skipped.get(given, (given,)))
-        if part.kind.startswith("identity") and len(inputs) == 1:
+        source = part.name.startswith("source/") and len(network.inputs) > 1
+        if part.kind.startswith("identity") and len(inputs) == 1 and not source:
             skipped[part.name] = inputs
         else:
             kept.append(part._replace(inputs=inputs))

@@ -197,6 +197,7 @@ def test_a_compiled_step_is_an_eager_one(kind: str) -> None:
 def test_padding_of_a_renamed_list_is_not_chosen(agent: str) -> None:
     renamed = {"preprocess.observation": ('units: rename(to="army")',), "agent.heads": ("action=pointer(army)",)}
     options = {"env.options": ("entities=true",), "network.net2d": "entity_mlp"}
+    options |= {"agent.warmup": 50} if agent == "acer" else {}
     worker = make_worker(f"{__name__}:Places", agent, **keywords(renamed | options))
     begin(worker, 0)
     collect(worker)  # Places refuses padding
