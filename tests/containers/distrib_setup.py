@@ -13,9 +13,10 @@ from torch import multiprocessing as processes
 
 from ludus.containers.updater import LocalUpdater, ParameterBlock
 from ludus.core.batch import Batch
-from ludus.core.types import Tensors
+from ludus.core.types import State, Tensors
 from ludus.core.updater import LossFunction
 from ludus.ops.returns import running_returns
+from ludus.runs import checkpoint as checkpoints
 
 RANKS, TIME, ROWS = 2, 12, 4
 
@@ -41,16 +42,21 @@ class DistribUpdater(LocalUpdater):
         return gradient, metrics | dict(zip(scalars, total[len(gradient) :].unbind(), strict=True))
 
 
-def on_ranks(function: Callable[..., Any], folder: Path, *given: Any) -> list[Any]:
-    """Call ``function(rank, *given)`` in two processes that are joined over gloo; return what they returned."""
+def on_ranks(function: Callable[..., State], folder: Path, *given: Any) -> list[State]:
+    """Call ``function(rank, *given)`` in two processes that are joined over gloo; return what they returned.
+
+    Each process imports torch, so a function should do all that several tests look at.
+    """
     processes.spawn(_run, (function, str(folder), given), nprocs=RANKS)  # type: ignore[no-untyped-call, attr-defined]
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+    return [checkpoints.load(folder / str(rank) / "result")[0] for rank in range(RANKS)]
 
 
-def _run(rank: int, function: Callable[..., Any], folder: str, given: tuple[Any, ...]) -> None:
+def _run(rank: int, function: Callable[..., State], folder: str, given: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=RANKS)
-    torch.save(function(rank, *given), f"{folder}/{rank}.pt")
+    own = Path(folder, str(rank))  # a save deletes leftovers of others beside it
+    own.mkdir()
+    checkpoints.save(own / "result", function(rank, *given), {})
     distributed.destroy_process_group()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from ludus.containers.loop import begin, collect, improve
 from ludus.containers.updater import LocalUpdater
+from ludus.core.types import State
 
 NORMALIZED: dict[str, Any] = {
     "agent__normalize_advantage": True,
@@ -20,6 +20,12 @@ NORMALIZED: dict[str, Any] = {
     "agent__normalize_reward": True,
     "network__hidden": (16,),
 }
+WHOLE: dict[str, tuple[str, dict[str, Any]]] = {  # one minibatch, so that ranks change nothing
+    "ppo": ("ppo", {"agent__minibatches": 1, "agent__epochs": 3}),
+    "a2c": ("a2c", {}),
+    "a2c by n steps": ("a2c", {"agent__n_step": 3}),
+}
+PARTS = {"agent__minibatches": 3, "agent__epochs": 4, "agent__target_kl": 0.02}
 
 
 def learn(rank: int | None, agent: str, changes: dict[str, Any]) -> dict[str, Tensor]:
@@ -35,26 +41,6 @@ def learn(rank: int | None, agent: str, changes: dict[str, Any]) -> dict[str, Te
         name: x for name, x in worker.agent.state_dict().items() if isinstance(x, Tensor) and "carried" not in name
     }
     return state | {f"metrics/{name}": x for name, x in metrics.items()} | {"rate": torch.tensor(updater.learning_rate)}
-
-
-@pytest.mark.parametrize(
-    ("agent", "changes"),
-    [("ppo", {"agent__minibatches": 1, "agent__epochs": 3}), ("a2c", {}), ("a2c", {"agent__n_step": 3})],
-)
-def test_two_ranks_with_one_minibatch_are_one_rank_with_all_rows(tmp_path: Path, agent: str, changes: Any) -> None:
-    one, other = on_ranks(learn, tmp_path, agent, changes)
-    alone = learn(None, agent, changes)
-    assert sorted(one) == sorted(alone)
-    for name, x in alone.items():
-        torch.testing.assert_close(one[name], other[name], rtol=0, atol=0)
-        torch.testing.assert_close(one[name], x, rtol=1e-5, atol=1e-5, msg=lambda told, name=name: f"{name}: {told}")
-
-
-def test_with_several_minibatches_the_ranks_stay_equal(tmp_path: Path) -> None:
-    changes = {"agent__minibatches": 3, "agent__epochs": 4, "agent__target_kl": 0.02}
-    one, other = on_ranks(learn, tmp_path, "ppo", changes)
-    assert all(torch.equal(x, other[name]) for name, x in one.items())
-    assert float(one["metrics/optimizer_steps"]) < 12  # the ranks agreed to stop
 
 
 def learn_from_a_replay(rank: int) -> dict[str, Tensor]:
@@ -74,8 +60,35 @@ def learn_from_a_replay(rank: int) -> dict[str, Tensor]:
     return {"updates": torch.tensor(updates), "steps": torch.tensor(steps), "parameters": flat} | statistics
 
 
-def test_ranks_of_a_replay_agent_make_the_same_number_of_updates(tmp_path: Path) -> None:
-    one, other = on_ranks(learn_from_a_replay, tmp_path)
+def learn_all(rank: int) -> State:
+    """What all tests below look at, from one start of the ranks."""
+    whole = {name: learn(rank, *case) for name, case in WHOLE.items()}
+    return whole | {"minibatches": learn(rank, "ppo", PARTS), "replay": learn_from_a_replay(rank)}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[State]:
+    return on_ranks(learn_all, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_two_ranks_with_one_minibatch_are_one_rank_with_all_rows(ranks: list[State], name: str) -> None:
+    one, other = (state[name] for state in ranks)
+    alone = learn(None, *WHOLE[name])
+    assert sorted(one) == sorted(alone)
+    for key, x in alone.items():
+        torch.testing.assert_close(one[key], other[key], rtol=0, atol=0)
+        torch.testing.assert_close(one[key], x, rtol=1e-5, atol=1e-5, msg=lambda told, key=key: f"{key}: {told}")
+
+
+def test_with_several_minibatches_the_ranks_stay_equal(ranks: list[State]) -> None:
+    one, other = (state["minibatches"] for state in ranks)
+    assert all(torch.equal(x, other[name]) for name, x in one.items())
+    assert float(one["metrics/optimizer_steps"]) < 12  # the ranks agreed to stop
+
+
+def test_ranks_of_a_replay_agent_make_the_same_number_of_updates(ranks: list[State]) -> None:
+    one, other = (state["replay"] for state in ranks)
     assert one["steps"] != other["steps"]
     assert one["updates"] == other["updates"] > 10
     assert torch.equal(one["parameters"], other["parameters"])

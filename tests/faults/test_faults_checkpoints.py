@@ -207,7 +207,7 @@ print(count, newest)
 """
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [1, pytest.param(60, marks=pytest.mark.slow)])
 def test_readers_beside_a_running_training_always_find_a_whole_one(tmp_path, seconds):
     done = subprocess_of(READERS, tmp_path, seconds)
     assert done.returncode == 0, done.stderr

@@ -222,15 +222,17 @@ def pairwise(
 ) -> list[Choice]:
     """Few choices that hold every pair of values of two factors: greedily, the best of some random ones each time."""
     rng = random.Random(seed)
-    everything = [choice for choice in itertools.product(*factors) if possible(choice)]
-    open_pairs = set().union(*map(_pairs, everything))
-    chosen: list[Choice] = []
-    while open_pairs:
-        start = min(open_pairs, key=repr)
-        fitting = [choice for choice in everything if start in _pairs(choice)]
-        best = max(rng.choices(fitting, k=60), key=lambda choice: len(_pairs(choice) & open_pairs))
-        open_pairs -= _pairs(best)
-        chosen.append(best)
+    pairs = {choice: _pairs(choice) for choice in itertools.product(*factors) if possible(choice)}
+    holding: dict[Any, list[Choice]] = {}
+    for choice, own in pairs.items():
+        for pair in own:
+            holding.setdefault(pair, []).append(choice)
+    open_pairs, chosen = set(holding), list[Choice]()
+    for start in sorted(holding, key=repr):
+        if start in open_pairs:
+            best = max(rng.choices(holding[start], k=60), key=lambda choice: len(pairs[choice] & open_pairs))
+            open_pairs -= pairs[best]
+            chosen.append(best)
     return chosen
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import ludus
 from ludus.agents.dqn import DQN
 from ludus.agents.ppo import PPO, PPOConfig
+from ludus.cli.main import main
 from ludus.core.errors import UserError
 from ludus.core.imports import name_for, resolve
 from ludus.networks.net1d.mlp import MLP
@@ -182,7 +183,9 @@ if __name__ == "__main__":
 """
 
 
-def test_classes_of_a_script_train_and_come_back_with_the_same_script(tmp_path: Path) -> None:
+def test_classes_of_a_script_train_and_come_back_with_the_same_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "my_classes_script.py").write_text(SCRIPT)
 
     def script(*words: str) -> list[str]:
@@ -192,21 +195,23 @@ def test_classes_of_a_script_train_and_come_back_with_the_same_script(tmp_path: 
     run = script()[-1]
     assert config_of(tmp_path / run)["agent.name"] == "my_classes_script:Mine"
     assert script(run) == ["True", "Mine"]
-    command = [sys.executable, "-m", "ludus.cli.main", "evaluate", run, "--episodes", "1"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert "my_classes_script:Mine" in said
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", run, "--episodes", "1"]) == 0
+    assert "my_classes_script:Mine" in capsys.readouterr().out
 
 
-def test_a_script_that_trains_when_imported_is_told_so_and_does_not_train_again(tmp_path: Path) -> None:
+def test_a_script_that_trains_when_imported_is_told_so_and_does_not_train_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     unguarded = SCRIPT.replace('if __name__ == "__main__":', "if True:")
     (tmp_path / "my_unguarded_script.py").write_text(unguarded)
-    given: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "check": False}
-    run = subprocess.run([sys.executable, "my_unguarded_script.py"], **given).stdout.splitlines()[-1]
-    command = [sys.executable, "-m", "ludus.cli.main", "evaluate", run, "--episodes", "1"]
-    done = subprocess.run(command, **given)
-    assert done.returncode == 2
-    assert "The module my_unguarded_script calls ludus." in done.stderr
-    assert done.stderr.count("\n") == 1
+    command = [sys.executable, "my_unguarded_script.py"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout.splitlines()[-1]
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", run, "--episodes", "1"]) == 2
+    err = capsys.readouterr().err
+    assert "The module my_unguarded_script calls ludus." in err
+    assert err.count("\n") == 1
     assert len(list(tmp_path.glob("runs/*/*"))) == 1
 
 
