@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import gymnasium
@@ -70,9 +71,17 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("agent", ["ppo", "a2c"])
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("kind", KINDS)
+CHOICES = [
+    pytest.param(*names, marks=[pytest.mark.slow] if (i + j + k) % 2 else [], id="-".join(names))
+    for (i, j, k), names in zip(
+        product(range(len(KINDS)), range(len(NETWORKS)), range(2)),
+        product(KINDS, NETWORKS, ["ppo", "a2c"]),
+        strict=True,
+    )
+]  # every pair of kind, network and agent is among the fast ones
+
+
+@pytest.mark.parametrize(("kind", "network", "agent"), CHOICES)
 def test_ratios_are_one_before_the_first_step_and_training_goes_on(kind: str, network: str, agent: str) -> None:
     environment, changes = KINDS[kind]
     worker = make_worker(environment, agent, **NETWORKS[network], **changes)

@@ -10,6 +10,7 @@ import pytest
 from containers_setup import make_worker, train
 from gymnasium.envs.classic_control import CartPoleEnv
 
+pytestmark = pytest.mark.usefixtures("shared_fork_server")
 ALTERNATE: dict[str, Any] = {"env__backend": "subproc", "env__workers": 2, "env__alternate": True}
 QUICK: dict[str, Any] = {"agent__batch_size": 4, "agent__replay": 400}
 LONG: dict[str, Any] = {"agent__warmup": 5000, "agent__replay": 6000, "nb_step": 6000}  # in its warm-up all the time
@@ -32,11 +33,11 @@ def test_groups_that_alternate_step_equally_often(per_step: float) -> None:
     """Whichever of them makes an update due, and however many steps that takes."""
     changes = QUICK | ALTERNATE | {"env__num": 2, "agent__warmup": 50, "agent__updates_per_step": per_step}
     worker = make_worker("CartPole-v1", "dqn", network__hidden=(2,), **changes)
-    worker.run(2000)
+    worker.run(1000)
     cache: Any = worker.cache
     times = [group.time for group in cache._groups.values()]
     worker.close()
-    assert sum(times) >= 2000
+    assert sum(times) >= 1000
     assert abs(times[0] - times[1]) <= 2
     assert worker.updates == pytest.approx(per_step * (worker.local_step_count - 50), abs=1)
 

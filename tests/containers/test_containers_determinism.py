@@ -90,7 +90,7 @@ def test_the_kl_schedule_and_the_default_engine_go_together(tmp_path: Path) -> N
 @pytest.mark.parametrize("greedy", [True, False])
 @pytest.mark.parametrize("network", ["numpy", "lstm"])
 def test_evaluation_does_not_touch_training(network: str, greedy: bool, tmp_path: Path) -> None:
-    changes: dict[str, Any] = NETWORKS[network] | {"agent__normalize_observation": True, "nb_step": 200}
+    changes: dict[str, Any] = NETWORKS[network] | {"agent__normalize_observation": True, "nb_step": 130}
     without = train(tmp_path, "CartPole-v1", **changes)
     often = train(tmp_path, "CartPole-v1", evaluation__every=1, evaluation__greedy=greedy, **changes)
     assert saved(often.run)["evaluator"]["round"] > saved(without.run)["evaluator"]["round"] + 2

@@ -21,6 +21,7 @@ from ludus.core.rows import Rows
 from ludus.environments.goal_toy import BitFlipEnv
 from ludus.settings.settings import resolve_settings
 
+pytestmark = pytest.mark.usefixtures("shared_fork_server")
 BITS = "ludus.environments.goal_toy:BitFlipEnv"
 SMALL: dict[str, Any] = {
     "network.hidden": (8,),

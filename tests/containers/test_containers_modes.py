@@ -141,7 +141,7 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: x.clone() for name, x in module.state_dict().items() if isinstance(x, Tensor)}
 
 
-@pytest.mark.parametrize("kind", [Normed, Dropping])
+@pytest.mark.parametrize("kind", [Normed, pytest.param(Dropping, marks=pytest.mark.slow)])
 def test_a_compiled_update_trains_in_training_mode(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiled update moves the statistics as the eager one does, and is compiled once for all its steps."""
     import ludus.containers.compiled as compiled

@@ -75,7 +75,7 @@ def test_a_run_trains_with_the_threads_that_were_asked_for(
     if variable is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     Watched.seen.clear()
-    result = train(tmp_path, Watched, threads=given)
+    result = train(tmp_path, Watched, threads=given, nb_step=32)
     assert Watched.seen == {(expected, frozenset({expected}))}
     assert read_config(result.run / "config.toml")["threads"] == expected
     assert read_origins(result.run / "config.toml")["threads"] == origin
@@ -84,10 +84,10 @@ def test_a_run_trains_with_the_threads_that_were_asked_for(
 
 def test_a_resume_keeps_the_threads_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    result = train(tmp_path, Watched, threads=0)
+    result = train(tmp_path, Watched, threads=0, nb_step=32)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     Watched.seen.clear()
-    ludus.resume(result.run, nb_step=200, environment=Watched)
+    ludus.resume(result.run, nb_step=64, environment=Watched)
     assert Watched.seen == {(2, frozenset({2}))}
     assert read_config(result.run / "config.toml")["threads"] == 2
 

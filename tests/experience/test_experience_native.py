@@ -58,7 +58,7 @@ def test_replay_reads_are_equal_with_and_without_native_code(
     monkeypatch.setattr(sum_tree, "PLAIN", sum_tree.COMPILED)  # sums of other blocks round otherwise
     other = world.replay(**config)
     late: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for _ in range(40):
+    for _ in range(28):
         play(world, 5, one, other)
         if not one.size:
             continue

@@ -112,8 +112,10 @@ def test_the_toy_is_learned(task: Task, tmp_path: Path) -> None:
     assert outcome.passes(task), f"{outcome}, target {task.target:g}"
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("agent", ["dqn", "qr_dqn"])
+@pytest.mark.parametrize(
+    ("agent", "n_step"),
+    [("dqn", 3), ("qr_dqn", 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("dqn", 1), ("qr_dqn", 3)))],
+)
 def test_a_value_looks_beyond_a_truncation(agent: str, n_step: int, tmp_path: Path) -> None:
     """It is 0.1/(1 − γ) = 1 if and only if every return is cut at the truncation and bootstraps from what it cut off.
 
@@ -126,7 +128,13 @@ def test_a_value_looks_beyond_a_truncation(agent: str, n_step: int, tmp_path: Pa
     assert found.tolist() == pytest.approx([1, 1], rel=0.05)
 
 
-@pytest.mark.parametrize(("n_step", "value"), [(1, 1 / (1 - 0.9 * 0.8)), (3, 11.03 / 5 / (1 - 2 * 0.9**3 / 5))])
+@pytest.mark.parametrize(
+    ("n_step", "value"),
+    [
+        pytest.param(1, 1 / (1 - 0.9 * 0.8), marks=pytest.mark.slow),
+        (3, 11.03 / 5 / (1 - 2 * 0.9**3 / 5)),
+    ],
+)
 def test_a_value_ends_at_a_termination(n_step: int, value: float, tmp_path: Path) -> None:
     """Of 5 steps that look alike, one (four) of 5 ends within 1 (3) steps, so that 4 (2) of 5 returns bootstrap."""
     found = values_of(
@@ -135,7 +143,7 @@ def test_a_value_ends_at_a_termination(n_step: int, value: float, tmp_path: Path
     assert found.tolist() == pytest.approx([value / 10, value / 10], rel=0.06)
 
 
-@pytest.mark.parametrize("corrected", [True, False])
+@pytest.mark.parametrize("corrected", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_importance_weights_undo_the_bias_of_priorities(
     corrected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

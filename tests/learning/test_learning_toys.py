@@ -120,7 +120,20 @@ def value_of(result: TrainResult) -> float:
     return float(outputs["value"])
 
 
-@pytest.mark.parametrize("task", [*TOYS, *IDENTITY], ids=lambda task: task.name)
+LATER = {  # A2C shares with PPO, which learns these soon, all that they ask for
+    *("memory-feedforward/a2c", "masked-by-info/a2c", "mixed-more/a2c", "tanh/a2c", "beta/a2c"),
+    *("identitymultidiscrete/a2c", "identitymultibinary/a2c"),
+}
+assert {task.name for task in (*TOYS, *IDENTITY)} > LATER
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(task, marks=[pytest.mark.slow] if task.name in LATER else [], id=task.name)
+        for task in (*TOYS, *IDENTITY)
+    ],
+)
 def test_the_toy_is_learned(task: Task, tmp_path: Path) -> None:
     outcome = run(task, 0, tmp_path)
     assert outcome.passes(task), f"{outcome}, target {task.target:g}"
@@ -132,8 +145,14 @@ def test_ppo_solves_cartpole_by_its_preset(tmp_path: Path) -> None:
     assert outcome.reached <= 40_000  # 10 seeds took 10,000 to 35,000
 
 
-@pytest.mark.parametrize("agent", AGENTS)
-@pytest.mark.parametrize("gae_lambda", [0.0, 0.95])
+@pytest.mark.parametrize(
+    ("agent", "gae_lambda"),
+    [
+        ("ppo", 0.95),
+        ("a2c", 0.0),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("ppo", 0.0), ("a2c", 0.95))),
+    ],
+)
 def test_the_value_looks_beyond_a_truncation(agent: str, gae_lambda: float, tmp_path: Path) -> None:
     value = value_of(
         train(tmp_path, Endless, agent, LONG_ENOUGH[agent], {"agent.gae_lambda": gae_lambda, "agent.gamma": 0.9})

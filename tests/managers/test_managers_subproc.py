@@ -26,29 +26,9 @@ TOY = "ludus.environments.toy"
 WORLDS = "subproc_worlds"
 
 
-@pytest.fixture(scope="module")
-def server():
-    """Share one fork server between tests, since starting it takes most of the time."""
-    launcher = Launcher("forkserver", worker_pool.PRELOAD)
-    launcher._ensure_server()
-    yield launcher
-    launcher.close()
-
-
 @pytest.fixture(autouse=True)
-def nothing_left(server, monkeypatch):
+def nothing_left(shared_fork_server):
     """Check that a test leaves no file descriptors or child processes behind."""
-
-    class Shared(Launcher):
-        def __init__(self, *args):
-            super().__init__(*args)
-            self._server, self._channel = server._server, server._channel
-
-        def close(self):
-            self._server = self._channel = None
-            super().close()
-
-    monkeypatch.setattr(worker_pool, "Launcher", Shared)
     before, running = open_fds(), children()
     yield
     if set(open_fds()) - set(before):
@@ -645,8 +625,8 @@ def test_workers_die_with_a_killed_parent():
 
 
 def test_timeout_applies_to_each_environment():
-    """30 rows of 0.1 s each in one worker take longer than the timeout of 2 s in all."""
-    case = config(f"{WORLDS}:Slow", num=30, workers=1, timeout=2.0, max_restarts=0)
+    """30 rows of 0.05 s each in one worker take longer than the timeout of 1.4 s in all."""
+    case = config(f"{WORLDS}:Slow", "seconds=0.05", num=30, workers=1, timeout=1.4, max_restarts=0)
     ours = SubProcEnvManager(case, 30)
     ours.reset(0)
     advance(ours, {"action": torch.zeros(30, dtype=torch.int64)})
@@ -674,6 +654,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow  # the next test is quick
 def test_time_while_suspended_does_not_count():
     code = FROZEN.format(here=str(Path(__file__).parent))
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

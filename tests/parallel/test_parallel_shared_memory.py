@@ -39,7 +39,7 @@ def test_another_process_writes_the_same_memory(start):
     launcher = Launcher(start)
     for count in (1, 2):
         process = launcher.start("parallel_jobs:write", {"fields": FIELDS}, {"block": block.fd}, "job")
-        assert process.wait(20)
+        assert process.wait(120)
         assert process.code == 0, process.failure()
         assert (view == count).all()
     launcher.close()

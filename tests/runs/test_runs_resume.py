@@ -27,6 +27,7 @@ from ludus.core.types import State
 from ludus.managers.vector import VectorEnvManager
 from ludus.runs.folder import RunDirectory, step_folders
 
+pytestmark = pytest.mark.usefixtures("shared_fork_server")
 EVERYTHING: dict[str, Any] = {
     "nb_step": 400,
     "agent__normalize_observation": True,
@@ -161,7 +162,7 @@ def test_a_loop_of_resumes_ends_for_a_run_killed_after_its_last_save(tmp_path: P
     straight = train(tmp_path / "straight", COUNTING, checkpoint_every=1, keep=99)
     killed = tmp_path / "killed"
     shutil.copytree(straight.run, killed)
-    last = train(tmp_path / "other", COUNTING, "ppo", stop_at(3), checkpoint_every=1, nb_step=10**6)
+    last = train(tmp_path / "other", COUNTING, "ppo", stop_at(3), checkpoint_every=1, nb_step=10**6, compile="off")
     assert main(["resume", str(killed)]) == 0
     assert main(["resume", str(killed), "--nb-step", "100"]) == 0
     assert saved(last.run)["counters"]["evaluated_at"] < last.steps  # stopped before its evaluation
