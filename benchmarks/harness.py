@@ -75,12 +75,13 @@ def speed(result: Result) -> float:
 
 
 def pick(ways: tuple[Side, ...], job: str, options: list[str]) -> Side:
-    """Return the fastest variant and thread count of a side, measured in two rounds each against noise."""
+    """Return the fastest variant and thread count of a side, by the median of three rounds in turn."""
     sides = [
         Side(way.name, way.module, (*way.options, "--threads", str(threads))) for way in ways for threads in THREADS
     ]
-    tried = [sum(speed(side.run(job, *options)) for _ in range(2)) for side in sides]
-    return sides[tried.index(max(tried))]
+    tried = [[speed(side.run(job, *options)) for side in sides] for _ in range(3)]
+    medians = [statistics.median(found) for found in zip(*tried, strict=True)]
+    return sides[medians.index(max(medians))]
 
 
 def take_turns(sides: list[Side], rounds: int, job: str, timed: list[str]) -> dict[str, list[Result]]:
