@@ -2,11 +2,16 @@
 
 DQN = "ludus.agents.dqn:DQN"
 DDPG = "ludus.agents.ddpg:DDPG"
+SAC = "ludus.agents.sac:SAC"
 ACER = "ludus.agents.acer:ACER"
 AGENTS = {
     "a2c": "ludus.agents.actor_critic:ActorCritic",
     "ppo": "ludus.agents.ppo:PPO",
     "vtrace": "ludus.agents.vtrace:ActorCriticVTrace",
+    "trpo": "ludus.agents.trpo:TRPO",
+    "reinforce": "ludus.agents.reinforce:REINFORCE",
+    "ars": "ludus.agents.ars:ARS",
+    "pqn": "ludus.agents.pqn:PQN",
     "dqn": DQN,
     "double_dqn": DQN,
     "dueling_dqn": DQN,
@@ -19,7 +24,10 @@ AGENTS = {
     "ddpg": DDPG,
     "hddpg": DDPG,
     "td3": DDPG,
-    "sac": "ludus.agents.sac:SAC",
+    "sac": SAC,
+    "tqc": SAC,
+    "droq": SAC,
+    "crossq": SAC,
     "discrete_sac": "ludus.agents.sac_discrete:DiscreteSAC",
     "acer": ACER,
     "acer_vtrace": ACER,
@@ -35,5 +43,8 @@ CONFIGS = {  # known combinations of an agent's settings: other defaults
     "r2d2": "ludus.agents.dqn_family:R2D2Config",
     "hddpg": "ludus.agents.ddpg:HDDPGConfig",
     "td3": "ludus.agents.ddpg:TD3Config",
+    "tqc": "ludus.agents.sac_family:TQCConfig",
+    "droq": "ludus.agents.sac_family:DroQConfig",
+    "crossq": "ludus.agents.sac_family:CrossQConfig",
     "acer_vtrace": "ludus.agents.acer:ACERVTraceConfig",
 }

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import AgentConfig, Plan, RunOutline
-from ludus.core.errors import check_ranges
+from ludus.core.errors import UserError, check_ranges
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec, Shapes
 from ludus.core.noise import Noise
@@ -60,6 +60,18 @@ def smaller_discount(gamma: float, nb_step: int) -> float:
     this rule none.
     """
     return min(gamma, float(f"{1 - 1 / max(10, nb_step / 320):.3g}"))
+
+
+def check_minibatches(
+    minibatches: int, rollout: int, rows: int, recurrent: bool
+) -> Literal["environment", "transition"]:
+    """Return what minibatches of a rollout split: transitions, or environments if ``recurrent``; refuse too many."""
+    parts = rows if recurrent else rows * rollout
+    if minibatches > parts:
+        what = f"{rows} environments (a recurrent network splits by environment)"
+        what = what if recurrent else f"{parts} transitions (env.num × agent.rollout)"
+        raise UserError(f"agent.minibatches is {minibatches}, more than the {what}; lower it to {parts} at most.")
+    return "environment" if recurrent else "transition"
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,7 @@ class ActorCritic(Agent):
     """A policy and a value function, learned from rollouts with one optimizer step each."""
 
     Config: type[Any] = ActorCriticConfig
-    network_names = ("actor", "critic", "actor_critic")
+    network_names: tuple[str, ...] = ("actor", "critic", "actor_critic")
     stores_distribution = False
 
     def __init__(

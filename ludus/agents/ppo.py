@@ -10,7 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ludus.agents.actor_critic import LONG_RUN, ActorCritic, ActorCriticConfig, larger_learning_rate
+from ludus.agents.actor_critic import (
+    LONG_RUN,
+    ActorCritic,
+    ActorCriticConfig,
+    check_minibatches,
+    larger_learning_rate,
+)
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import Plan, RunOutline
 from ludus.core.errors import UserError, check_ranges
@@ -105,14 +111,7 @@ class PPO(ActorCritic):
     ) -> None:
         super().__init__(observation, action, config, networks, batch)
         self.stores_distribution = config.learning_rate_schedule == "kl"
-        self.by: Literal["environment", "transition"] = "environment" if self.recurrent else "transition"
-        parts = batch if self.recurrent else batch * config.rollout
-        if config.minibatches > parts:
-            what = f"{batch} environments (a recurrent network splits by environment)"
-            what = what if self.recurrent else f"{parts} transitions (env.num × agent.rollout)"
-            raise UserError(
-                f"agent.minibatches is {config.minibatches}, more than the {what}; lower it to {parts} at most."
-            )
+        self.by = check_minibatches(config.minibatches, config.rollout, batch, self.recurrent)
         self.clip: Tensor
         self.register_buffer("clip", torch.tensor(config.clip), persistent=False)
         self.generator = torch.Generator()  # of minibatches

@@ -137,14 +137,20 @@ def targets(batch: Batch, value: Tensor, config: ReplayConfig, bonus: Tensor | N
     """Return the target values ``[T, B]`` of a batch, given ``value`` of the next states.
 
     Transitions have n-step rewards and discounts already; sequences are summed here. ``bonus`` is the entropy bonus at
-    intermediate states: those of ``batch.window`` ``[n − 1, B]``, or all next states of a sequence ``[T, B]``.
+    intermediate states: those of ``batch.window`` ``[n − 1, B]``, or all next states of a sequence ``[T, B]``. Values
+    may be quantiles ``[T, B, M]``, and so are the targets then.
     """
+
+    def fit(x: Tensor) -> Tensor:
+        return x.unsqueeze(-1) if value.dim() > batch.reward.dim() else x
+
     if not config.sequence:
         reward = batch.reward if bonus is None else batch.reward + discounted_bonus(batch, bonus)
-        return td_target(reward, batch.discount, value)
+        return td_target(fit(reward), fit(batch.discount), value)
+    sequence = fit(batch.reward), fit(batch.discount), fit(batch.continues), value
     if bonus is not None:
-        return soft_n_step_targets(batch.reward, batch.discount, batch.continues, value, bonus, config.n_step)
-    return n_step_targets(batch.reward, batch.discount, batch.continues, value, config.n_step)
+        return soft_n_step_targets(*sequence, fit(bonus), config.n_step)
+    return n_step_targets(*sequence, config.n_step)
 
 
 def priority_metric(error: Tensor, batch: Batch, config: ReplayConfig) -> Tensors:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ludus.agents.off_policy import CURRENT, MEAN, OffPolicy, intermediate_observations, with_experience
+from ludus.agents.off_policy import CURRENT, MEAN, NEXT, OffPolicy, intermediate_observations, with_experience
 from ludus.agents.replay_actor_critic import (
     BELOW_ONE,
     FlatActions,
@@ -28,9 +28,9 @@ from ludus.agents.replay_actor_critic import (
 )
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import UnusedSetting
-from ludus.core.errors import check_ranges
+from ludus.core.errors import UserError, check_ranges
 from ludus.core.hidden_state import HiddenState
-from ludus.core.network import Network, NetworkSpec
+from ludus.core.network import Network, NetworkSpec, Shapes
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs
@@ -41,6 +41,7 @@ from ludus.experience.config import WIDE_MLP, ReplayConfig
 from ludus.networks.critic import ACTION
 from ludus.networks.module_checks import uses_methods_of
 from ludus.networks.numpy_actor import NumpyMLP
+from ludus.ops.distributional import quantile_critic_loss, quantile_midpoints, truncated_quantiles
 from ludus.ops.distributions import tanh_gaussian_draw, tanh_gaussian_sample
 from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import sac_actor_loss, sac_critic_loss, sac_value, temperature_loss
@@ -67,6 +68,7 @@ class SoftActorCriticConfig(ReplayConfig):
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
     tau: float = 0.005  # Polyak coefficient of the target networks: higher is faster and less stable
     critics: int = 2  # the target takes their minimum; 2 against overestimation
+    policy_delay: int = 1  # updates of the critics per update of the actor and the temperature
     alpha: float = 1.0  # temperature: weight of the entropy bonus (initial value, if learned); raise to explore more
     learn_alpha: bool = True  # learn the temperature to keep the entropy near target_entropy
     # none: minus the number of action elements; lower for a more deterministic policy
@@ -78,7 +80,7 @@ class SoftActorCriticConfig(ReplayConfig):
         """Refuse values that cannot train."""
         super().validate()
         rates = ("actor_learning_rate", "critic_learning_rate", "alpha_learning_rate")
-        check_ranges(self, positive=("tau", "critics", "alpha"), nonnegative=rates)
+        check_ranges(self, positive=("tau", "critics", "policy_delay", "alpha"), nonnegative=rates)
         if self.target_entropy is not None:
             check_ranges(self, finite=("target_entropy",))
 
@@ -88,7 +90,7 @@ class SoftActorCritic(OffPolicy):
 
     network_names = ("actor", "critic")
     acting = ("actor",)
-    with_target = ("critic",)
+    with_target: tuple[str, ...] = ("critic",)
     log_alpha: Tensor
 
     def __init__(self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network]) -> None:
@@ -137,16 +139,24 @@ class SoftActorCritic(OffPolicy):
 
     def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return half the squared TD errors of all critics."""
-        config, inputs = self.config, self.inputs(batch.observation)
-        value, bonus = self.target_value(batch, inputs)
-        if config.n_step == 1:
-            target = targets(batch, value, config)
-        else:  # n-step returns include the entropy bonus of every intermediate state
-            target = targets(batch, value, config, bonus if config.sequence else self.intermediate_bonus(batch))
+        inputs = self.inputs(batch.observation)
+        target = self.soft_targets(batch, *self.target_value(batch, inputs))
         q = self.taken_q(batch, *at_time(inputs, batch.first, CURRENT))
+        return self.critic_terms(batch, q, target)
+
+    def soft_targets(self, batch: Batch, value: Tensor, bonus: Tensor) -> Tensor:
+        """Return the targets of the critics, given what ``target_value`` returns."""
+        config = self.config
+        if config.n_step == 1:
+            return targets(batch, value, config)
+        # n-step returns include the entropy bonus of every intermediate state
+        return targets(batch, value, config, bonus if config.sequence else self.intermediate_bonus(batch))
+
+    def critic_terms(self, batch: Batch, q: Tensor, target: Tensor) -> tuple[Tensors, Tensors]:
+        """Return the loss of the critics, and the mean Q and new priorities as metrics."""
         loss = share_sum(sac_critic_loss(q, target), batch.share)
         metrics = {"q": share_sum(q.detach().mean(-1), batch.experience[MEAN])}
-        return {"critic": loss}, metrics | priority_metric(q - target.unsqueeze(-1), batch, config)
+        return {"critic": loss}, metrics | priority_metric(q - target.unsqueeze(-1), batch, self.config)
 
     def alpha_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return the temperature loss of a batch with the excess entropy of ``actor_loss``.
@@ -164,26 +174,54 @@ class SoftActorCritic(OffPolicy):
         return losses | more, metrics | found
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
-        """Step critics, actor and temperature, all with the temperature before the update."""
+        """Step the critics, and every ``policy_delay``-th time actor and temperature; then the target networks."""
         batch = self.prepare(batch, updater.sum)
         metrics = updater.step(self.critic_loss, batch, "critic")
         priority = metrics.pop("priority", None)
+        if (self.updates + 1) % self.config.policy_delay == 0:
+            metrics |= self._step_policy(batch, updater)
+        self.finish_update()
+        return Learned(metrics, priority)
+
+    def _step_policy(self, batch: Batch, updater: Updater) -> Tensors:
+        """Step actor and temperature, both with the temperature before the update."""
         found = updater.step(self.actor_loss, batch, "actor")
-        metrics |= {"loss/actor": found["loss/actor"], "entropy": found["entropy"]}
+        metrics = {"loss/actor": found["loss/actor"], "entropy": found["entropy"]}
         metrics["alpha"] = self.log_alpha.detach().exp()
         if self.config.learn_alpha:
             excess = found[EXCESS_ENTROPY] / updater.ranks  # losses are summed over ranks
             more = with_experience(batch, **{EXCESS_ENTROPY: excess})
             metrics["loss/alpha"] = updater.step(self.alpha_loss, more, "alpha")["loss/alpha"]
-        self.finish_update()
-        return Learned(metrics, priority)
+        return metrics
 
 
 @dataclass(frozen=True)
 class SACConfig(SoftActorCriticConfig):
-    """Settings of SAC."""
+    """Settings of SAC; TQC, DroQ and CrossQ are combinations of them."""
 
     NETWORK_DEFAULTS = WIDE_MLP
+    UNUSED = (
+        *SoftActorCriticConfig.UNUSED,
+        UnusedSetting("dropped_quantiles", "quantiles", not_, "agent.quantiles is 0, so critics give expected values"),
+        UnusedSetting("pessimistic_actor", "critics", (1).__eq__, "agent.critics is 1"),
+        UnusedSetting("tau", "target_networks", not_, "agent.target_networks is off"),
+    )
+    quantiles: int = 0  # quantiles of the return that each critic gives, such as 25; 0: its expected value
+    # largest quantiles per critic that targets leave out, against overestimation: raise when Q is far above the returns
+    dropped_quantiles: int = 2
+    pessimistic_actor: bool = True  # the policy maximizes the minimum over critics; off: their mean
+    target_networks: bool = True  # targets by averaged critics; off: by the critics themselves, which need batch norms
+    adam_beta1: float = 0.9  # decay of Adam's mean of gradients: lower follows new gradients sooner
+
+    def validate(self) -> None:
+        """Refuse values that cannot train."""
+        super().validate()
+        check_ranges(self, fraction=("adam_beta1",), nonnegative=("quantiles", "dropped_quantiles"))
+        if self.quantiles and self.dropped_quantiles >= self.quantiles:
+            raise UserError(
+                f"agent.dropped_quantiles is {self.dropped_quantiles}, but must be less than agent.quantiles, "
+                f"{self.quantiles}."
+            )
 
 
 class SAC(SoftActorCritic):
@@ -193,19 +231,29 @@ class SAC(SoftActorCritic):
     """
 
     Config: type[Any] = SACConfig
+    taus: Tensor
 
     def __init__(
         self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
     ) -> None:
+        if not config.target_networks:
+            self.with_target = ()
+            if any(network.recurrent for network in networks.values()):
+                raise UserError(
+                    "agent.target_networks is off, which needs feed-forward networks, but one is recurrent; turn it on."
+                )
         super().__init__(observation, action, config, networks)
         self.flat = FlatActions(config, action)
         self.target_entropy = -float(self.flat.size) if config.target_entropy is None else config.target_entropy
         self._numpy: NumpyMLP | None = None
+        self.register_buffer("taus", quantile_midpoints(max(1, config.quantiles)), persistent=False)
 
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """Ask for an actor and Q(s, a) critics."""
-        return actor_and_critics(observation, action, config, outputs=2)
+        networks = actor_and_critics(observation, action, config, outputs=2)
+        values: Shapes = {"value": (max(1, config.quantiles),)}
+        return networks | {"critic": networks["critic"]._replace(outputs=values)}
 
     @property
     def action_transform(self) -> Mapping[str, str]:
@@ -277,13 +325,46 @@ class SAC(SoftActorCritic):
     def critic_inputs(self, batch: Batch) -> Tensors:
         return {ACTION: self.flat.join(batch.action).tanh()}
 
-    def q(self, inputs: Tensors, action: Tensor, state: HiddenState, first: Tensor, target: bool = False) -> Tensor:
-        """Return Q(s, a) of each critic for actions in [−1, 1], ``[T, B, critics]``."""
+    def critic_values(
+        self, inputs: Tensors, action: Tensor, state: HiddenState, first: Tensor, target: bool = False
+    ) -> Tensor:
+        """Return Q(s, a) of each critic for actions in [−1, 1], ``[T, B, critics]``, or quantiles ``[…, N]`` of it."""
         value = self.run("critic", inputs | {ACTION: action}, state, first, target)[0]["value"]
+        if self.config.quantiles:
+            return value.unsqueeze(-2) if self.config.critics == 1 else value
         return value if self.config.critics == 1 else value.squeeze(-1)
 
+    def q(self, inputs: Tensors, action: Tensor, state: HiddenState, first: Tensor, target: bool = False) -> Tensor:
+        """Return Q(s, a) of each critic for actions in [−1, 1], ``[T, B, critics]``."""
+        value = self.critic_values(inputs, action, state, first, target)
+        return value.mean(-1) if self.config.quantiles else value
+
     def taken_q(self, batch: Batch, inputs: Tensors, first: Tensor) -> Tensor:
-        return self.q(inputs, self.critic_inputs(batch)[ACTION], batch.state, first)
+        return self.critic_values(inputs, self.critic_inputs(batch)[ACTION], batch.state, first)
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """Return the loss of the critics; without target networks, of one forward pass over (s, a) and (s', a').
+
+        Batch norms then normalize both pairs by the same statistics.
+        """
+        if self.config.target_networks:
+            return super().critic_loss(batch)
+        inputs = self.inputs(batch.observation)
+        (now, first), (later, first_t) = (at_time(inputs, batch.first, time) for time in (CURRENT, NEXT))
+        with torch.no_grad():
+            action, log_prob = self.sample(later, batch.state, first_t, batch.experience["next"])
+        both = {name: torch.cat([x, later[name]], 1) for name, x in now.items()}
+        actions = torch.cat([self.critic_inputs(batch)[ACTION], action], 1)
+        q, q_t = self.critic_values(both, actions, batch.state, torch.cat([first, first_t], 1)).chunk(2, 1)
+        return self.critic_terms(batch, q, self.soft_targets(batch, *self.soft_value(q_t, log_prob)))
+
+    def critic_terms(self, batch: Batch, q: Tensor, target: Tensor) -> tuple[Tensors, Tensors]:
+        if not self.config.quantiles:
+            return super().critic_terms(batch, q, target)
+        loss = share_sum(quantile_critic_loss(q, target, self.taus), batch.share)
+        mean = q.detach().mean(-1)  # [T, B, critics]
+        metrics = {"q": share_sum(mean.mean(-1), batch.experience[MEAN])}
+        return {"critic": loss}, metrics | priority_metric(mean - target.mean(-1, keepdim=True), batch, self.config)
 
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Also draw the noise of sampling at current, next and intermediate states."""
@@ -297,12 +378,25 @@ class SAC(SoftActorCritic):
 
     @torch.no_grad()
     def target_value(self, batch: Batch, inputs: Tensors) -> tuple[Tensor, Tensor]:
-        """Return min Q'(s', a') − α log π(a'|s'), and −α log π(a'|s') alone, ``[T, B]`` each."""
+        """Return the soft value of target critics at the next states, see ``soft_value``."""
         inputs, first = at_time(inputs, batch.first, self.target_states)
         action, log_prob = self.sample(inputs, batch.state, first, batch.experience["next"])
-        q = self.q(inputs, action, batch.state.select("target"), first, target=True)
-        alpha, time = self.log_alpha.exp(), len(batch.reward)
-        return sac_value(q, log_prob, alpha)[-time:], -alpha * log_prob[-time:]
+        q = self.critic_values(inputs, action, batch.state.select("target"), first, target=True)
+        value, bonus = self.soft_value(q, log_prob)
+        time = len(batch.reward)
+        return value[-time:], bonus[-time:]
+
+    @torch.no_grad()
+    def soft_value(self, q: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
+        """Return min Q(s, a) − α log π(a|s), and −α log π(a|s) alone, ``[T, B]`` each.
+
+        With quantiles the first is ``[T, B, M]``: those of all critics but the largest, each with the bonus.
+        """
+        alpha = self.log_alpha.exp()
+        bonus = -alpha * log_prob
+        if self.config.quantiles:
+            return truncated_quantiles(q, self.config.dropped_quantiles) + bonus.unsqueeze(-1), bonus
+        return sac_value(q, log_prob, alpha), bonus
 
     @torch.no_grad()
     def intermediate_bonus(self, batch: Batch) -> Tensor:
@@ -315,10 +409,14 @@ class SAC(SoftActorCritic):
         return -self.log_alpha.exp() * log_prob
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Return α log π(a|s) − min Q(s, a) of sampled actions."""
+        """Return α log π(a|s) − min Q(s, a) of sampled actions, or with the mean over critics."""
+        if not self.config.target_networks:  # critics by their running statistics, which stay as they are
+            self.networks["critic"].eval()
         inputs, first = at_time(self.inputs(batch.observation), batch.first, CURRENT)
         action, log_prob = self.sample(inputs, batch.state, first, batch.experience["now"])
         q = self.q(inputs, action, batch.state, first)
+        if not self.config.pessimistic_actor:
+            q = q.mean(-1, keepdim=True)
         loss = share_sum(sac_actor_loss(q, log_prob, self.log_alpha.exp()), batch.share)
         entropy, mean = -log_prob.detach(), batch.experience[MEAN]
         excess = share_sum(entropy - self.target_entropy, mean)

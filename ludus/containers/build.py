@@ -236,7 +236,13 @@ def default_threads(module: nn.Module) -> int:
 
 
 def _compiles(settings: Settings[Any], agent: Agent, device: torch.device) -> bool:
+    plan: Plan = settings.agent.plan(settings.env.num)
     if settings.compile == "on":
+        if not plan.fixed_shapes:
+            raise UserError(
+                f"compile is on, but {settings.agent_name} learns from batches of whole episodes, whose shapes change; "
+                "set compile to auto or off."
+            )
         if agent.recurrent:
             raise UserError(
                 "compile is on, but a recurrent network has shapes that change; set compile to auto or off."
@@ -246,15 +252,16 @@ def _compiles(settings: Settings[Any], agent: Agent, device: torch.device) -> bo
         return True
     if any(map(is_placed, agent.parameters())):
         return False
-    plan: Plan = settings.agent.plan(settings.env.num)
     larger = max(1, plan.batch / REPAID_BATCH) if device.type == "cpu" else 1  # a GPU mostly saves launches of kernels
     repaid = settings.nb_step * plan.optimizer_steps * larger >= REPAID
     has_compiler = bool(shutil.which(os.environ.get("CXX", "g++")))
-    return settings.compile == "auto" and not agent.recurrent and repaid and has_compiler
+    return settings.compile == "auto" and not agent.recurrent and plan.fixed_shapes and repaid and has_compiler
 
 
 def linear_networks(agent: Agent) -> str:
-    """Return a warning about networks without a hidden layer, or an empty string."""
+    """Return a warning about networks without a hidden layer, or an empty string; none where that is the default."""
+    if agent.config.NETWORK_DEFAULTS.get("hidden") == ():
+        return ""
     named = {name: module for name, module in agent.named_modules() if isinstance(module, Network) and module.linear}
     linear = [f'"{name[9:]}"' for name in named if re.fullmatch(r"networks\.\w+", name)]  # no targets, no members
     if not linear:

@@ -20,7 +20,7 @@ from ludus.networks.placement import is_placed
 from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_, rmsprop_tf_, sgd_
 
 ALIGN = 16  # elements: parameters start at multiples of 64 bytes, for vector instructions
-BETA1, BETA2, RMSPROP_ALPHA = 0.9, 0.999, 0.99
+BETA2, RMSPROP_ALPHA = 0.999, 0.99
 KEPT = 31 * 2**20  # bytes; glibc ignores blocks of more than 32 MiB
 Place = tuple[str, int, torch.Size, tuple[int, ...]]  # name, start in the block, shape and stride
 
@@ -170,6 +170,17 @@ class LocalUpdater(Updater):
         part = self._part(group)
         return part.of(self.flat.value)
 
+    @torch.no_grad()
+    def assign(self, values: Tensor, group: str) -> None:
+        """Copy the values to the group's block."""
+        self.parameters(group).copy_(values)
+        self.flat.publish()
+
+    def split(self, flat: Tensor, group: str) -> list[Tensor]:
+        """Return the views; ``flat`` may itself be a view, and have any dtype."""
+        part = self._part(group)
+        return self.flat.views(flat, part.places, part.rows.start - flat.storage_offset())
+
     def _part(self, group: str) -> ParameterBlock:
         if group not in self.parts:
             known = ", ".join(f'"{name}"' for name in self.parts)
@@ -314,7 +325,7 @@ class LocalUpdater(Updater):
             sgd_(value, gradient, lr)
         elif group.optimizer in ("adam", "adamw"):
             adam, moments = fused_adam_ if eager else adam_, (part.of(at["mean"]), part.of(at["square"]))
-            adam(value, gradient, *moments, at["steps"], lr, BETA1, BETA2, group.eps)
+            adam(value, gradient, *moments, at["steps"], lr, group.beta1, BETA2, group.eps)
         else:
             rmsprop = rmsprop_tf_ if group.optimizer == "rmsprop_tf" else rmsprop_
             rmsprop(value, gradient, part.of(at["square"]), lr, RMSPROP_ALPHA, group.eps)

@@ -131,6 +131,8 @@ class Agent(nn.Module, ABC):
         options = {name: settings[name] for name in ("max_grad_norm", "weight_decay", "optimizer") if name in settings}
         if "optimizer_eps" in settings:
             options["eps"] = settings["optimizer_eps"]
+        if "adam_beta1" in settings:
+            options["beta1"] = settings["adam_beta1"]
         trainable = tuple(p for p in parameters if p.requires_grad)
         return Group(trainable, learning_rate or self.config.learning_rate, **options)
 

@@ -19,6 +19,7 @@ class Plan(NamedTuple):
     replay: int = 0  # transitions in the replay buffer
     optimizer_steps: float = 0.0  # per environment step
     batch: int = 0  # transitions per optimizer step
+    fixed_shapes: bool = True  # whether all batches have the same shape, so that an update can be compiled once
 
 
 class RunOutline(NamedTuple):

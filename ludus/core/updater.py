@@ -26,6 +26,7 @@ class Group:
     weight_decay: float = 0.0  # adamw: decoupled; others: L2 penalty
     optimizer: OptimizerName = "adam"  # rmsprop_tf: TensorFlow's variant, ε inside the root
     eps: float = 1e-8
+    beta1: float = 0.9  # of adam and adamw: decay of the mean of gradients
 
 
 class NonFiniteError(Exception):
@@ -68,6 +69,14 @@ class Updater(ABC):
     @abstractmethod
     def parameters(self, group: str) -> Tensor:
         """Return a flat view of the parameters of ``group``."""
+
+    @abstractmethod
+    def assign(self, values: Tensor, group: str) -> None:
+        """Set the parameters of ``group``, given flat as by ``parameters``."""
+
+    @abstractmethod
+    def split(self, flat: Tensor, group: str) -> list[Tensor]:
+        """Return views of a flat tensor, laid out as by ``parameters``, in the shapes of the group's parameters."""
 
     def pop_gradient_norms(self) -> list[Tensor]:
         """Return gradient norms since the last call that were not checked yet, which ``step`` defers on a GPU."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from ludus.core.calls import parse_call
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec, Shapes
 from ludus.core.types import Tensors
@@ -26,10 +27,11 @@ def concatenate_inputs(config: NetworkConfig) -> NetworkConfig:
     """
     if config.body not in ("auto", "identity1d"):
         body, head = config.body, "mlp"
-    elif config.net1d in ("identity1d", "mlp"):
+    elif config.net1d == "identity1d":
         body, head = "mlp", "identity1d"
     else:
-        body, head = config.net1d, "mlp"
+        body = config.net1d
+        head = "identity1d" if parse_call(body, "network.net1d").name == "mlp" else "mlp"
     return replace(
         config,
         net1d="identity1d",

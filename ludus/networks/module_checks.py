@@ -46,8 +46,13 @@ def uses_methods_of(instance: object, cls: type, names: Iterable[str]) -> bool:
 def depends_on_training_mode(module: nn.Module) -> bool:
     """Return whether ``train()`` may change the module's output, as with BatchNorm and Dropout.
 
-    Ludus's own modules and the layers they use do not depend on the mode; any other class is assumed to.
+    Ludus's own modules, unless they say so by ``depends_on_training_mode``, and the layers they use do not; any other
+    class is assumed to.
     """
-    return any(
-        type(m) not in _MODE_INDEPENDENT and type(m).__module__.split(".")[0] != "ludus" for m in module.modules()
-    )
+    return any(_depends_on_training_mode(m) for m in module.modules())
+
+
+def _depends_on_training_mode(module: nn.Module) -> bool:
+    if type(module).__module__.split(".")[0] == "ludus":
+        return bool(getattr(module, "depends_on_training_mode", False))
+    return type(module) not in _MODE_INDEPENDENT

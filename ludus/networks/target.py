@@ -36,6 +36,8 @@ class TargetNetworks(nn.Module):
         """Apply the Polyak update θ' ← θ' + τ(θ − θ') to parameters, and copy buffers; ``tau`` 1 is an exact copy."""
         if not 0 < tau <= 1:
             raise UserError(f"tau is {tau}, but must be greater than 0 and at most 1: 1 copies, 0.005 is usual.")
+        if not self.networks:
+            return
         if tau == 1:
             torch._foreach_copy_(self._target_parameters, self._online_parameters)
         else:

@@ -65,6 +65,24 @@ def quantile_huber(quantiles: Tensor, target: Tensor, taus: Tensor, kappa: float
     return loss - (gradient * (quantiles - quantiles.detach())).sum(-1)
 
 
+@torch.no_grad()
+def truncated_quantiles(quantiles: Tensor, dropped: int) -> Tensor:
+    """Return the quantiles of all critics but the largest, ``dropped`` per critic (TQC, Kuznetsov et al. 2020).
+
+    ``quantiles`` are ``[..., E, N]``; the result, in ascending order, is ``[..., E (N − dropped)]``.
+    """
+    critics, n = quantiles.shape[-2:]
+    return quantiles.flatten(-2).sort(-1).values[..., : critics * (n - dropped)]
+
+
+def quantile_critic_loss(quantiles: Tensor, target: Tensor, taus: Tensor, kappa: float = 1.0) -> Tensor:
+    """Return Σ_e mean_i mean_j |τ_i − 1{δ_ij < 0}| L_κ(δ_ij), δ_ij = target_j − θ_ei (TQC, Kuznetsov et al. 2020).
+
+    ``quantiles`` θ of E critics are ``[..., E, N]``, ``target`` is ``[..., M]``; see ``quantile_huber``.
+    """
+    return quantile_huber(quantiles, target.unsqueeze(-2), taus, kappa).sum(-1) / quantiles.shape[-1]
+
+
 def cosine_embedding(taus: Tensor, n: int) -> Tensor:
     """Return cos(π i τ), i = 0 … n−1, ``[..., N, n]`` for τ ``[..., N]`` (IQN, Dabney et al. 2018b, eq. 4)."""
     return (taus.unsqueeze(-1) * (math.pi * torch.arange(n, dtype=taus.dtype, device=taus.device))).cos()

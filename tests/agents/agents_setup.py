@@ -19,7 +19,7 @@ def make_worker(environment: str, agent: str = "ppo", **changes: Any) -> LocalWo
     torch.set_num_threads(1)
     dotted = {key.replace("__", "."): value for key, value in changes.items()}
     quiet = {"evaluation.every": 0, "evaluation.episodes": 4, "nb_step": 1_000}
-    rollout = {"agent.rollout": 16} if agent in ("ppo", "a2c", "vtrace") else {}
+    rollout = {"agent.rollout": 16} if agent in ("ppo", "a2c", "vtrace", "trpo", "pqn") else {}
     settings = resolve_settings(environment, agent, "none", None, SMALL | quiet | rollout | dotted).settings
     manager = build_manager(settings)
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))

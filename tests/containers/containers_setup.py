@@ -35,7 +35,7 @@ def small(agent: Any) -> dict[str, Any]:
     """Settings of a run of moments; those that learn from rollouts have short ones."""
     return SMALL | (
         {"agent.rollout": 8}
-        if agent in ("ppo", "a2c", "vtrace") or ":" in str(agent) or not isinstance(agent, str)
+        if agent in ("ppo", "a2c", "vtrace", "trpo", "pqn") or ":" in str(agent) or not isinstance(agent, str)
         else {}
     )
 

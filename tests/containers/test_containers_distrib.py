@@ -24,6 +24,7 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {  # one minibatch, so that ranks
     "ppo": ("ppo", {"agent__minibatches": 1, "agent__epochs": 3}),
     "a2c": ("a2c", {}),
     "a2c by n steps": ("a2c", {"agent__n_step": 3}),
+    "trpo": ("trpo", {"agent__minibatches": 1, "agent__value_epochs": 3, "agent__cg_iterations": 4}),
 }
 PARTS = {"agent__minibatches": 3, "agent__epochs": 4, "agent__target_kl": 0.02}
 
@@ -60,10 +61,25 @@ def learn_from_a_replay(rank: int) -> dict[str, Tensor]:
     return {"updates": torch.tensor(updates), "steps": torch.tensor(steps), "parameters": flat} | statistics
 
 
+def learn_by_search(rank: int | None) -> dict[str, Tensor]:
+    """What ARS is after some updates; its directions are played by rows of all ranks."""
+    rows = slice(0, RANKS * ROWS) if rank is None else slice(rank * ROWS, (rank + 1) * ROWS)
+    worker: Any = make_worker("CartPole-v1", "ars", env__num=rows.stop - rows.start)
+    updater = LocalUpdater(worker.agent) if rank is None else DistribUpdater(worker.agent)
+    for seed in range(3):
+        batch = made_up_batch(seed, rows)
+        batch.experience["row"] = torch.arange(rows.start, rows.stop).expand_as(batch.reward)
+        metrics = worker.agent.learn(batch, updater).metrics
+    worker.close()
+    state = {name: x for name, x in worker.agent.state_dict().items() if isinstance(x, Tensor)}
+    return state | {f"metrics/{name}": x for name, x in metrics.items()}
+
+
 def learn_all(rank: int) -> State:
     """What all tests below look at, from one start of the ranks."""
     whole = {name: learn(rank, *case) for name, case in WHOLE.items()}
-    return whole | {"minibatches": learn(rank, "ppo", PARTS), "replay": learn_from_a_replay(rank)}
+    others = {"minibatches": learn(rank, "ppo", PARTS), "replay": learn_from_a_replay(rank)}
+    return whole | others | {"ars": learn_by_search(rank)}
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +87,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[State]:
     return on_ranks(learn_all, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", [*WHOLE, "ars"])
 def test_two_ranks_with_one_minibatch_are_one_rank_with_all_rows(ranks: list[State], name: str) -> None:
     one, other = (state[name] for state in ranks)
-    alone = learn(None, *WHOLE[name])
+    alone = learn_by_search(None) if name == "ars" else learn(None, *WHOLE[name])
     assert sorted(one) == sorted(alone)
     for key, x in alone.items():
         torch.testing.assert_close(one[key], other[key], rtol=0, atol=0)

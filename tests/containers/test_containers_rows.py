@@ -23,6 +23,8 @@ AGENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "discrete_sac": ("CartPole-v1", {}),
     "sac": ("Pendulum-v1", {}),
     "ddpg": ("Pendulum-v1", {}),
+    "ars": ("CartPole-v1", {}),
+    "pqn": ("CartPole-v1", {}),
 }
 
 

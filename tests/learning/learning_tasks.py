@@ -110,6 +110,11 @@ QUICK: dict[str, dict[str, Any]] = {
     },
 }
 QUICK["vtrace"] = QUICK["a2c"]
+QUICK["trpo"] = SMALL | UNSCALED | {"agent.rollout": 32, "agent.minibatches": 2, "agent.cg_damping": 0.01}
+QUICK["trpo"] |= {"agent.log_std_init": -1.0, "agent.target_kl": 0.02, "agent.cg_iterations": 5}
+QUICK["reinforce"] = SMALL | UNSCALED | {"agent.learning_rate": 1e-2, "agent.log_std_init": -1.0}
+QUICK["ars"] = {"env.num": 16, "agent.learning_rate": 0.1, "agent.perturbation": 0.2}
+QUICK["pqn"] = SMALL | {"agent.rollout": 16, "agent.learning_rate": 2e-3, "agent.epsilon_share": 0.3}
 
 CLASSIC = (
     Task("cartpole/ppo", "CartPole-v1", "ppo", 475, 100_000, 10),
@@ -175,20 +180,34 @@ IDENTITY = tuple(
         ("Box", "eps=0.5", box),
     )
 )
-VTRACE_TOYS = (
-    toy("memory", "MemoryEnv", "vtrace", 0.95, 10_000, settings=LSTM),
-    toy("masked", "MaskedEnv", "vtrace", 7.8, 10_000),
-    toy("gaussian", "TargetEnv", "vtrace", -0.3, 16_000, settings={"agent.distribution": "gaussian"}),
+GAUSSIAN = {"agent.distribution": "gaussian"}
+MORE_TOYS = tuple(
+    task
+    for agent in ("vtrace", "trpo", "reinforce")
+    for task in (
+        toy("memory", "MemoryEnv", agent, 0.95, 10_000, settings=LSTM),
+        toy("masked", "MaskedEnv", agent, 7.8, 10_000),
+        toy("gaussian", "TargetEnv", agent, -0.3, 16_000, settings=GAUSSIAN),
+    )
 )
-TOYS = (*(task for agent in AGENTS for task in toys(agent)), *VTRACE_TOYS)
+MORE_TOYS += (
+    toy("masked", "MaskedEnv", "ars", 7.8, 40_000),
+    toy("target", "TargetEnv", "ars", -0.3, 20_000),
+    toy("masked", "MaskedEnv", "pqn", 7.8, 10_000),
+    toy("memory", "MemoryEnv", "pqn", 0.95, 20_000, settings=LSTM),
+)
+TOYS = (*(task for agent in AGENTS for task in toys(agent)), *MORE_TOYS)
 VALUES = ("dqn", "double_dqn", "dueling_dqn", "c51", "qr_dqn", "iqn", "munchausen_dqn", "rainbow")
-ACTORS = ("ddpg", "hddpg", "td3", "sac")
+ACTORS = ("ddpg", "hddpg", "td3", "sac", "tqc", "droq", "crossq")
 REPLAYED = {"agent.warmup": 200, "agent.batch_size": 64, "agent.updates_per_step": 0.5}
 FEED_FORWARD = (
     {key: value for key, value in SMALL.items() if "lstm" not in key} | {"agent.learning_rate": 2e-3} | REPLAYED
 )
 QUICK |= dict.fromkeys(VALUES, FEED_FORWARD | {"agent.target_every": 50})
 QUICK |= dict.fromkeys(ACTORS, FEED_FORWARD | {"network.hidden": (64, 64), "network.activation": "relu"})
+LIGHT = {"network.hidden": (32, 32), "agent.updates_per_step": 0.2}
+QUICK |= {agent: QUICK[agent] | LIGHT for agent in ("tqc", "droq", "crossq")}
+QUICK["crossq"] |= {"network.critic.hidden": (64, 64)}
 QUICK["discrete_sac"] = FEED_FORWARD | {"agent.tau": 0.02, "agent.target_entropy": 0.5}
 QUICK["r2d2"] = SMALL | REPLAYED
 QUICK["r2d2"] |= {"agent.batch_size": 16, "agent.updates_per_step": 0.125, "agent.learning_rate": 2e-3}

@@ -205,6 +205,8 @@ LEARNING: dict[str, dict[str, Any]] = {
     },
     "a2c": {},
     "a2c by n steps": {"agent.n_step": 3, "agent.optimizer": "adam", "agent.normalize_advantage": True},
+    "trpo": {"agent.value_epochs": 2, "agent.minibatches": 2},
+    "reinforce": {},
 }
 FACTORS: list[tuple[Any, ...]] = [
     tuple(NETWORKS),
@@ -244,10 +246,11 @@ def settings_of(choice: Choice, folder: Path) -> tuple[str, str, dict[str, Any]]
     """Environment, agent and settings of a tiny run of two updates and one evaluation."""
     network, observation, action, learning, backend, normalized = choice
     settings = common(observation, action, backend, folder) | {
-        "agent.rollout": 6,
         "agent.normalize_observation": normalized,
         "agent.normalize_reward": normalized,
     }
+    if learning != "reinforce":  # learns from whole episodes
+        settings["agent.rollout"] = 6
     if action in ("tanh", "beta"):
         settings["agent.distribution"] = action
     return environment_of(backend), learning.split()[0], settings | NETWORKS[network] | LEARNING[learning]

@@ -28,6 +28,7 @@ CHOOSING: dict[str, dict[str, Any]] = {  # agents for one Discrete action
     "discrete_sac with one critic": {"agent.critics": 1, "agent.learn_alpha": False, "agent.n_step": 2},
     "acer": {"agent.normalize_observation": True, "agent.normalize_reward": True},
     "acer_vtrace": {"agent.trust_region": 0, "agent.optimizer": "adam"},
+    "pqn": {"agent.normalize_observation": True},
 }
 STEERING: dict[str, dict[str, Any]] = {  # agents for bounded Boxes
     "ddpg": {"agent.noise": "ornstein_uhlenbeck"},
@@ -36,6 +37,10 @@ STEERING: dict[str, dict[str, Any]] = {  # agents for bounded Boxes
     "td3": {"agent.noise": "clipped_normal", "agent.noise_sigma_end": 0.0},
     "sac": {},
     "sac with one critic": {"agent.critics": 1, "agent.learn_alpha": False, "agent.n_step": 3},
+    "tqc": {"agent.quantiles": 5, "agent.n_step": 2},
+    "tqc with one critic": {"agent.quantiles": 3, "agent.dropped_quantiles": 1, "agent.critics": 1},
+    "droq": {"agent.updates_per_step": 1.0},
+    "crossq": {"network.critic.hidden": (8,), "agent.policy_delay": 2},
 }
 REMEMBERING = ("lstm body", "lstm source and body", "own network")
 LEARNING = CHOOSING | STEERING
@@ -54,6 +59,10 @@ def possible(choice: Choice) -> bool:
     agent, memory = learning.split()[0], network in REMEMBERING
     if agent.startswith("acer"):
         return not prioritized
+    if agent == "pqn":
+        return not prioritized and network != "shared"
+    if agent == "crossq" and memory:
+        return False
     if network == "shared" or (agent == "r2d2") > memory:
         return False
     if agent in ("rainbow", "iqn"):  # noisy as they are here
@@ -67,7 +76,9 @@ def settings_of(choice: Choice, folder: Path) -> tuple[str, str, dict[str, Any]]
     settings = common(observation, action, "subproc" if backend == "alternate" else backend, folder)
     if backend == "alternate":
         settings |= {"env.alternate": True, "env.workers": 2}
-    if learning.startswith("acer"):
+    if learning == "pqn":
+        settings |= {"agent.rollout": 4, "agent.minibatches": 2, "agent.epochs": 1}
+    elif learning.startswith("acer"):
         settings |= {"agent.rollout": 4, "agent.replay": 24, "agent.warmup": 4, "agent.replay_ratio": 2.0}
     else:
         settings |= {"agent.replay": 30, "agent.batch_size": 4, "agent.warmup": 6, "agent.updates_per_step": 0.2}

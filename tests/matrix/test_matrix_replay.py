@@ -28,6 +28,7 @@ import ludus
 from ludus.agents.acer import ACER
 from ludus.agents.ddpg import DDPG
 from ludus.agents.dqn import DQN
+from ludus.agents.pqn import PQN
 from ludus.agents.sac import SAC
 from ludus.agents.sac_discrete import DiscreteSAC
 from ludus.core.batch import Batch, Learned
@@ -42,7 +43,7 @@ Check = Callable[[Any, Batch], None]
 def check_before(monkeypatch: pytest.MonkeyPatch, check: Check) -> list[int]:
     """Call ``check`` with agent and batch before every learning, which must move the networks; counts them."""
     seen: list[int] = []
-    for kind in (DQN, DiscreteSAC, DDPG, SAC, ACER):
+    for kind in (DQN, DiscreteSAC, DDPG, SAC, ACER, PQN):
 
         def checked(self: Any, batch: Batch, updater: Any, learn: Any = kind.learn) -> Learned:
             seen.append(1)
@@ -89,7 +90,7 @@ def train_and_play(choice: Choice, folder: Path, learned: list[int]) -> None:
 TOGETHER = ("simple", "vector")  # processes take their time
 
 
-CORE = ("dqn", "rainbow", "r2d2", "discrete_sac", "acer", "ddpg", "td3", "sac")
+CORE = ("dqn", "rainbow", "r2d2", "discrete_sac", "acer", "pqn", "ddpg", "td3", "sac")
 
 
 def soon(choice: Choice) -> bool:
@@ -237,6 +238,13 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "compiled lstm": ("sac", "lstm body", {"compile": "on"}, "compile is on"),
     "bounds of atoms": ("c51", "separate", {"agent.v_min": 10}, "agent.v_min is 10, but must be less"),
     "noise that overshoots": ("ddpg", "separate", {"agent.noise_theta": 1.5}, "the noise overshoots its mean"),
+    "a memory without target networks": ("crossq", "lstm body", {}, "agent.target_networks is off, which needs"),
+    "all quantiles dropped": (
+        "tqc",
+        "separate",
+        {"agent.dropped_quantiles": 5},
+        "agent.dropped_quantiles is 5, but must",
+    ),
 }
 
 

@@ -201,3 +201,28 @@ def test_targets_have_no_gradient() -> None:
     p, support = torch.rand(2, 5, requires_grad=True), ops.c51_support(-1, 1, 5)
     assert not ops.c51_project(support.expand(2, 5), p, support).requires_grad
     assert not double_q_value(p, p).requires_grad
+
+
+@pytest.mark.parametrize(("critics", "dropped"), [(1, 0), (1, 2), (3, 1)])
+def test_the_largest_quantiles_of_all_critics_are_dropped(critics: int, dropped: int) -> None:
+    quantiles = torch.randn(2, 4, critics, 5, dtype=torch.float64, requires_grad=True)
+    found = ops.truncated_quantiles(quantiles, dropped)
+    assert not found.requires_grad
+    for i in np.ndindex(2, 4):
+        pooled = sorted(quantiles.detach().numpy()[i].ravel())
+        close(found[i], np.array(pooled[: critics * (5 - dropped)]))
+
+
+def test_the_loss_of_quantile_critics_is_a_mean_over_pairs_and_a_sum_over_critics() -> None:
+    quantiles = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
+    target = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    taus = ops.quantile_midpoints(4).double()
+    loss = ops.quantile_critic_loss(quantiles, target, taus)
+    for b in range(3):
+        arrays = quantiles.detach().numpy()[b], target.detach().numpy()[b], taus.numpy()
+        close(
+            loss[b],
+            np.array(sum(reference.quantile_huber(theta, arrays[1], arrays[2], 1.0) / 4 for theta in arrays[0])),
+        )
+    loss.sum().backward()
+    assert target.grad is None

@@ -88,6 +88,7 @@ VALUES, SOFTNESS = LEVELS | BOUNDS, {"agent.temperature"}
 TRANSITIONS = PRIORITIES | SEQUENCES
 NOISE = {"agent.noise_clip", "agent.noise_theta"}
 LEARNED_ALPHA = {"agent.alpha_learning_rate", "agent.target_entropy"}
+QUANTILES = {"agent.dropped_quantiles"}
 MEMORY = {"agent.sequence": 3}
 RATES = {"agent.actor_learning_rate": 1e-3, "agent.critic_learning_rate": 2e-3}
 REPLAYS: list[tuple[str, dict[str, Any], set[str]]] = [
@@ -112,14 +113,17 @@ REPLAYS: list[tuple[str, dict[str, Any], set[str]]] = [
     ("td3", {"agent.noise": "clipped_normal"}, TRANSITIONS | {"agent.noise_theta"}),
     ("td3", {"agent.noise": "ornstein_uhlenbeck"}, TRANSITIONS | {"agent.noise_clip"}),
     ("td3", {"agent.noise": "parameter"}, TRANSITIONS | NOISE),
-    ("sac", RATES, TRANSITIONS),
-    ("sac", {"agent.learn_alpha": False} | RATES, TRANSITIONS | LEARNED_ALPHA | {"agent.learning_rate"}),
+    ("sac", RATES, TRANSITIONS | QUANTILES),
+    ("sac", {"agent.learn_alpha": False} | RATES, TRANSITIONS | QUANTILES | LEARNED_ALPHA | {"agent.learning_rate"}),
+    ("sac", {"agent.critics": 1}, TRANSITIONS | QUANTILES | {"agent.pessimistic_actor"}),
+    ("tqc", {}, TRANSITIONS),
+    ("crossq", {}, TRANSITIONS | QUANTILES | {"agent.tau"}),
     ("discrete_sac", {"agent.learn_alpha": False}, TRANSITIONS | LEARNED_ALPHA),
     ("acer", {}, set()),
     ("acer_vtrace", {"agent.trust_region": 0}, {"agent.average_decay"}),
     ("acer", {"agent.replay_ratio": 0}, {"agent.replay", "agent.warmup", "agent.save_replay"}),
 ]
-CONTINUOUS = ("ddpg", "td3", "sac")
+CONTINUOUS = ("ddpg", "td3", "sac", "tqc", "crossq")
 
 
 @pytest.mark.parametrize(("agent", "changes", "expected"), REPLAYS)
@@ -152,6 +156,9 @@ OTHERS: dict[str, Any] = {  # values that no agent has by default
     "agent.replay": 1234,
     "agent.warmup": 7,
     "agent.save_replay": False,
+    "agent.dropped_quantiles": 7,
+    "agent.pessimistic_actor": False,
+    "agent.tau": 0.5,
 }
 
 

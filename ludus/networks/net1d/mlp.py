@@ -19,7 +19,10 @@ from ludus.ops.activations import ACTIVATIONS
 
 
 class MLP(SubModule):
-    """Linear layers of sizes ``hidden``, each followed by norm (layer, batch or group), activation and dropout."""
+    """Linear layers of sizes ``hidden``, each followed by norm, activation and dropout.
+
+    ``norm``: layer, batch, batch_renorm or group.
+    """
 
     dim: Literal[1, 2, 3, 4] = 1
     network_settings = ("hidden", "activation")

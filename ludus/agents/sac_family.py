@@ -1,0 +1,42 @@
+"""Settings of known SAC variants: other defaults of SACConfig."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ludus.agents.sac import SACConfig
+from ludus.experience.config import WIDE_MLP
+
+DROPOUT_CRITIC = MappingProxyType({**WIDE_MLP, "critic.net1d": 'mlp(norm="layer", dropout=0.01)'})
+RENORM_CRITIC = MappingProxyType(
+    {**WIDE_MLP, "critic.net1d": 'mlp(norm="batch_renorm")', "critic.hidden": (1024, 1024)}
+)
+
+
+@dataclass(frozen=True)
+class TQCConfig(SACConfig):
+    """TQC (Kuznetsov et al. 2020): quantile critics, and targets without their largest quantiles."""
+
+    quantiles: int = 25  # quantiles of the return that each critic gives; 0: its expected value
+    pessimistic_actor: bool = False  # the policy maximizes the minimum over critics; off: their mean
+
+
+@dataclass(frozen=True)
+class DroQConfig(SACConfig):
+    """DroQ (Hiraoka et al. 2022): critics with dropout and layer norms, and many updates per step."""
+
+    NETWORK_DEFAULTS = DROPOUT_CRITIC
+    updates_per_step: float = 20.0  # more: learns from fewer steps and takes longer
+    pessimistic_actor: bool = False  # the policy maximizes the minimum over critics; off: their mean
+
+
+@dataclass(frozen=True)
+class CrossQConfig(SACConfig):
+    """CrossQ (Bhatt et al. 2024): critics with batch renormalization and no target networks."""
+
+    NETWORK_DEFAULTS = RENORM_CRITIC
+    target_networks: bool = False  # targets by averaged critics; off: by the critics themselves
+    learning_rate: float = 1e-3  # raise for speed, lower when the return collapses
+    policy_delay: int = 3  # updates of the critics per update of the actor and the temperature
+    adam_beta1: float = 0.5  # decay of Adam's mean of gradients: lower follows new gradients sooner

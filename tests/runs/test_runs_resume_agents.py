@@ -1,0 +1,44 @@
+"""Exact resume of agents that learn neither as PPO and A2C do nor from a replay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from containers_setup import train
+from test_runs_resume import MANAGERS, assert_same_run
+from test_runs_resume_replay import stop_after
+
+import ludus
+
+COMMON: dict[str, Any] = {
+    "nb_step": 400,
+    "agent__normalize_observation": True,
+    "evaluation__every": 100,
+    "log_every": 50,
+    "checkpoint_every": 100,
+}
+LSTM: dict[str, Any] = {"network__body": "lstm"}
+LONG: dict[str, Any] = {"nb_step": 2_000, "evaluation__every": 0, "checkpoint_every": 500}  # an episode has 200 steps
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "trpo": ("CartPole-v1", "trpo", MANAGERS["vector"] | {"agent__minibatches": 2}),
+    "recurrent trpo": ("CartPole-v1", "trpo", LSTM | {"agent__minibatches": 2}),
+    "reinforce": ("CartPole-v1", "reinforce", MANAGERS["vector"]),
+    "reinforce, in the middle of an episode": ("Pendulum-v1", "reinforce", LSTM | LONG),
+    "ars": ("CartPole-v1", "ars", MANAGERS["vector"]),
+    "ars, in the middle of an episode": ("Pendulum-v1", "ars", MANAGERS["alternate"] | LONG),
+    "pqn": ("CartPole-v1", "pqn", MANAGERS["vector"]),
+    "recurrent pqn": ("CartPole-v1", "pqn", LSTM),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_stopped_and_resumed_run_is_the_run_that_was_never_stopped(case: str, tmp_path: Path) -> None:
+    environment, agent, changes = CASES[case]
+    settings = COMMON | changes
+    straight = train(tmp_path / "straight", environment, agent, **settings).run
+    stopped = train(tmp_path / "stopped", environment, agent, stop_after("step", settings["nb_step"] / 3), **settings)
+    assert stopped.reason.startswith("SIG")
+    assert 0 < stopped.steps < settings["nb_step"]
+    assert_same_run(straight, ludus.resume(stopped.run).run)
