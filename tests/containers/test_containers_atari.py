@@ -15,6 +15,7 @@ from ludus.settings.settings import resolve_settings
 pytest.importorskip("ale_py")
 pytest.importorskip("cv2")
 QUICK: dict[str, Any] = {"env.num": 2, "evaluation.episodes": 1, "evaluation.every": 0, "quiet": True, "threads": 1}
+QUICK |= {"agent.epochs": 1, "agent.minibatches": 1}
 QUICK |= {"network.orthogonal": False}  # orthogonalizing large matrices takes seconds
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from learning_tasks import OFF_POLICY_TOYS, UNWATCHED, Task, run
+from learning_tasks import OFF_POLICY_TOYS, UNWATCHED, Task, run_quickly
 
 import ludus
 from ludus.agents.dqn import DQN
@@ -108,7 +108,7 @@ def values_of(result: TrainResult) -> torch.Tensor:
 
 @pytest.mark.parametrize("task", OFF_POLICY_TOYS, ids=lambda task: task.name)
 def test_the_toy_is_learned(task: Task, tmp_path: Path) -> None:
-    outcome = run(task, 0, tmp_path)
+    outcome = run_quickly(task, tmp_path)
     assert outcome.passes(task), f"{outcome}, target {task.target:g}"
 
 

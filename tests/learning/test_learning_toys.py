@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from learning_tasks import AGENTS, IDENTITY, LSTM, QUICK, TASKS, TOY, TOYS, Task, run
+from learning_tasks import AGENTS, IDENTITY, LSTM, QUICK, TASKS, TOY, TOYS, Task, run, run_quickly
 
 import ludus
 from ludus.runs.train import TrainResult
@@ -135,7 +135,7 @@ assert {task.name for task in (*TOYS, *IDENTITY)} > LATER
     ],
 )
 def test_the_toy_is_learned(task: Task, tmp_path: Path) -> None:
-    outcome = run(task, 0, tmp_path)
+    outcome = run_quickly(task, tmp_path)
     assert outcome.passes(task), f"{outcome}, target {task.target:g}"
 
 
