@@ -168,7 +168,7 @@ def test_a_call_that_nothing_interrupts_ends_with_the_command(tmp_path: Path) ->
     assert "; a resume starts new episodes." in done.stdout
 
 
-@pytest.mark.parametrize("how", ["asleep", "again"])
+@pytest.mark.parametrize("how", ["asleep", pytest.param("again", marks=pytest.mark.slow)])
 def test_the_command_says_how_to_go_on_after_a_hang(tmp_path: Path, how: str) -> None:
     done = hang_on_the_command_line(tmp_path, how)
     why = {"asleep": "The environment does not respond", "again": "Stopped immediately"}[how]

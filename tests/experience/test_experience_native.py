@@ -37,7 +37,7 @@ def parts(batch: Batch) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     "kind", [{}, {"n_step": 3}, {"sequence": 6, "burn_in": 2, "overlap": 3}], ids=["plain", "n-step", "sequences"]
 )
-@pytest.mark.parametrize("groups", [[1], [3], [2, 1]], ids=str)
+@pytest.mark.parametrize("groups", [[1], pytest.param([3], marks=pytest.mark.slow), [2, 1]], ids=str)
 @pytest.mark.parametrize(
     ("specs", "irregular"), [(PLAIN, 0.0), (STACKED, 0.0), (STACKED, 0.5)], ids=["plain", "stacked", "irregular"]
 )

@@ -241,6 +241,7 @@ def chance_of_right(runs: Path, seed: int, **settings: Any) -> float:
     return float(np.mean(chances))
 
 
+@pytest.mark.slow
 def test_a_critic_that_sees_more_than_the_actor_learns_faster(tmp_path: Path) -> None:
     asymmetric = [chance_of_right(tmp_path, seed, **{"network.actor.sees": ("signal",)}) for seed in range(2)]
     blind = [chance_of_right(tmp_path, seed, **{"network.sees": ("signal",)}) for seed in range(2)]

@@ -98,7 +98,14 @@ def test_a_stopped_and_resumed_run_is_the_run_that_was_never_stopped(
     assert "were restored exactly" in (resumed.run / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("environment", ["MaskedEnv", "MixedActionEnv", "MemoryEnv", "TargetEnv"])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        "MaskedEnv",
+        "MixedActionEnv",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("MemoryEnv", "TargetEnv")),
+    ],
+)
 def test_every_kind_of_observation_and_action_comes_back(environment: str, tmp_path: Path) -> None:
     straight = train(tmp_path / "straight", TOY + environment, **EVERYTHING).run
     stopped = train(tmp_path / "stopped", TOY + environment, "ppo", stop_at(5), **EVERYTHING)
