@@ -138,6 +138,11 @@ class ActorCritic(Agent):
         self.preprocess = ObsPreprocessor(inputs)
         self.policy = self.make_policy(action, config, self.preprocess.shapes)
         self.policy.rename_masks(self.preprocess.masks)
+        if chosen := [name for name in self.policy.over.values() if name in self.preprocess.padded]:
+            raise UserError(
+                f'agent.heads chooses entities of "{chosen[0]}", to which preprocess.observation appends padding, which is '
+                "no choice; remove its pad."
+            )
         self.normalizer = ObsNormalizer(self.preprocess.outputs) if config.normalize_observation else None
         self.reward_scaler = RewardScaler() if config.normalize_reward else None
         self.recurrent = any(network.recurrent for network in networks.values())

@@ -199,7 +199,7 @@ class DDPG(OffPolicy):
         self.refuse_recurrent_value()
         inputs, first = self.step_inputs(step), step.first[None]
         action = self.run("actor", inputs, state, first)[0]["policy"].tanh()
-        return min_over_critics(self.q(inputs, action, state, first)).squeeze(0)
+        return self.unscale_value(min_over_critics(self.q(inputs, action, state, first)).squeeze(0))
 
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
         """Refuse: the policy is deterministic."""
@@ -208,8 +208,8 @@ class DDPG(OffPolicy):
         )
 
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
-        """Apply the burn-in, set shares and draw the noise of target actions."""
-        batch = self.with_shares(apply_burn_in(self, batch), sum_over_ranks)
+        """Scale rewards, apply the burn-in, set shares and draw the noise of target actions."""
+        batch = self.with_shares(apply_burn_in(self, self.with_scaled_reward(batch)), sum_over_ranks)
         if not self.config.target_noise:
             return batch
         time, columns = batch.reward.shape

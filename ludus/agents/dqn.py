@@ -229,7 +229,7 @@ class DQN(OffPolicy):
             outputs, _ = self.run("q", ready, state, step.first.unsqueeze(0))
             q = self.head.q({name: x.squeeze(0) for name, x in outputs.items()})
         value = max_q_value(q, None if self.mask is None else step.observation[self.mask])
-        return unrescale(value, RESCALING) if self.config.rescaled else value
+        return self.unscale_value(unrescale(value, RESCALING) if self.config.rescaled else value)
 
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
         """Refuse: the policy is greedy."""
@@ -240,6 +240,7 @@ class DQN(OffPolicy):
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Take one step, and update the target network every ``target_every`` updates."""
+        batch = self.with_scaled_reward(batch)
         if self.config.noisy:
             resample_noise(self, self.generator)
         if self.config.sequence:
@@ -330,7 +331,8 @@ class DQN(OffPolicy):
         return bonus + munchausen_reward(q, batch.window[f"action/{self.name}"], *settings)
 
     def episode_warning(self, episodes: list[Episode]) -> str:
-        return self.head.episode_warning(episodes, self.config.gamma)
+        # scaled rewards have no known range
+        return "" if self.config.normalize_reward else self.head.episode_warning(episodes, self.config.gamma)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Return the learning rate and ε at this share of the run."""

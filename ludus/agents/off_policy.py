@@ -26,7 +26,7 @@ from ludus.experience.replay import ExperienceReplay
 from ludus.networks.placement import device_of
 from ludus.networks.target import TargetNetworks
 from ludus.ops.policy_gradient import shares
-from ludus.preprocess.normalization import ObsNormalizer
+from ludus.preprocess.normalization import ObsNormalizer, RewardScaler
 from ludus.preprocess.observation import ObsPreprocessor
 
 CURRENT, NEXT = slice(-1), slice(1, None)  # of the T+1 observations of a batch
@@ -62,6 +62,7 @@ class OffPolicy(Agent):
         sources = [name for name, result in self.preprocess.names if result in names]
         normalized = {name: spec for name, spec in observation.items() if name in sources or spec.masks in sources}
         self.preprocess_normalized = ObsPreprocessor(normalized) if normalized else None  # for statistics of new steps
+        self.reward_scaler = RewardScaler() if config.normalize_reward else None
         self.recurrent = any(network.recurrent for network in networks.values())
         if self.recurrent and not config.sequence:
             raise UserError(
@@ -144,16 +145,37 @@ class OffPolicy(Agent):
 
     @torch.no_grad()
     def observe(self, cache: CacheReader, updater: Updater) -> None:
-        """Update the normalizer with the observations of new environment steps, each once.
+        """Update the normalizer and the reward scale with new environment steps, each once.
 
         Rows with a NaN or Inf are left out; the run ends when such a row is drawn.
         """
-        if self.normalizer is None or self.preprocess_normalized is None:
+        if self.normalizer is None and self.reward_scaler is None:
             return
-        fresh = cache.fresh(list(self.preprocess_normalized.specs))
-        ready = self.preprocess_normalized({name: x.unsqueeze(0) for name, x in fresh.items()})
-        weight = torch.stack([x.flatten(2).isfinite().all(-1) for x in ready.values()]).all(0)
-        self.normalizer.update(ready, weight, updater.sum)
+        preprocess = self.preprocess_normalized
+        names = [] if preprocess is None else list(preprocess.specs)
+        fresh, returns = cache.fresh(names, with_returns=self.reward_scaler is not None)
+        if self.normalizer is not None and preprocess is not None:
+            ready = preprocess({name: x.unsqueeze(0) for name, x in fresh.items()})
+            weight = torch.stack([x.flatten(2).isfinite().all(-1) for x in ready.values()]).all(0)
+            self.normalizer.update(ready, weight, updater.sum)
+        if self.reward_scaler is not None and returns is not None:
+            self.reward_scaler.update(returns, returns.isfinite(), updater.sum)
+
+    def with_scaled_reward(self, batch: Batch) -> Batch:
+        """Return the batch with scaled rewards; the replay holds raw ones."""
+        if self.reward_scaler is None:
+            return batch
+        batch = copy(batch)
+        batch.reward = self.reward_scaler.scale(batch.reward)
+        return batch
+
+    def unscale_value(self, value: Tensor) -> Tensor:
+        """Undo the reward scale."""
+        return value if self.reward_scaler is None else value / self.reward_scaler.statistics.scale
+
+    def large_reward_advice(self) -> str:
+        """Advise to normalize them; empty if that is on."""
+        return "" if self.config.normalize_reward else "turn on agent.normalize_reward"
 
     def run(
         self, name: str, observation: Tensors, state: HiddenState, first: Tensor, target: bool = False, **more: Any

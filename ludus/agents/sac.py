@@ -134,8 +134,8 @@ class SoftActorCritic(OffPolicy):
         return groups
 
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
-        """Apply the burn-in and set shares."""
-        return self.with_shares(apply_burn_in(self, batch), sum_over_ranks)
+        """Scale rewards, apply the burn-in and set shares."""
+        return self.with_shares(apply_burn_in(self, self.with_scaled_reward(batch)), sum_over_ranks)
 
     def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return half the squared TD errors of all critics."""
@@ -300,7 +300,8 @@ class SAC(SoftActorCritic):
         """Return the minimum over critics of Q at the policy's mean action."""
         self.refuse_recurrent_value()
         inputs, first = self.step_inputs(step), step.first[None]
-        return self.q(inputs, self.policy(inputs, state, first)[0].tanh(), state, first).amin(-1).squeeze(0)
+        q = self.q(inputs, self.policy(inputs, state, first)[0].tanh(), state, first)
+        return self.unscale_value(q.amin(-1).squeeze(0))
 
     @torch.inference_mode()
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:

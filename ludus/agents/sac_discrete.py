@@ -86,7 +86,7 @@ class DiscreteSAC(SoftActorCritic):
         """Return the policy's expectation of the minimum over critics of Q."""
         self.refuse_recurrent_value()
         q = self.q(self.step_inputs(step), state, step.first[None]).amin(-2).squeeze(0)
-        return (self.distribution(step, state)[self.name]["probabilities"] * q).sum(-1)
+        return self.unscale_value((self.distribution(step, state)[self.name]["probabilities"] * q).sum(-1))
 
     @torch.inference_mode()
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:

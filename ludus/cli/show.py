@@ -1,4 +1,4 @@
-"""``ludus show network ENV``: print the networks of an agent as trees, or draw them; ``show gradients RUN``."""
+"""``ludus show``: print or draw the networks of an agent; preprocessing and gradients have files of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # it imports torch, and `--help` should not
     from ludus.networks.summary import NetworkSummary, PartSummary
     from ludus.settings.settings import Resolved
 
-NETWORK, GRADIENTS = "network", "gradients"  # what can be shown
+NETWORK, PREPROCESS, GRADIENTS = "network", "preprocess", "gradients"  # what can be shown
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -35,17 +35,22 @@ class Arguments:
 
 
 def run(argv: list[str]) -> int:
-    """Print the networks, or draw the gradients of a run."""
+    """Print the networks or the preprocessing, or draw the gradients of a run."""
     if argv[:1] == [GRADIENTS]:
         from ludus.cli import gradients
 
         return gradients.run(argv[1:])
+    if argv[:1] == [PREPROCESS]:
+        from ludus.cli import preprocess
+
+        return preprocess.run(argv[1:])
     if wants_help(argv):
         show_help(Arguments, f"show {NETWORK}")
     words, svg = _take_svg(argv)
     if words[:1] != [NETWORK]:
         raise UserError(
-            "`ludus show` shows networks and gradients: write `ludus show network ENV` or `ludus show gradients RUN`."
+            "`ludus show` shows networks, preprocessing and gradients: write `ludus show network ENV`, `ludus show "
+            "preprocess ENV` or `ludus show gradients RUN`."
         )
     resolved = parse(words[1:], f"show {NETWORK}")
     networks = find_networks(resolved)

@@ -70,8 +70,11 @@ class CacheReader(ABC):
     def read(self) -> Batch:
         """Return the next batch; valid until the next read or write."""
 
-    def fresh(self, names: Sequence[str]) -> Tensors:
-        """Return the observations ``[n, …]`` of real steps since the last call, each as it was before its action."""
+    def fresh(self, names: Sequence[str], with_returns: bool = False) -> tuple[Tensors, Tensor | None]:
+        """Return the observations ``[n, …]`` of real steps since the last call, each as it was before its action.
+
+        The second result is None, or ``with_returns`` the running discounted returns ``[n]`` after these steps.
+        """
         raise UserError(f"A {type(self).__name__} gives no single steps; use one of ludus.experience.replay.")
 
     def feedback(self, index: Tensor, priority: Tensor) -> None:

@@ -222,9 +222,8 @@ def frame_stack(env: Any, name: str) -> int:
     while isinstance(env, gymnasium.Wrapper) and not isinstance(env, gymnasium.ObservationWrapper):
         if isinstance(env, FrameStackObservation):
             return env.stack_size
-        if isinstance(env, PreprocessObservation):
-            return env.stacks.get(name, 1)
-        if not (isinstance(env, PreviousStep) or type(env).__module__.startswith("gymnasium.wrappers")):
+        passes = isinstance(env, PreviousStep) or (isinstance(env, PreprocessObservation) and name not in env.paths)
+        if not (passes or type(env).__module__.startswith("gymnasium.wrappers")):
             return 1
         env = env.env
     return 1

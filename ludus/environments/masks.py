@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -156,7 +156,7 @@ class ObservationReader:
                     "env.mask to its key if it is a mask."
                 )
         own = _mark_frame_stacks(self.layout.specs, frames)
-        own = _override_axes(_mark_padding(own), parse_axes(config.axes), environment)
+        own = override_axes(_mark_padding(own), config.axes, environment)
         self.specs: Specs = {**own, **(self.masks.specs if self.masks else {})}
         if self.masks and mask_space is not None:
             self.masks.read(example)  # refuses a wrong length before training
@@ -195,9 +195,9 @@ def _mark_padding(specs: Specs) -> Specs:
     return marked
 
 
-def _override_axes(specs: Specs, axes: Mapping[str, Axes], environment: str) -> Specs:
+def override_axes(specs: Specs, setting: Iterable[str], environment: str) -> Specs:
     """Apply the setting ``env.axes``."""
-    known = [name for name, spec in specs.items() if spec.masks is None]
+    axes, known = parse_axes(setting), [name for name, spec in specs.items() if spec.masks is None]
     for name, wanted in axes.items():
         if name not in known:
             raise UserError(

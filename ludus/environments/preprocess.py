@@ -6,8 +6,9 @@ What they keep between steps is in attributes of plain types, so that snapshots 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import reduce
 from operator import getitem
 from typing import Any
@@ -19,29 +20,32 @@ from numpy.typing import NDArray
 
 from ludus.core.calls import Call, argument_defaults, check_arguments
 from ludus.core.errors import UserError
-from ludus.core.spec import Spec
+from ludus.core.spec import Spec, Specs, is_mask
 from ludus.environments.config import EnvConfig
 from ludus.environments.spaces import Layout
 from ludus.preprocess.config import (
     ENVIRONMENT_OPS,
     PREVIOUS,
     SETTING,
-    NamedOp,
+    STACK_OPS,
     PreprocessConfig,
     action_ops,
     observation_ops,
 )
-from ludus.preprocess.frames import Stack
 from ludus.preprocess.pipeline import make_op
 
 Array = NDArray[Any]
 Wrapper = gymnasium.Wrapper[Any, Any, Any, Any]
 PATH = __name__
+REWARD = "previous_reward"
 NO_WRAPPERS = ("vector", "envpool", "tensor")  # backends
 
 
 def with_wrappers(config: EnvConfig, preprocess: PreprocessConfig) -> EnvConfig:
-    """Add the wrappers of the ops that run in the environment's process; refuse backends that have none."""
+    """Add the wrappers of the ops that run in the environment's process; refuse backends that have none.
+
+    ``env.axes`` of observations that are stacked later is left out: it is that of the stacks.
+    """
     observed = observation_ops(preprocess.observation)
     images = [f"{op.pattern}: {op.text}" for op in observed if op.call.name in ENVIRONMENT_OPS]
     previous = [op.call.name for op in observed if op.call.name in PREVIOUS]
@@ -59,7 +63,18 @@ def with_wrappers(config: EnvConfig, preprocess: PreprocessConfig) -> EnvConfig:
             f'{key} has "{text}", which runs in the process of each environment, but env.backend is {config.backend}; '
             "set it to simple or subproc."
         )
-    return replace(config, wrappers=(*config.wrappers, *wrappers))
+    stacked = [op for op in observed if op.call.name in STACK_OPS]
+    axes = [x for x in config.axes if not any(fnmatchcase(x.rpartition("=")[0].strip(), op.pattern) for op in stacked)]
+    return replace(config, wrappers=(*config.wrappers, *wrappers), axes=tuple(axes))
+
+
+def refuse_masked_repeats(pipeline: Sequence[str], observation: Specs, environment: str) -> None:
+    """Refuse actions that are repeated where masks may forbid them meanwhile."""
+    if pipeline and any(map(is_mask, observation)):
+        raise UserError(
+            f'preprocess.action has "{pipeline[0]}", but {environment} has action masks, which may forbid an action '
+            "when it is repeated; remove it, or repeat allowed actions in the environment."
+        )
 
 
 def _action_wrapper(call: Call) -> str:
@@ -85,12 +100,11 @@ class PreprocessObservation(Wrapper):
         layout = Layout(env.observation_space, "observation", max_length=1)
         specs = {name: leaf.spec for name, leaf in layout.leaves.items()}
         self._chains: dict[str, list[Callable[[Array], Array]]] = {}
-        self._stacks: dict[str, tuple[Callable[..., Array], Callable[..., Array]]] = {}  # begin and push
-        self.stacks: dict[str, int] = {}  # number of frames by name
-        self._frames: dict[str, Array] = {}  # the current stacks
         for op in observation_ops(ops):
             for name in op.select(specs):
-                specs[name] = self._add(op, name, specs[name])
+                made = make_op(op, name, specs[name], ENVIRONMENT_OPS)
+                self._chains.setdefault(name, []).append(made.apply)
+                specs[name] = made.output
         self.paths = {name: layout.leaves[name].path for name in self._chains}  # of the parts that change
         self.raw = {name: (layout.specs[name].shape, layout.specs[name].dtype) for name in self._chains}
         space = env.observation_space
@@ -98,20 +112,8 @@ class PreprocessObservation(Wrapper):
             space = replace_part(space, path, _box(specs[name]))
         self.observation_space = space
 
-    def _add(self, op: NamedOp, name: str, spec: Spec) -> Spec:
-        if name in self._stacks:
-            raise UserError(f'{SETTING} has "{op.text}" after a stack for observation "{name}"; put the stack last.')
-        made = make_op(op, name, spec, ENVIRONMENT_OPS)
-        chain = self._chains.setdefault(name, [])
-        if isinstance(made, Stack):
-            self._stacks[name], self.stacks[name] = (made.begin, made.push), made.frames
-        else:
-            chain.append(made.apply)
-        return made.output  # type: ignore[no-any-return]
-
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
-        self._frames = {}
         return self._apply(observation), info
 
     def step(self, action: Any) -> Any:
@@ -120,24 +122,14 @@ class PreprocessObservation(Wrapper):
 
     def _apply(self, observation: Any) -> Any:
         for name, path in self.paths.items():
-            x = self.process(name, part_of(observation, path), self._frames)
-            observation = replace_part(observation, path, x)
+            observation = replace_part(observation, path, self.process(name, part_of(observation, path)))
         return observation
 
-    def process(self, name: str, x: Array, frames: dict[str, Array]) -> Array:
-        """Apply the ops to one part; ``frames`` are the stacks of the episode so far, by name, and are replaced."""
+    def process(self, name: str, x: Array) -> Array:
+        """Apply the ops to one part."""
         for function in self._chains[name]:
             x = function(x)
-        if name not in self._stacks:
-            return x
-        begin, push = self._stacks[name]
-        frames[name] = push(frames[name], x) if name in frames else begin(x)
-        return frames[name].copy()
-
-
-def image_ops(env: Any) -> PreprocessObservation | None:
-    """Return the wrapper with the ops on images, if it is the outermost; its ops can then be applied to raw images."""
-    return env if isinstance(env, PreprocessObservation) else None
+        return x
 
 
 class PreviousStep(Wrapper):
@@ -154,11 +146,11 @@ class PreviousStep(Wrapper):
         many = len(specs) > 1
         self._names = {name: f"previous_action/{name}" if many else "previous_action" for name in specs}
         self._sizes = {name: spec.sizes for name, spec in specs.items()}
-        self._with_reward = "previous_reward" in names
+        self.with_reward = REWARD in names
         added: dict[str, spaces.Space[Any]] = {self._names[name]: _previous_space(spec) for name, spec in specs.items()}
-        if self._with_reward:
-            added["previous_reward"] = spaces.Box(-np.inf, np.inf, (), np.float32)
-        self._zeros = {name: np.zeros(space.shape or (), space.dtype) for name, space in added.items()}
+        if self.with_reward:
+            added[REWARD] = spaces.Box(-np.inf, np.inf, (), np.float32)
+        self.zeros = {name: np.zeros(space.shape or (), space.dtype) for name, space in added.items()}
         parts = _parts(env.observation_space)
         if taken := [name for name in added if name in parts]:
             raise UserError(
@@ -168,23 +160,49 @@ class PreviousStep(Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
-        return _parts(observation) | self._zeros, info
+        return _parts(observation) | self.zeros, info
 
     def step(self, action: Any) -> Any:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        added = {
-            self._names[name]: self._encode(name, x) for name, x in self._flatten(action).items() if name in self._names
-        }
-        if self._with_reward:
-            added["previous_reward"] = np.asarray(reward, np.float32).reshape(())
-        return _parts(observation) | added, reward, terminated, truncated, info
+        return _parts(observation) | self.encode(self._flatten(action), reward), reward, terminated, truncated, info
+
+    def encode(self, action: Mapping[str, Array], reward: Any) -> dict[str, Array]:
+        """Return the observations after a step; ``action`` has its parts by name, with choices counted from 0."""
+        added = {self._names[name]: self._encode(name, x) for name, x in action.items() if name in self._names}
+        if self.with_reward:
+            added[REWARD] = np.asarray(reward, np.float32).reshape(())
+        return added
+
+    def split(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        """Separate an observation, or a batch, into that of the environment inside and what was added, if it was."""
+        if not isinstance(observation, dict) or not self.zeros.keys() <= observation.keys():
+            return observation, {}
+        inner: Any = {name: x for name, x in observation.items() if name not in self.zeros}
+        space = self.env.observation_space
+        if inner.keys() == _parts(space).keys() and not isinstance(space, spaces.Dict):
+            inner = tuple(inner[key] for key in _parts(space))
+            inner = inner if isinstance(space, spaces.Tuple) else inner[0]
+        return inner, {name: observation[name] for name in self.zeros}
+
+
+    def join(self, observation: Any, added: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an observation of the environment inside, or a batch, with what is added."""
+        nested = isinstance(self.env.observation_space, spaces.Dict | spaces.Tuple)
+        return (_parts(observation) if nested else {"observation": observation}) | dict(added)
 
     def _encode(self, name: str, action: Array) -> Array:
         if sizes := self._sizes[name]:
             hot = [np.arange(n) == choice for n, choice in zip(sizes, action.ravel().tolist(), strict=True)]
             return np.concatenate(hot).astype(np.int8)
-        zeros = self._zeros[self._names[name]]
+        zeros = self.zeros[self._names[name]]
         return action.astype(zeros.dtype).reshape(zeros.shape)
+
+
+def find_wrappers(env: Any) -> tuple[PreviousStep | None, PreprocessObservation | None]:
+    """Return the wrappers that ``with_wrappers`` put around an environment last, to apply them elsewhere."""
+    previous = env if isinstance(env, PreviousStep) else None
+    inner = env if previous is None else previous.env
+    return previous, inner if isinstance(inner, PreprocessObservation) else None
 
 
 class RepeatAction(Wrapper):

@@ -43,6 +43,7 @@ class ReplayConfig(AgentConfig):
     burn_in: int = 0  # steps before each sequence that only warm up the hidden state
     overlap: int = 0  # steps that one sequence shares with the next
     normalize_observation: bool = False  # vectors by running mean and standard deviation, saved with the policy
+    normalize_reward: bool = False  # by the running standard deviation of the discounted return, when they are drawn
     hindsight: float = 0.0  # share of transitions whose goal becomes one that was reached (HER), as in 0.8
     save_replay: bool = True  # save it in checkpoints, for an exact resume; off: smaller, and a resume warms up again
     replay_folder: str = ""  # store it in files in this folder instead of in memory

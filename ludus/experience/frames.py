@@ -60,6 +60,11 @@ class FrameStorage:
             index = torch.from_numpy(rows).to(x.device)
             self._newest_ring.columns["newest"][index, slot] = torch.from_numpy(newest).to(x.device)
 
+    def newest(self, x: Tensor) -> Tensor:
+        """Return the newest frames ``[b, channels, …]`` of stacks ``[b, stack * channels, …]``."""
+        return x[:, x.shape[1] - x.shape[1] // self.stack :]
+
+
     def amend(
         self, rows: Integers, time: int, x: Tensor, first: NDArray[np.bool_], was_first: NDArray[np.bool_]
     ) -> None:

@@ -190,6 +190,11 @@ class Reader:
         """Replace successors that were ``reset`` in the same step ``[M]`` by the final observations."""
         for name, x in batch.observation.items():
             final = self._ring.flat[FINAL + name].index_select(0, slots)
+            if name in self._frames:  # the final stack is the one before it with one more frame
+                length = self._ring.length
+                before = slots + torch.where(slots % length == 0, length - 1, -1)
+                older = self._frames[name].read(before[None], "final")[0, :, final.shape[1] :]
+                final = torch.cat([older, final], 1)
             x[1] = torch.where(reset.view(-1, *[1] * (final.dim() - 1)), final, x[1])
         return replace(batch, first=torch.cat([self._first[:1], torch.zeros_like(self._first[:1])]))
 

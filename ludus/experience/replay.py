@@ -21,6 +21,7 @@ from ludus.experience.memory import check_memory, free_bytes, replay_bytes
 from ludus.experience.priorities import Priorities
 from ludus.experience.reader import Reader
 from ludus.experience.storage import FINAL, FLAGS, Integers, PackedFlags, Ring, RowGroup, SlotIndex, as_numpy
+from ludus.ops.returns import running_returns
 
 PAUSE = 32  # env steps after which control returns to the container, while updates are rarer than that
 ONE_UPDATE = 1 - 1e-9  # credit of an update: 1, less the rounding error of sums such as 10 × 0.1
@@ -178,19 +179,29 @@ class ExperienceReplay(ExperienceCache):
         numbers, ratio = self._priorities.draw(self.config.batch_size, self.generator)
         return self._reader.read(numbers, ratio.pow_(-self.importance_exponent), self.generator)
 
-    def fresh(self, names: Sequence[str]) -> Tensors:
+    def fresh(self, names: Sequence[str], with_returns: bool = False) -> tuple[Tensors, Tensor | None]:
         """Return the observations ``[n, …]`` of real steps since the last call, each as it was before its action.
 
-        Steps that have been overwritten since are left out.
+        The second result is None, or ``with_returns`` the running discounted returns ``[n]`` after these steps. Steps
+        that have been overwritten since are left out.
         """
         found: dict[str, list[Tensor]] = {name: [] for name in names}
+        returns, flags = [torch.zeros(0, dtype=torch.float64, device=self.device)], self._flags
         for group in self._groups.values():
-            times = np.arange(max(group.fresh, group.oldest), group.time)
-            group.fresh = max(group.fresh, group.time)
-            real = self._flags.real[group.rows, (times + 1) % self.length]
+            start = max(group.fresh, group.oldest)
+            times, after = np.arange(start, group.time), np.arange(start + 1, group.time + 1) % self.length
+            real = flags.real[group.rows, after]  # [b, T]
             for name, parts in found.items():
                 parts.append(self._ring.columns[f"observation/{name}"][group.rows, times % self.length][real])
-        return {name: torch.cat(parts) for name, parts in found.items()}
+            if with_returns and len(times):
+                reward, terminated, truncated = (
+                    x[group.rows, after].T for x in (flags.reward, flags.terminated, flags.truncated)
+                )
+                carried = group.carried if start == group.fresh else torch.zeros_like(group.carried)
+                computed, group.carried = running_returns(reward, terminated | truncated, real.T, self.gamma, carried)
+                returns.append(computed.T[real])
+            group.fresh = max(group.fresh, group.time)
+        return {name: torch.cat(parts) for name, parts in found.items()}, torch.cat(returns) if with_returns else None
 
     def feedback(self, index: Tensor, priority: Tensor) -> None:
         """Set priorities from the |δ| of what was read; items that were overwritten since are ignored."""
@@ -228,6 +239,8 @@ class ExperienceReplay(ExperienceCache):
             if self._hindsight is not None:
                 begun = first & ~was_first
                 self._hindsight.write(group.row_numbers[begun], group.time, begun[begun])
+            if group.fresh == group.time:  # else the steps that are not counted yet end the running return
+                group.carried = group.carried.masked_fill(rows.first, 0)
             if self._span == 1 and not self.config.sequence:
                 newest = group.take_back((group.time - 1) * self.batch)
                 lost = np.isin(newest % self.batch, group.row_numbers[~real])
@@ -259,7 +272,8 @@ class ExperienceReplay(ExperienceCache):
             self._load(saved)
 
     def _add_group(self, rows: slice) -> RowGroup:
-        group, flags = RowGroup(rows, (rows.stop - rows.start) * (self.length // self._stride + 1)), self._flags
+        capacity = (rows.stop - rows.start) * (self.length // self._stride + 1)
+        group, flags = RowGroup(rows, capacity, self.device), self._flags
         columns = [flags.first, flags.real, flags.reward, flags.terminated, flags.truncated]
         columns += [self._ring.columns[f"observation/{name}"] for name in self._unstacked]
         group.env_columns = [as_numpy(x[rows]) for x in columns]
@@ -272,7 +286,8 @@ class ExperienceReplay(ExperienceCache):
         group.agent_columns = [as_numpy(self._ring.columns[name][group.rows]) for name in names]
 
     def _write_final(self, group: RowGroup, final: Tensors) -> None:
-        """Store the final observations of episodes that were reset in the same step."""
+        """Store the final observations of episodes that were reset in the same step; of a stack, its newest frame."""
+        final = {name: self._frames[name].newest(x) if name in self._frames else x for name, x in final.items()}
         if not self._has_finals:
             needed = sum(self.batch * self.length * x[0].numel() * x.element_size() for x in final.values())
             self._check_memory(needed, "The environments reset in the same step, and storing final observations too ")
@@ -358,6 +373,7 @@ class ExperienceReplay(ExperienceCache):
             "low": low,
             "start_time": group.start_time if whole else group.time,
             "fresh": max(group.fresh, low),
+            "carried": group.carried if group.fresh >= low else torch.zeros_like(group.carried),
             "steps": self._ring.save(rows, low, group.time),
             "hidden": self._hidden.save(rows, *starts) if starts[0] <= starts[1] else {},
             "frames": {name: frames.save(rows, low, group.time) for name, frames in self._frames.items()},
@@ -376,7 +392,7 @@ class ExperienceReplay(ExperienceCache):
         group = self._add_group(rows)
         self._find_agent_columns(group)
         group.time, group.start_time, group.oldest = time, saved["start_time"], saved["low"]
-        group.fresh = saved["fresh"]
+        group.fresh, group.carried = saved["fresh"], saved["carried"].to(self.device)
         self._slot_index.now[rows], self._slot_index.oldest[rows] = time, saved["low"]
         flags = self._flags
         first, real, terminated = (x[rows].cpu().numpy() for x in (flags.first, flags.real, flags.terminated))

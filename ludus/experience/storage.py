@@ -127,11 +127,13 @@ class RowGroup:
     Numbers enter the queue in increasing order and leave it in the same order.
     """
 
-    def __init__(self, rows: slice, capacity: int) -> None:
+    def __init__(self, rows: slice, capacity: int, device: torch.device) -> None:
         self.rows = rows
         self.row_numbers = np.arange(rows.start, rows.stop, dtype=np.int64)
         self.time, self.oldest, self.start_time = -1, 0, 0  # last observation, oldest complete one, first one written
         self.fresh = 0  # time of the first observation that ``ExperienceReplay.fresh`` has not returned
+        # γ times each row's running return before that step, if ``fresh`` returns them
+        self.carried = torch.zeros(rows.stop - rows.start, dtype=torch.float64, device=device)
         self.env_columns: list[Any] = []  # [rows, length, …]: first, real, reward, terminated, truncated, observations
         self.env_step: EnvStep | None = None  # last step written, and its arrays in the order of env_columns
         self.env_arrays: list[Any] = []

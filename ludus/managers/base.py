@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -19,14 +19,15 @@ from ludus.core.types import State, Tensors
 from ludus.environments.errors import environment_error
 from ludus.environments.gym import Environment
 from ludus.environments.infos import numeric_info_row
-from ludus.environments.masks import ObservationReader
-from ludus.environments.preprocess import PreprocessObservation
+from ludus.environments.masks import ObservationReader, override_axes
+from ludus.environments.preprocess import PreprocessObservation, PreviousStep
 from ludus.environments.rows import WARNINGS, StepArrays, episode_seed
 from ludus.environments.spaces import Arrays, Layout
 from ludus.managers import saved_state
 from ludus.managers.episode_stats import SAVED, EpisodeStats
 from ludus.managers.history import ActionHistory
 from ludus.preprocess.actions import ActionPreprocessor
+from ludus.preprocess.frame_stack import FrameStack, make_frame_stack
 
 
 class BatchManager(EnvironmentManager):
@@ -40,7 +41,10 @@ class BatchManager(EnvironmentManager):
     render_fps = 0.0  # frames per second of videos; 0: unknown
     first_row = 0  # number of its first row in the whole run, for seeds
     _env: Any  # environments that step as a batch
-    image_ops: PreprocessObservation | None = None  # ops on images, if the environments are in this process
+    # ops of ``preprocess.observation``: on images and of the previous step, if the environments are in this process
+    image_ops: PreprocessObservation | None = None
+    previous_step: PreviousStep | None = None
+    frame_stack: FrameStack | None = None
     _goal_env: Environment | None = None  # computes rewards of goals, if it is in this process
 
     def __init__(
@@ -93,6 +97,11 @@ class BatchManager(EnvironmentManager):
         Return the rows that could not be restored and started their next episode, each with the reason.
         """
 
+    def stack_frames(self, pipeline: Iterable[str], axes: Iterable[str] = ()) -> None:
+        """Apply the op ``stack`` of ``preprocess.observation``; ``axes`` is the setting ``env.axes`` of the stacks."""
+        specs, self.frame_stack = make_frame_stack(self.observation, pipeline)
+        self.observation = override_axes(specs, axes, self.name)
+
     def set_action_transform(self, action_transform: Mapping[str, str]) -> None:
         self.preprocess_actions = ActionPreprocessor(self.action, action_transform)
 
@@ -105,7 +114,7 @@ class BatchManager(EnvironmentManager):
         self._memory.mark_first()
         self._time_call(self._reset_rows)
         np.logical_not(self._memory.first, self._real)
-        return self._last
+        return self._last if self.frame_stack is None else self.frame_stack.push(self._last)
 
     def send(self, actions: Tensors, group: int = 0) -> None:
         arrays = {name: x.numpy() if x.is_cpu else x.cpu().numpy() for name, x in actions.items()}
@@ -118,7 +127,8 @@ class BatchManager(EnvironmentManager):
         self._time_call(self._step_rows, group)
         rows = self.groups[group]
         np.logical_not(self._memory.first[rows], self._real[rows])
-        return self._steps[group]
+        step = self._steps[group]
+        return step if self.frame_stack is None else self.frame_stack.push(step, rows)
 
     def _call_env(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call an environment that steps as a batch; an exception names the environment and the user's code."""
@@ -140,7 +150,7 @@ class BatchManager(EnvironmentManager):
         return (self.nb_calls,) if self._calling else None
 
     def last_step(self) -> EnvStep:
-        return self._last
+        return self._last if self.frame_stack is None else self.frame_stack.last(self._last)
 
     def goal_reward(self) -> GoalReward | None:
         if self._goal_env is None:
@@ -180,6 +190,7 @@ class BatchManager(EnvironmentManager):
             "finished": [list(episode) for episode in self._finished],
             "actions": saved_state.save_actions([self._actions(row) for row in range(self.batch)]),
             "snapshot": saved_state.to_tensors(self._snapshot()),
+            "stacks": {} if self.frame_stack is None else dict(self.frame_stack.stacks),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -193,6 +204,8 @@ class BatchManager(EnvironmentManager):
             stats.load({name: x[rows] for name, x in saved.items()}, actions[rows])
         reasons = self._restore(saved_state.to_arrays(state["snapshot"]))
         np.logical_not(self._memory.first, self._real)
+        if self.frame_stack is not None:
+            self.frame_stack.load(state["stacks"], self._last)
         self.restored = saved_state.describe_restore(reasons, self.batch, self.name)
 
     def _stats_of(self, row: int) -> tuple[EpisodeStats, int]:

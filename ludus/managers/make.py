@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from ludus.core.rows import Rows
 from ludus.environments.config import EnvConfig, parse_options, parse_wrappers, validate
 from ludus.environments.errors import environment_error
 from ludus.environments.gym import accepts_argument, find_spec, is_path, make, make_environment, resolve_environment
-from ludus.environments.preprocess import with_wrappers
+from ludus.environments.preprocess import refuse_masked_repeats, with_wrappers
 from ludus.managers.base import BatchManager
 from ludus.preprocess.config import PreprocessConfig
 from ludus.preprocess.pipeline import with_device_ops
@@ -39,6 +39,7 @@ def make_manager(
     ``num`` overrides ``config.num``, or gives the rows of a run. ``environment`` creates an environment in place of
     ``config.id``. Managers with another ``branch`` (training 0, evaluation 1, …) have other seeds.
     """
+    given = config
     if preprocess is not None:
         config = with_wrappers(config, preprocess)
     validate(config)
@@ -80,9 +81,20 @@ def make_manager(
         name = config.id if environment is None else getattr(environment, "__name__", type(environment).__name__)
         manager = SimpleEnvManager(make_one, num, name, config, branch)
     if preprocess is not None:
-        manager.observation = with_device_ops(manager.observation, preprocess.observation)
+        try:
+            _preprocess(manager, preprocess, [axes for axes in given.axes if axes not in config.axes])
+        except BaseException:
+            manager.close()
+            raise
     manager.first_row = first_row
     return manager
+
+
+def _preprocess(manager: BatchManager, preprocess: PreprocessConfig, stack_axes: Iterable[str]) -> None:
+    """Add what the manager and the agent do of preprocessing; ``stack_axes`` is ``env.axes`` of stacks."""
+    refuse_masked_repeats(preprocess.action, manager.observation, manager.name)
+    manager.stack_frames(preprocess.observation, stack_axes)
+    manager.observation = with_device_ops(manager.observation, preprocess.observation)
 
 
 def _make_tensor(

@@ -11,7 +11,7 @@ import numpy as np
 from ludus.core.types import State
 from ludus.environments.config import DEFAULTS, EnvConfig
 from ludus.environments.gym import Environment, env_metadata
-from ludus.environments.preprocess import image_ops
+from ludus.environments.preprocess import find_wrappers
 from ludus.environments.rows import WARNING_BITS, EnvRows
 from ludus.managers.base import BatchManager
 
@@ -28,7 +28,7 @@ class SimpleEnvManager(BatchManager):
         super().__init__(name, num, self._rows.reader, self._rows.layout, branch, keep_actions=True)
         self._rows.attach(self._memory)
         self._goal_env = self._rows.env
-        self.image_ops = image_ops(self._rows.env)
+        self.previous_step, self.image_ops = find_wrappers(self._rows.env)
 
     @property
     def render_fps(self) -> float:  # type: ignore[override]

@@ -93,6 +93,7 @@ class TensorEnvManager(BatchManager):
             "observation": dict(step.observation),
             "last": {name: getattr(step, name) for name in ("reward", "terminated", "truncated", "first", "real")},
             "env": self._env.state_dict() if hasattr(self._env, "state_dict") else None,
+            "stacks": {} if self.frame_stack is None else dict(self.frame_stack.stacks),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -101,7 +102,10 @@ class TensorEnvManager(BatchManager):
             raise UserError(f"The checkpoint holds {rows} environments, env.num is {self.batch}; set it to {rows}.")
         self._seed, self._branch, self._resets = int(state["seed"]), int(state["branch"]), int(state["resets"])
         self._finished = [Episode(*episode) for episode in state["finished"]]
-        self.restored = saved_state.describe_restore(self._restore(state), self.batch, self.name)
+        reasons = self._restore(state)
+        if self.frame_stack is not None:
+            self.frame_stack.load(state["stacks"], self._last)
+        self.restored = saved_state.describe_restore(reasons, self.batch, self.name)
 
     def _restore(self, snapshot: State) -> dict[int, str]:
         self._reset_rows()
@@ -119,7 +123,7 @@ class TensorEnvManager(BatchManager):
         observation = self._named(self._call_env("reset", self.batch_seed(self._resets)))
         self._resets += 1  # every reset has another seed
         for name, x in observation.items():
-            wanted = (self.batch, *self.observation[name].shape)
+            wanted = (self.batch, *self.reader.specs[name].shape)
             if tuple(x.shape) != wanted:
                 raise UserError(
                     f'{self.name}: observation "{name}" has shape {tuple(x.shape)}, but its space and num_envs say '

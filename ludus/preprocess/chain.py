@@ -21,24 +21,31 @@ class Chain(NamedTuple):
     output: Spec
     name: str  # empty: networks do not see it
     joined: bool  # with others of this name
+    padding: int  # entities appended to a list
 
 
 def make_chain(name: str, spec: Spec) -> Chain:
     """Make the ops that the settings give for an observation."""
     ops: list[Op] = []
+    padding = 0
     output, result = replace(spec, ops=()), name
     for text in spec.ops:
         op: Op = make_op(NamedOp(name, parse_call(text, SETTING), text), name, output, DEVICE_OPS)
-        rank, output = len(output.shape), op.output
-        if len(output.shape) != rank or (output.axes is not None and axes_problem(output, output.axes)):
-            output = replace(output, axes=None)  # the op changed rank or kind
+        output, padding = result_spec(output, op.output), padding + op.padding
         if isinstance(op, Rename):
             result = op.to_name
         elif isinstance(op, Drop):
             result = ""
         else:
             ops.append(op)
-    return Chain(ops, output, result, bool(spec.ops) and isinstance(op, Concat))
+    joined = bool(spec.ops) and isinstance(op, Concat)
+    return Chain(ops, output, result, joined, padding if output.axes == "entities" else 0)
+
+
+def result_spec(before: Spec, output: Spec) -> Spec:
+    """Return the output of an op with the default axes where the op changed rank or kind."""
+    changed = len(output.shape) != len(before.shape) or (output.axes and axes_problem(output, output.axes))
+    return replace(output, axes=None) if changed else output
 
 
 def make_chains(specs: Specs) -> dict[str, Chain]:

@@ -11,14 +11,14 @@ from ludus.core.calls import Call, parse_call
 from ludus.core.errors import UserError, did_you_mean
 from ludus.core.spec import is_mask
 
-# Ops on images and frames run in the environment's process, so that less is sent and stored ...
+# Ops on images run in the environment's process, so that less is sent and stored; then come stacks, in the manager ...
 ENVIRONMENT_OPS = {
     "grayscale": "ludus.preprocess.frames:Grayscale",
     "resize": "ludus.preprocess.frames:Resize",
     "crop": "ludus.preprocess.frames:Crop",
     "compress": "ludus.preprocess.frames:Compress",
-    "stack": "ludus.preprocess.frames:Stack",
 }
+STACK_OPS = {"stack": "ludus.preprocess.frame_stack:Stack"}
 PREVIOUS = ("previous_action", "previous_reward")  # ops that add an observation
 # ... and all others on the device of the networks, so that buffers hold what the environment returned
 DEVICE_OPS = {
@@ -82,7 +82,7 @@ class NamedOp(NamedTuple):
 def observation_ops(pipeline: Iterable[str]) -> list[NamedOp]:
     """Parse ``preprocess.observation``: ``name: op, op(key=value), …``; without a name, ops are on all."""
     ops = [
-        NamedOp(pattern, _parse_op(text, SETTING, [*ENVIRONMENT_OPS, *PREVIOUS, *DEVICE_OPS]), text)
+        NamedOp(pattern, _parse_op(text, SETTING, [*ENVIRONMENT_OPS, *STACK_OPS, *PREVIOUS, *DEVICE_OPS]), text)
         for item in pipeline
         for pattern, text in _split(item)
     ]

@@ -6,38 +6,41 @@ observation.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ludus.core.errors import UserError
 from ludus.core.spec import Spec, is_channels_last
 
 Array = NDArray[Any]
-LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # weights of red, green and blue in a grey value (ITU-R BT.601)
 
 
 class Grayscale:
-    """Turn a colour image ``[H, W, 3]`` or ``[3, H, W]`` into a grey one ``[H, W]``."""
+    """Turn a colour image ``[H, W, 3]`` or ``[3, H, W]`` into a grey one ``[H, W]`` (ITU-R BT.601)."""
 
     def __init__(self, spec: Spec) -> None:
-        channel = _channel_axis(spec)
-        if channel is None or spec.shape[channel] != 3:
-            raise ValueError("it takes images with three channels")
-        self._channel = channel
-        shape = spec.shape[:2] if channel == -1 else spec.shape[1:]
-        self.output = _image(spec, shape)
+        colour = spec.kind == "continuous" and len(spec.shape) == 3
+        self._first = colour and not is_channels_last(spec.shape)
+        if not colour or spec.shape[0 if self._first else -1] != 3:
+            raise ValueError("it takes colour images [H, W, 3] or [3, H, W]")
+        _check_dtype(spec, "uint8", "uint16", "float32")
+        self._cv2 = _opencv("grayscale")
+        self.output = _image(spec, spec.shape[1:] if self._first else spec.shape[:2])
 
     def apply(self, x: Array) -> Array:
         """Return the grey image."""
-        return _round(np.tensordot(x, LUMA, (self._channel, 0)), x.dtype)
+        image = _channels_last(x) if self._first else x
+        return np.asarray(self._cv2.cvtColor(image, self._cv2.COLOR_RGB2GRAY))
 
 
 class Resize:
     """Resize an image to ``height`` × ``width``.
 
-    ``area`` takes the mean over the area of each new pixel; ``nearest`` one old pixel, as for maps of codes.
+    ``area`` takes the mean over the area of each new pixel, and interpolates linearly where a side grows; ``nearest``
+    takes one old pixel, as for maps of codes.
     """
 
     def __init__(self, spec: Spec, *, height: int, width: int, method: str = "area") -> None:
@@ -45,21 +48,25 @@ class Resize:
         if method not in ("area", "nearest"):
             raise ValueError(f'method is "{method}", but must be area or nearest')
         self._first, old = _plane(spec)
+        self._size = (width, height)
         self.output = _image(spec, _replaced(spec.shape, self._first, (height, width)))
-        sizes = tuple(zip(old, (height, width), strict=True))
-        self._nearest = [((np.arange(new) + 0.5) * n / new).astype(np.int64) for n, new in sizes]
-        self._weights = [_area_weights(n, new) for n, new in sizes] if method == "area" else []
+        self._nearest = [
+            ((np.arange(new) + 0.5) * n / new).astype(np.int64) for n, new in zip(old, (height, width), strict=True)
+        ]
+        self._cv2: Any = None
+        if method == "area":
+            _check_dtype(spec, "uint8", "uint16", "int16", "float32", "float64")
+            self._cv2 = _opencv("resize")
 
     def apply(self, x: Array) -> Array:
         """Return the image in its new size."""
-        if not self._weights:
+        if self._cv2 is None:
             return x.take(self._nearest[0], self._first).take(self._nearest[1], self._first + 1)
-        rows, columns = self._weights
-        if self._first == 0 and x.ndim == 3:  # channels last: two multiplications of matrices
-            height, width, channels = x.shape
-            y = (rows @ x.reshape(height, width * channels).astype(np.float32)).reshape(-1, width, channels)
-            return _round(np.einsum("wv,hvc->hwc", columns, y, optimize=True), x.dtype)
-        return _round(rows @ x.astype(np.float32) @ columns.T, x.dtype)
+        image = _channels_last(x) if self._first else x
+        y = np.asarray(self._cv2.resize(image, self._size, interpolation=self._cv2.INTER_AREA))
+        if self._first:
+            y = np.moveaxis(y.reshape(*y.shape[:2], -1), -1, 0)
+        return y.reshape(self.output.shape)  # OpenCV drops a single channel
 
 
 class Crop:
@@ -90,42 +97,27 @@ class Compress:
 
     def apply(self, x: Array) -> Array:
         """Return the image in bytes."""
-        return _round(np.clip(x, 0, 1) * 255, np.dtype(np.uint8))
+        return np.rint(np.clip(x, 0, 1) * 255).astype(np.uint8)
 
 
-class Stack:
-    """Stack the last ``n`` observations, the oldest first; an episode starts with ``n`` times its first one."""
-
-    def __init__(self, spec: Spec, *, n: int) -> None:
-        _check_sizes(n=n)
-        if n < 2:
-            raise ValueError("n is 1, which stacks nothing")
-        if spec.kind != "continuous":
-            raise ValueError("it stacks numbers")
-        low, high = (np.broadcast_to(bound, (n, *spec.shape)) for bound in spec.bounds)
-        self.frames = n
-        self.output = replace(_bounded(spec, low, high), shape=(n, *spec.shape), stack=n, axes=None)
-
-    def begin(self, x: Array) -> Array:
-        """Return the stack of an episode's first observation."""
-        return np.repeat(np.asarray(x)[None], self.frames, 0)
-
-    def push(self, stack: Array, x: Array) -> Array:
-        """Return a new stack with the next observation."""
-        return np.concatenate([stack[1:], np.asarray(x)[None]])
+def _opencv(op: str) -> Any:
+    try:
+        return import_module("cv2")
+    except ImportError as error:
+        raise UserError(
+            f"preprocess.observation has {op}, which needs OpenCV, but it is not installed: pip install "
+            "opencv-python-headless."
+        ) from error
 
 
-def _area_weights(old: int, new: int) -> NDArray[np.float32]:
-    """Return the share ``[new, old]`` of each old pixel in each new one."""
-    edges = np.linspace(0, old, new + 1)
-    left, right = edges[:-1, None], edges[1:, None]
-    start = np.arange(old)
-    overlap = np.clip(np.minimum(right, start + 1) - np.maximum(left, start), 0, None)
-    return np.asarray(overlap * new / old, np.float32)
+def _check_dtype(spec: Spec, *dtypes: str) -> None:
+    if spec.dtype not in dtypes:
+        raise ValueError(f"it takes images of {', '.join(dtypes[:-1])} or {dtypes[-1]}")
 
 
-def _round(x: Array, dtype: np.dtype[Any]) -> Array:
-    return np.rint(x).astype(dtype) if np.issubdtype(dtype, np.integer) else x.astype(dtype, copy=False)
+def _channels_last(x: Array) -> Array:
+    """Return an image ``[C, H, W]`` as OpenCV takes it."""
+    return np.ascontiguousarray(np.moveaxis(x, 0, -1))
 
 
 def _channel_axis(spec: Spec) -> int | None:
@@ -151,14 +143,6 @@ def _image(spec: Spec, shape: tuple[int, ...]) -> Spec:
     """Return the spec of a part or a mean of pixels."""
     low, high = (float(limit) for limit in (spec.bounds[0].min(), spec.bounds[1].max()))
     return Spec(shape, spec.dtype, low=low, high=high)
-
-
-def _bounded(spec: Spec, low: Array, high: Array) -> Spec:
-    bounds = [
-        float(x.flat[0]) if (x == x.flat[0]).all() else tuple(x.astype(np.float64).ravel().tolist())
-        for x in (low, high)
-    ]
-    return replace(spec, low=bounds[0], high=bounds[1])
 
 
 def _check_sizes(**sizes: Any) -> None:

@@ -14,6 +14,7 @@ from ludus.core.errors import UserError
 from ludus.core.spec import CHANNELS, Spec, Specs, is_channels_last, network_inputs
 from ludus.core.types import Tensors
 from ludus.preprocess.chain import make_chains
+from ludus.preprocess.config import SETTING
 
 
 class ToFloat(nn.Module):
@@ -103,7 +104,8 @@ class ObsPreprocessor(nn.Module):
     make a float tensor with features first of what they return.
 
     ``masks`` names the padding mask of each list among the results. It is passed on as bool, and ``outputs`` has it
-    too; the padding is zero. ``categories`` are the results that stay integers, with their number of choices.
+    too; the padding is zero. Lists to which the op ``pad`` appends entities (``padded``) get a longer mask, or a new one,
+    ``<name>/mask``. ``categories`` are the results that stay integers, with their number of choices.
     """
 
     def __init__(self, observation: Specs) -> None:
@@ -119,6 +121,13 @@ class ObsPreprocessor(nn.Module):
         results = {chain.name: replace(chain.output, stack=specs[name].stack) for name, chain in chains.items()}
         lists = {name: chain.name for name, chain in chains.items() if chain.output.axes in ("entities", "grid")}
         self.masks = {lists[spec.masks]: name for name, spec in specs.items() if spec.masks in lists}
+        padding = {chain.name: chain.padding for chain in chains.values() if chain.padding}
+        self.padded = list(padding)
+        made = {name: f"{name}/mask" for name in padding if name not in self.masks}
+        if taken := [mask for mask in made.values() if mask in specs]:
+            raise UserError(f'{SETTING} has a pad that makes the mask "{taken[0]}", an observation already; rename that.')
+        self.masks |= made
+        self._masks = [(name, mask, padding.get(name, 0)) for name, mask in self.masks.items()]
         # of padded lists whose result is no list, such as a flattened one: padding is cleared before the ops
         self._raw_masks = {
             spec.masks: (name, len(specs[spec.masks].shape) - 1)
@@ -146,8 +155,9 @@ class ObsPreprocessor(nn.Module):
             for op in ops:
                 x = op(x)
             result[name] = torch.cat([result[name], x], -1) if name in result else x
-        for name, mask in self.masks.items():
-            result[mask] = observation[mask].bool()
+        for name, mask, padding in self._masks:
+            present = pad_mask(observation.get(mask), result[name], padding) if padding else observation[mask]
+            result[mask] = present.bool()
             if name not in self.categories:
                 result[name] = clear_padding(result[name], result[mask])
         return result
@@ -159,6 +169,13 @@ def _output(shape: tuple[int, ...], spec: Spec, choices: int | None) -> Spec:
         return Spec(shape, "int64", "categorical", sizes=spec.sizes, axes="grid")
     kind = "binary" if spec.kind == "categorical" else spec.kind
     return Spec(shape, "float32", kind, stack=spec.stack, axes=spec.axes)
+
+
+def pad_mask(mask: Tensor | None, x: Tensor, padding: int) -> Tensor:
+    """Return the mask of a list ``x`` ``[…, F, S]`` to which entities were appended; ``mask`` is that before, if any."""
+    if mask is None:
+        mask = torch.ones((*x.shape[:-2], x.shape[-1] - padding), dtype=torch.bool, device=x.device)
+    return nn.functional.pad(mask, (0, padding))
 
 
 def clear_padding(x: Tensor, mask: Tensor) -> Tensor:

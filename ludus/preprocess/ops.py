@@ -23,6 +23,7 @@ class Op(nn.Module):
     """The base class of ops: maps tensors, and the spec of its input to ``output``."""
 
     output: Spec
+    padding = 0  # entities that it appends to a list
 
 
 class Cast(Op):
@@ -149,16 +150,15 @@ class ChannelsFirst(Op):
 
 
 class Pad(Op):
-    """Append zeros up to a shape, as in ``pad(shape=[10, 4])``."""
+    """Append zeros up to a shape, as in ``pad(shape=[10, 4])``; a list gets a mask of its entities."""
 
     def __init__(self, spec: Spec, *, shape: tuple[int, ...]) -> None:
         super().__init__()
         _refuse_choices(spec)
         if len(shape) != len(spec.shape) or any(new < old for new, old in zip(shape, spec.shape, strict=True)):
             raise ValueError(f"it cannot be padded to {list(shape)}; give as many sizes, none of them smaller")
-        if spec.axes == "entities" and shape[0] > spec.shape[0]:
-            raise ValueError("padding would count as entities; networks join lists of different lengths without it")
         self._more = [n for new, old in zip(reversed(shape), reversed(spec.shape), strict=True) for n in (0, new - old)]
+        self.padding = shape[0] - spec.shape[0] if spec.axes == "entities" else 0
         low, high = (float(limit) for limit in (spec.bounds[0].min(), spec.bounds[1].max()))
         self.output = replace(spec, shape=tuple(shape), low=min(low, 0.0), high=max(high, 0.0), stack=1)
 

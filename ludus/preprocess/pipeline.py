@@ -10,7 +10,19 @@ from ludus.core.calls import check_arguments
 from ludus.core.errors import UserError
 from ludus.core.imports import resolve
 from ludus.core.spec import Spec, Specs
-from ludus.preprocess.config import ENVIRONMENT_OPS, PREVIOUS, SETTING, NamedOp, observation_ops
+from ludus.preprocess.config import (
+    DEVICE_OPS,
+    ENVIRONMENT_OPS,
+    PREVIOUS,
+    SETTING,
+    STACK_OPS,
+    NamedOp,
+    is_previous,
+    observation_ops,
+)
+
+STAGES = (ENVIRONMENT_OPS, STACK_OPS, DEVICE_OPS)  # in the order in which they are applied
+WHERE = ("in the environment's process", "in the manager", "on the device")
 
 
 def make_op(op: NamedOp, name: str, spec: Spec, table: Mapping[str, str], setting: str = SETTING) -> Any:
@@ -33,25 +45,53 @@ def make_op(op: NamedOp, name: str, spec: Spec, table: Mapping[str, str], settin
         raise UserError(f"{what} cannot be applied to {target}: {reason}.") from error
 
 
-def with_device_ops(observation: Specs, pipeline: Iterable[str]) -> Specs:
-    """Return the specs with the ops that run on the device; refuse ops of the environment's process after them."""
-    specs = dict(observation)
-    sources = {name: name for name, spec in specs.items() if spec.masks is None}  # name after renaming → name
-    for op in observation_ops(pipeline):
+def stage_of(op: NamedOp) -> int:
+    """Return the index in ``STAGES`` of an op."""
+    return next(i for i, table in enumerate(STAGES) if op.call.name in table)
+
+
+
+
+def assign_ops(observation: Specs, pipeline: Iterable[str]) -> dict[str, list[NamedOp]]:
+    """Return the ops of each observation, in order; after a rename, patterns match the new name.
+
+    An op that comes after one of a later stage is refused, and so is a second stack.
+    """
+    ops = observation_ops(pipeline)
+    added = [op.call.name for op in ops if op.call.name in PREVIOUS]  # outside of images and stacks
+    assigned: dict[str, list[NamedOp]] = {name: [] for name, spec in observation.items() if spec.masks is None}
+    sources = {name: name for name in assigned}  # current name → name of the observation
+    for op in ops:
         if op.call.name in PREVIOUS:
             continue
-        for name in op.select(sources):
-            spec = specs[sources[name]]
-            if op.call.name in ENVIRONMENT_OPS:
-                if spec.ops:
-                    raise UserError(
-                        f'{SETTING} has "{op.text}" after "{spec.ops[-1]}" for observation "{name}", but '
-                        f"{op.call.name} runs in the environment's process, before all ops on the device; put it first."
-                    )
-                continue
-            specs[sources[name]] = replace(spec, ops=(*spec.ops, op.text))
+        stage = stage_of(op)
+        every = STAGES[stage] is DEVICE_OPS
+        for name in op.select([name for name in sources if every or name.split("/")[0] not in added]):
+            before = assigned[sources[name]]
+            _check_order(name, before, op, stage)
+            before.append(op)
             if op.call.name in ("rename", "concat", "drop"):
                 source = sources.pop(name)
                 if op.call.name == "rename":
                     sources[str(op.call.arguments.get("to"))] = source
-    return specs
+    return assigned
+
+
+def with_device_ops(observation: Specs, pipeline: Iterable[str]) -> Specs:
+    """Return the specs with the ops that run on the device."""
+    assigned = assign_ops(observation, pipeline)
+    return {
+        name: replace(spec, ops=tuple(op.text for op in assigned.get(name, ()) if op.call.name in DEVICE_OPS))
+        for name, spec in observation.items()
+    }
+
+
+def _check_order(name: str, before: list[NamedOp], op: NamedOp, stage: int) -> None:
+    last = stage_of(before[-1]) if before else 0
+    if last > stage:
+        raise UserError(
+            f'{SETTING} has "{op.text}" after "{before[-1].text}" for observation "{name}", but {op.call.name} runs '
+            f"{WHERE[stage]}, before what runs {WHERE[last]}; put it first."
+        )
+    if before and last == stage and STAGES[stage] is STACK_OPS:
+        raise UserError(f'{SETTING} has two stacks for observation "{name}"; keep one of them.')

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ludus.containers.build import (
@@ -82,23 +81,26 @@ class Player:
         info: Mapping[str, Any] | None = None,
         *,
         first: Any = None,
+        reward: Any = None,
         greedy: bool = True,
         state: HiddenState | None = None,
     ) -> Any:
         """Return the environment's action(s) for an observation or a batch.
 
         A recurrent policy keeps its hidden state between calls: pass ``first=True`` (or a bool per row) at the start of
-        an episode, or call ``reset``. ``info`` is only needed for environments with an action mask in it.
+        an episode, or call ``reset``. The same goes for the frames of a stack, the previous action and the previous
+        reward, where the policy observes them (``preprocess.observation``); ``reward`` is that of the last step. ``info``
+        is only needed for environments with an action mask in it.
 
         With ``state`` (from ``initial_state`` or the previous call), return the pair of action and next state and keep
-        nothing, for a server with many clients.
+        nothing, for a server with many clients. Observations then have whole stacks and the previous step.
         """
-        step, batched, rows = self._read(observation, info, first, state, keep=True)
+        step, batched, rows = self._read(observation, info, first, reward, state, keep=state is None)
         before = self._before(state, rows)
         if not greedy and (self._noise is None or rows != self._noise_rows):
             self._noise, self._noise_rows = self.agent.make_noise(Rows.all(rows), self._generator), rows
         agent_step = self.agent.act(step, before, None if greedy or self._noise is None else self._noise.next())
-        action = self._translator.format_actions(agent_step.action, batched)
+        action = self._translator.format_actions(agent_step.action, batched, keep=state is None)
         if state is not None:
             return action, agent_step.state
         self._rows, self._state = rows, agent_step.state
@@ -117,6 +119,7 @@ class Player:
         info: Mapping[str, Any] | None = None,
         *,
         first: Any = None,
+        reward: Any = None,
         state: HiddenState | None = None,
     ) -> Any:
         """Return the expected discounted return from an observation (a float) or a batch (an array ``[B]``).
@@ -125,7 +128,7 @@ class Player:
         smallest Q of the greedy action for DDPG, TD3 and SAC. Arguments are as in ``act``; the hidden state is not
         changed.
         """
-        step, batched, rows = self._read(observation, info, first, state)
+        step, batched, rows = self._read(observation, info, first, reward, state)
         value = self.agent.value(step, self._before(state, rows)).cpu().numpy()
         return value if batched else float(value[0])
 
@@ -135,6 +138,7 @@ class Player:
         info: Mapping[str, Any] | None = None,
         *,
         first: Any = None,
+        reward: Any = None,
         state: HiddenState | None = None,
     ) -> Any:
         """Return the distribution that actions are sampled from, as a dict of arrays; arguments are as in ``value``.
@@ -146,7 +150,7 @@ class Player:
         discretized. Spatial: ``probabilities`` ``[H, W]``. A batch has one more leading dimension. For Dict
         and Tuple actions, there is one such dict per part.
         """
-        step, batched, rows = self._read(observation, info, first, state)
+        step, batched, rows = self._read(observation, info, first, reward, state)
         found = self.agent.distribution(step, self._before(state, rows))
         plain = {
             name: {key: x.cpu().numpy() if batched else x[0].cpu().numpy() for key, x in parts.items()}
@@ -159,6 +163,7 @@ class Player:
         observation: Any,
         info: Mapping[str, Any] | None,
         first: Any,
+        reward: Any,
         state: HiddenState | None = None,
         keep: bool = False,
     ) -> tuple[EnvStep, bool, int]:
@@ -166,30 +171,9 @@ class Player:
 
         Stacks of frames are kept for the next call if ``keep``, unless the caller keeps the ``state``.
         """
-        begins = False if first is None else first
-        observation = self._translator.process_images(observation, begins, keep, stateless=state is not None)
-        arrays, batched = self._translator.parse_observation(observation, info or {})
-        for name, x in arrays.items():
-            if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
-                element = np.argwhere(~np.isfinite(x if batched else x[0]))[0].tolist()
-                raise UserError(
-                    f'The observation "{name}" has a NaN or Inf at {element}: fix the environment or what computes the '
-                    "observation."
-                )
-        rows = len(next(iter(arrays.values())))
-        begins = torch.as_tensor(
-            np.broadcast_to(np.asarray(bool(first) if np.ndim(first) == 0 else first), (rows,)).copy()
-        )
-        zeros = torch.zeros(rows)
-        step = EnvStep(
-            {name: torch.from_numpy(x).to(self.device) for name, x in arrays.items()},
-            zeros,
-            zeros.bool(),
-            zeros.bool(),
-            begins.to(self.device),
-            ~begins.to(self.device),
-        )
-        return step, batched, rows
+        stateless = state is not None
+        step, batched = self._translator.read_step(observation, info or {}, first, reward, stateless, keep)
+        return step.to(self.device), batched, len(step.first)
 
     def _before(self, state: HiddenState | None, rows: int) -> HiddenState:
         """Return the given hidden state, or the stored one, or the initial one."""
@@ -209,7 +193,7 @@ class Player:
         return HiddenState(state)
 
     def reset(self, rows: int = 1) -> None:
-        """Reset the hidden state at the start of ``rows`` episodes."""
+        """Reset what is kept between calls, such as the hidden state, at the start of ``rows`` episodes."""
         self._rows, self._state = rows, self.agent.initial_state(rows)
         self._translator.reset()
 

@@ -1,4 +1,4 @@
-"""Ops in the environment's process: images, stacks, the previous step, repeated and sticky actions."""
+"""Ops in the environment's process: images, the previous step, repeated and sticky actions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class World(gymnasium.Env[Any, Any]):
 WORLD = f"{__name__}:World"
 PIPELINE = (
     "eye/*: grayscale",
-    "eye/left: crop(height=6, width=4, top=1), stack(n=3)",
+    "eye/left: crop(height=6, width=4, top=1)",
     "previous_action, previous_reward",
 )
 
@@ -72,19 +72,22 @@ def act(go: int = 1) -> Any:
     return {"go": np.int64(go), "turn": np.array([0.5, -1], np.float32)}
 
 
-def test_parts_of_a_nested_observation_are_processed_and_stacked() -> None:
+def test_parts_of_a_nested_observation_are_processed() -> None:
     plain, env = World(), wrapped(*PIPELINE)
+    grey = Grayscale(Spec((8, 6, 3), "uint8", low=0, high=255)).apply
     raw, got = plain.reset(seed=3)[0], env.reset(seed=3)[0]
-    assert env.observation_space.contains(got)
-    assert got["eye"]["right"].shape == (8, 6)
-    crops = [Grayscale(Spec((8, 6, 3), "uint8", low=0, high=255)).apply(raw["eye"]["left"])[1:7, :4]] * 3
-    np.testing.assert_array_equal(got["eye"]["left"], np.stack(crops))
     for _ in range(4):
-        raw, got = plain.step(act())[0], env.step(act())[0]
-        crops = [*crops[1:], Grayscale(Spec((8, 6, 3), "uint8", low=0, high=255)).apply(raw["eye"]["left"])[1:7, :4]]
-        np.testing.assert_array_equal(got["eye"]["left"], np.stack(crops))
+        assert env.observation_space.contains(got)
+        np.testing.assert_array_equal(got["eye"]["left"], grey(raw["eye"]["left"])[1:7, :4])
+        np.testing.assert_array_equal(got["eye"]["right"], grey(raw["eye"]["right"]))
         np.testing.assert_array_equal(got["time"], raw["time"])
-    assert (frame_stack(env, "eye/left"), frame_stack(env, "eye/right")) == (3, 1)
+        raw, got = plain.step(act())[0], env.step(act())[0]
+
+
+def test_a_stack_by_a_wrapper_is_known_below_the_previous_step() -> None:
+    stacks = ("gymnasium.wrappers:FrameStackObservation(stack_size=2)",)
+    catch = "ludus.environments.image_toy:CatchEnv"
+    assert frame_stack(wrapped("previous_reward", wrappers=stacks, id=catch), "observation") == 2
 
 
 def test_the_previous_step_is_zero_at_the_start_of_an_episode() -> None:
@@ -121,6 +124,13 @@ def test_actions_are_repeated_and_rewards_added_up() -> None:
     assert len(env.unwrapped.taken) == 6
 
 
+@pytest.mark.parametrize("op", ["repeat(n=2)", "sticky(probability=0.5)"])
+def test_actions_that_masks_may_forbid_are_not_repeated(op: str) -> None:
+    masked = EnvConfig(id="ludus.environments.toy:MaskedEnv", num=1)
+    with pytest.raises(UserError, match="has action masks, which may forbid an action when it is repeated"):
+        make_manager(masked, preprocess=PreprocessConfig(action=(op,)))
+
+
 def test_sticky_actions_repeat_with_their_probability_and_by_the_seed() -> None:
     def taken(seed: int, *ops: str) -> list[int]:
         env = wrapped(action=ops, options=("length=3000",))
@@ -139,7 +149,7 @@ def test_sticky_actions_repeat_with_their_probability_and_by_the_seed() -> None:
     assert any(len(set(frames[i : i + 3])) == 2 for i in range(0, 300, 3))
 
 
-def test_a_snapshot_has_stacks_the_previous_step_and_sticky_actions() -> None:
+def test_a_snapshot_has_the_previous_step_and_sticky_actions() -> None:
     env = wrapped(*PIPELINE, action=("sticky(probability=0.5)",), options=("length=50",))
     env.reset(seed=5)
     for i in range(5):
@@ -210,10 +220,10 @@ def test_floats_in_bytes_come_back_on_the_device() -> None:
             (),
             r'"grayscale" cannot be applied to observation "time", continuous float32 of shape \(1,',
         ),
-        ("eye/left: stack(n=2), grayscale", (), "put the stack last"),
         ("eye/left: crop(height=9, width=2)", (), "rows 0 to 9 and columns 0 to 2 are not all in it"),
         ("eye/left: resize(height=0, width=2)", (), "height is 0, but must be a whole number above 0"),
         ("eye/left: compress", (), "floats from 0 to 1"),
+        ("eye/left: grayscale, grayscale", (), "it takes colour images \\[H, W, 3\\]"),
         ("nose: grayscale", (), "but the observations are eye/left, eye/right, time"),
         ("time: previous_action", (), "write previous_action alone"),
         ("time: drop", ("repeat",), "repeat without n; give it, as in repeat"),
@@ -230,5 +240,5 @@ def test_ops_that_do_not_fit_are_refused(observation: str, action: tuple[str, ..
 @pytest.mark.parametrize("backend", ["vector", "envpool", "tensor"])
 def test_backends_without_wrappers_are_refused(backend: Any) -> None:
     with pytest.raises(UserError, match=f"runs in the process of each environment, but env.backend is {backend}"):
-        with_wrappers(EnvConfig(backend=backend), PreprocessConfig(("stack(n=2)",)))
-    assert with_wrappers(EnvConfig(backend=backend), PreprocessConfig(("symlog",))).wrappers == ()
+        with_wrappers(EnvConfig(backend=backend), PreprocessConfig(("grayscale",)))
+    assert with_wrappers(EnvConfig(backend=backend), PreprocessConfig(("stack(n=2), symlog",))).wrappers == ()

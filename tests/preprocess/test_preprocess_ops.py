@@ -154,7 +154,6 @@ def test_commas_inside_brackets_and_quotes_do_not_split():
         ("door: one_hot", "0 or 1 already"),
         ("arm/speed: channels_first", r"of shape \(2,\): it takes images"),
         ("arm/speed: pad(shape=[1])", "none of them smaller"),
-        ("list: pad(shape=[4, 2])", "padding would count as entities"),
         ("door: rename(to=1)", "to is 1, but must be text in quotes"),
         ('door: rename(to="camera")', 'two observations, "door" and "camera", the name "camera"'),
         ('arm/*: concat(to="s"), door: concat(to="s")', "not a name or name"),
@@ -208,12 +207,36 @@ def test_ops_on_lists_grids_and_images():
     assert made("units: drop", specs=LISTS).masks == {}
 
 
-def test_an_op_that_changes_the_length_of_a_masked_list_is_refused():
-    with pytest.raises(UserError, match=r'to observation "units", .* padding would count'):
-        made("units: pad(shape=[6, 3])", specs=LISTS)
+def test_a_longer_list_gets_a_mask():
+    x = {name: draw(spec) for name, spec in SPECS.items()}
+    padded = made('list: pad(shape=[5, 3]), scale(by=2, offset=1), rename(to="army")')
+    assert padded.shapes["army"] == (3, 5)
+    assert padded.masks == {"army": "army/mask"}
+    assert (padded.outputs["army/mask"].masks, padded.outputs["army/mask"].shape) == ("army", (5,))
+    ready = padded(x)
+    assert ready["army/mask"].tolist() == [[[True] * 3 + [False] * 2] * B] * T
+    assert torch.equal(ready["army"][..., :2, :3], x["list"].mT * 2 + 1)
+    assert not ready["army"][..., 3:].any()
+    assert made("list: pad(shape=[5, 3]), flatten").masks == {}
+    assert made("list: pad(shape=[3, 4])").masks == {}
+
+
+def test_the_mask_of_a_padded_list_gets_longer():
+    x = {name: draw(spec) for name, spec in LISTS.items()}
+    padded = made("units: pad(shape=[6, 3])", specs=LISTS)
+    ready = padded(x)
+    assert padded.shapes["units"] == (3, 6)
+    assert torch.equal(ready["units/mask"][..., :4], x["units/mask"])
+    assert not ready["units/mask"][..., 4:].any()
+    normalizer = ObsNormalizer(padded.outputs)
+    normalizer.update(ready, torch.ones(T, B))
+    assert int(normalizer.statistics["observation/units"].count) == int(x["units/mask"].sum())
     assert made("units: pad(shape=[4, 5])", specs=LISTS).shapes["units"] == (5, 4)
     with pytest.raises(UserError, match=r"the observations are units, board, grey\."):
         made("units/mask: drop", specs=LISTS)
+    taken = {"x": Spec((3, 2), "float32"), "x/mask": Spec((2,), "float32")}
+    with pytest.raises(UserError, match='makes the mask "x/mask", an observation already'):
+        made("x: pad(shape=[4, 2])", specs=taken)
 
 
 def test_networks_see_observations_by_their_new_names():

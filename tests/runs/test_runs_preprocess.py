@@ -10,6 +10,7 @@ from test_runs_resume_replay import SMALL, stop_after
 import ludus
 from ludus.core.errors import UserError
 from ludus.environments.image_toy import CatchEnv
+from ludus.managers.make import make_manager
 
 PIPELINE = ("observation: symlog, scale(by=2)",)
 
@@ -44,8 +45,9 @@ IN_THE_ENVIRONMENT: dict[str, Any] = {
 }
 
 
-def test_a_resume_restores_stacks_and_the_previous_step(tmp_path: Any) -> None:
+def test_a_resume_restores_stacks_the_previous_step_and_the_reward_scale(tmp_path: Any) -> None:
     settings = SMALL | IN_THE_ENVIRONMENT | {"agent__normalize_observation": True, "agent__learning_rate": 1e-2}
+    settings |= {"agent__normalize_reward": True}
     straight = train(tmp_path / "straight", TOY + "TargetEnv", "sac", **settings).run
     stopped = train(tmp_path / "stopped", TOY + "TargetEnv", "sac", stop_after("updates", 34), **settings)
     assert 60 < stopped.steps < 360
@@ -56,19 +58,20 @@ def test_a_loaded_policy_takes_raw_images_and_those_of_the_runs_environment(tmp_
     catch = "ludus.environments.image_toy:CatchEnv"
     pipeline = ("grayscale, resize(height=18, width=18), stack(n=3)",)
     done = train(tmp_path, catch, nb_step=300, preprocess__observation=pipeline)
-    player, raw, world = ludus.load(done.run), CatchEnv(), ludus.load(done.run).environment()
-    image, _ = raw.reset(seed=0)
-    wrapped = world._rows.env  # type: ignore[attr-defined]
-    stacked, _ = wrapped.reset(seed=0)
+    player, raw = ludus.load(done.run), CatchEnv()
+    world: Any = player.environment()
+    step = world.reset(0)
+    image, _ = raw.reset(seed=int(world._memory.seed[0]))
     first = True
     for _ in range(12):
+        stacked = step.observation["observation"]
         expected = player.distribution(stacked)["probabilities"]
-        np.testing.assert_array_equal(player.distribution(image, first=first)["probabilities"], expected)
-        both = player.distribution(np.stack([image, image]), first=True)["probabilities"]
-        assert both.shape == (2, 3)
+        np.testing.assert_array_equal(player.distribution(image, first=first)["probabilities"], expected[0])
+        three = player.distribution(np.stack([image] * 3), first=True)["probabilities"]  # a batch, not one stack
+        assert three.shape == (3, 3)
         action = player.act(image, first=first)
         first = False
-        stacked, image = wrapped.step(action)[0], raw.step(action)[0]
+        step, image = world.step({"action": torch.tensor([action])}), raw.step(action)[0]
     player.reset()
     begun = player.distribution(image)["probabilities"]
     np.testing.assert_array_equal(begun, player.distribution(image, first=True)["probabilities"])
@@ -76,6 +79,38 @@ def test_a_loaded_policy_takes_raw_images_and_those_of_the_runs_environment(tmp_
         player.act(image[:, :-1])
     with pytest.raises(UserError, match="give the whole stack"):
         player.act(image, state=player.initial_state())
+    kept = player.distribution(image)["probabilities"]
     player.act(stacked, state=player.initial_state())
+    player.act(stacked[0], state=player.initial_state())
+    np.testing.assert_array_equal(player.distribution(image)["probabilities"], kept)  # nothing was kept
+    player.close()
+    world.close()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_loaded_policy_keeps_its_previous_step_and_its_frames(tmp_path: Any, rows: int) -> None:
+    pipeline = ("observation: stack(n=2)", "previous_action, previous_reward")
+    done = train(tmp_path, "CartPole-v1", nb_step=200, preprocess__observation=pipeline, env__max_episode_steps=6)
+    player, settings = ludus.load(done.run), ludus.load(done.run).settings
+    world = make_manager(settings.env, rows, preprocess=settings.preprocess)
+    step = world.reset(0)
+    for _ in range(15):  # several episodes
+        ours = {name: x.numpy().copy() for name, x in step.observation.items()}
+        expected = player.distribution(ours)["probabilities"]
+        raw = ours["observation"][:, -1]  # what the environment returned
+        given = {"first": step.first.numpy().copy(), "reward": step.reward.numpy().copy()}
+        if rows == 1:
+            raw, given = raw[0], {"first": bool(given["first"][0]), "reward": float(given["reward"][0])}
+        found = np.reshape(player.distribution(raw, **given)["probabilities"], expected.shape)
+        np.testing.assert_array_equal(found, expected)
+        action = np.reshape(player.act(raw, **given), rows)
+        step = world.step({"action": torch.from_numpy(action)})
+    with pytest.raises(UserError, match=r"observes the previous reward; give it, as in policy\.act\(observation, rew"):
+        player.act(raw)
+    with pytest.raises(UserError, match="with state=…, give previous_action, previous_reward by name too"):
+        player.act(raw, state=player.initial_state(rows))
+    player.act(ours, state=player.initial_state(rows))
+    player.reset()
+    player.act(raw)  # an episode begins
     player.close()
     world.close()
