@@ -17,6 +17,8 @@ from ludus.core.types import Tensors
 from ludus.preprocess.config import SETTING, STACK_OPS
 from ludus.preprocess.pipeline import assign_ops, make_op
 
+ALL_ROWS = slice(None)
+
 
 
 class Stack:
@@ -47,7 +49,7 @@ class FrameStack:
         self.ops = dict(ops)
         self.stacks: Tensors = {}  # [B, n, …]; empty before the first step
 
-    def push(self, step: EnvStep, rows: slice = slice(None)) -> EnvStep:
+    def push(self, step: EnvStep, rows: slice = ALL_ROWS) -> EnvStep:
         """Return the step of some rows with stacks in place of frames; the first step must be one of all rows.
 
         The final observation of an episode that was reset in the same step is stacked on the frames before it, and the
