@@ -140,8 +140,8 @@ class ActorCritic(Agent):
         self.policy.rename_masks(self.preprocess.masks)
         if chosen := [name for name in self.policy.over.values() if name in self.preprocess.padded]:
             raise UserError(
-                f'agent.heads chooses entities of "{chosen[0]}", to which preprocess.observation appends padding, which is '
-                "no choice; remove its pad."
+                f'agent.heads chooses entities of "{chosen[0]}", to which a pad of preprocess.observation appends '
+                "padding, which is no choice; remove the pad."
             )
         self.normalizer = ObsNormalizer(self.preprocess.outputs) if config.normalize_observation else None
         self.reward_scaler = RewardScaler() if config.normalize_reward else None

@@ -56,9 +56,7 @@ def describe(settings: Settings[Any]) -> str:
     for name, spec in manager.action.items():
         lines += [(name, "", *_type(spec)), *_branches([(text, "environment", "", "") for text in ops])]
     widths = [max(len(line[i]) for line in lines) for i in range(3)]
-    return "\n".join(
-        f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:<{widths[2]}}  {d}".rstrip() for a, b, c, d in lines
-    )
+    return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:<{widths[2]}}  {d}".rstrip() for a, b, c, d in lines)
 
 
 def _observations(raw: dict[str, Spec], ready: dict[str, Spec], preprocess: PreprocessConfig) -> list[Line]:

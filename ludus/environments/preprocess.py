@@ -184,7 +184,6 @@ class PreviousStep(Wrapper):
             inner = inner if isinstance(space, spaces.Tuple) else inner[0]
         return inner, {name: observation[name] for name in self.zeros}
 
-
     def join(self, observation: Any, added: Mapping[str, Any]) -> dict[str, Any]:
         """Return an observation of the environment inside, or a batch, with what is added."""
         nested = isinstance(self.env.observation_space, spaces.Dict | spaces.Tuple)

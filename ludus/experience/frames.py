@@ -64,7 +64,6 @@ class FrameStorage:
         """Return the newest frames ``[b, channels, …]`` of stacks ``[b, stack * channels, …]``."""
         return x[:, x.shape[1] - x.shape[1] // self.stack :]
 
-
     def amend(
         self, rows: Integers, time: int, x: Tensor, first: NDArray[np.bool_], was_first: NDArray[np.bool_]
     ) -> None:

@@ -20,7 +20,6 @@ from ludus.preprocess.pipeline import assign_ops, make_op
 ALL_ROWS = slice(None)
 
 
-
 class Stack:
     """Stack the last ``n`` observations, the oldest first; an episode starts with ``n`` times its first one."""
 

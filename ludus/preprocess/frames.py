@@ -97,7 +97,7 @@ class Compress:
 
     def apply(self, x: Array) -> Array:
         """Return the image in bytes."""
-        return np.rint(np.clip(x, 0, 1) * 255).astype(np.uint8)
+        return np.asarray(np.rint(np.clip(x, 0, 1) * 255), np.uint8)
 
 
 def _opencv(op: str) -> Any:

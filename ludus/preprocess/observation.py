@@ -104,7 +104,7 @@ class ObsPreprocessor(nn.Module):
     make a float tensor with features first of what they return.
 
     ``masks`` names the padding mask of each list among the results. It is passed on as bool, and ``outputs`` has it
-    too; the padding is zero. Lists to which the op ``pad`` appends entities (``padded``) get a longer mask, or a new one,
+    too; the padding is zero. Lists to which the op ``pad`` appends entities (``padded``) get a longer or a new mask,
     ``<name>/mask``. ``categories`` are the results that stay integers, with their number of choices.
     """
 
@@ -125,7 +125,9 @@ class ObsPreprocessor(nn.Module):
         self.padded = list(padding)
         made = {name: f"{name}/mask" for name in padding if name not in self.masks}
         if taken := [mask for mask in made.values() if mask in specs]:
-            raise UserError(f'{SETTING} has a pad that makes the mask "{taken[0]}", an observation already; rename that.')
+            raise UserError(
+                f'{SETTING} has a pad that makes the mask "{taken[0]}", an observation already; rename that.'
+            )
         self.masks |= made
         self._masks = [(name, mask, padding.get(name, 0)) for name, mask in self.masks.items()]
         # of padded lists whose result is no list, such as a flattened one: padding is cleared before the ops
@@ -172,7 +174,7 @@ def _output(shape: tuple[int, ...], spec: Spec, choices: int | None) -> Spec:
 
 
 def pad_mask(mask: Tensor | None, x: Tensor, padding: int) -> Tensor:
-    """Return the mask of a list ``x`` ``[…, F, S]`` to which entities were appended; ``mask`` is that before, if any."""
+    """Return the mask of a list ``x`` ``[…, F, S]`` to which padding was appended; ``mask`` is that before, if any."""
     if mask is None:
         mask = torch.ones((*x.shape[:-2], x.shape[-1] - padding), dtype=torch.bool, device=x.device)
     return nn.functional.pad(mask, (0, padding))

@@ -17,7 +17,6 @@ from ludus.preprocess.config import (
     SETTING,
     STACK_OPS,
     NamedOp,
-    is_previous,
     observation_ops,
 )
 
@@ -48,8 +47,6 @@ def make_op(op: NamedOp, name: str, spec: Spec, table: Mapping[str, str], settin
 def stage_of(op: NamedOp) -> int:
     """Return the index in ``STAGES`` of an op."""
     return next(i for i, table in enumerate(STAGES) if op.call.name in table)
-
-
 
 
 def assign_ops(observation: Specs, pipeline: Iterable[str]) -> dict[str, list[NamedOp]]:

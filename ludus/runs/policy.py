@@ -89,8 +89,8 @@ class Player:
 
         A recurrent policy keeps its hidden state between calls: pass ``first=True`` (or a bool per row) at the start of
         an episode, or call ``reset``. The same goes for the frames of a stack, the previous action and the previous
-        reward, where the policy observes them (``preprocess.observation``); ``reward`` is that of the last step. ``info``
-        is only needed for environments with an action mask in it.
+        reward, where the policy observes them (``preprocess.observation``); ``reward`` is that of the last step.
+        ``info`` is only needed for environments with an action mask in it.
 
         With ``state`` (from ``initial_state`` or the previous call), return the pair of action and next state and keep
         nothing, for a server with many clients. Observations then have whole stacks and the previous step.

@@ -62,11 +62,11 @@ class Translator:
         step = EnvStep(tensors, torch.zeros(rows), no, no, begins, ~begins)
         if self._frames is None or whole:
             return step, batched
-        known = self._frames.stacks if all(len(x) == rows for x in self._frames.stacks.values()) else {}
-        self._frames.stacks = dict(known)
+        kept = self._frames.stacks
+        self._frames.stacks = dict(kept) if all(len(x) == rows for x in kept.values()) else {}
         step = self._frames.push(step)
         if not keep:
-            self._frames.stacks = known
+            self._frames.stacks = kept
         return step, batched
 
     def format_actions(self, actions: Tensors, batched: bool, keep: bool = False) -> Any:
@@ -170,7 +170,7 @@ class Translator:
             spec = specs[name]
             if x.shape[batched:] != spec.shape:
                 raise UserError(
-                    f'{self._name}: the observation "{name}" has shape {x.shape}; give {spec.shape}, or a batch of such.'
+                    f'{self._name}: the observation "{name}" has shape {x.shape}; give {spec.shape} or a batch of such.'
                 )
             self._check_choices(name, x, spec)
             self._check_integers(name, x, spec)

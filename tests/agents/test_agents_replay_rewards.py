@@ -80,9 +80,7 @@ def test_every_step_counts_once(agent: str, per_step: float) -> None:
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_the_replay_holds_raw_rewards_and_losses_get_scaled_ones(
-    agent: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_replay_holds_raw_rewards_and_losses_get_scaled_ones(agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = trained(agent)
     seen: list[torch.Tensor] = []
     step = worker.updater.step

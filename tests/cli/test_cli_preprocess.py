@@ -17,7 +17,11 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_every_op_with_its_result(capsys: pytest.CaptureFixture[str]) -> None:
-    pipeline = ["grayscale, resize(height=18, width=18), stack(n=3)", "previous_action", 'observation: rename(to="eye")']
+    pipeline = [
+        "grayscale, resize(height=18, width=18), stack(n=3)",
+        "previous_action",
+        'observation: rename(to="eye")',
+    ]
     rewards = ["--preprocess.reward", "scale(by=0.5), sign", "--preprocess.action", "repeat(n=2)"]
     lines = shown(capsys, CATCH, "--preprocess.observation", *pipeline, *rewards).splitlines()
     expected = [

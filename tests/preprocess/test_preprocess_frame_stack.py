@@ -31,9 +31,7 @@ CONFIGS: dict[str, EnvConfig] = {
     "simple": EnvConfig(id="CartPole-v1", num=3, backend="simple", max_episode_steps=4),
     "vector": EnvConfig(id="CartPole-v1", num=3, backend="vector", max_episode_steps=4),
     "envpool": EnvConfig(id="CartPole-v1", num=3, backend="envpool", max_episode_steps=4),
-    "subproc": EnvConfig(
-        id="CartPole-v1", num=3, backend="subproc", max_episode_steps=4, workers=2, alternate=True
-    ),
+    "subproc": EnvConfig(id="CartPole-v1", num=3, backend="subproc", max_episode_steps=4, workers=2, alternate=True),
     "tensor": EnvConfig(id=CUE, num=3, backend="tensor", options=("length=3",)),
 }
 
@@ -161,7 +159,7 @@ def test_stacks_of_images_are_laid_out_as_env_axes_says() -> None:
 
     assert ObsPreprocessor({"x": spec()}).shapes == {"x": (4, 36, 36)}
     assert ObsPreprocessor({"x": spec("observation=clip")}).shapes == {"x": (1, 4, 36, 36)}
-    with pytest.raises(UserError, match="env.axes lays"):
+    with pytest.raises(UserError, match=r"env\.axes lays"):
         spec("observation=entities")
 
 
