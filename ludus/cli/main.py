@@ -21,7 +21,7 @@ COMMANDS = {
     "evaluate": ("RUN ...", "evaluate trained policies over many episodes"),
     "play": ("RUN", "watch a trained policy in a window or as a video"),
     "list": ("[WHAT]", "list agents, networks, environments, presets or runs"),
-    "show": ("WHAT ...", "show networks or preprocessing (ENV), or gradients (RUN)"),
+    "show": ("WHAT ...", "show networks, preprocessing or gradients"),
     "check": ("ENV", "check an environment for problems before training"),
     "diagnose": ("RUN", "show where the NaN or Inf of a failed run came from"),
 }

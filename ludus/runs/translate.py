@@ -170,7 +170,8 @@ class Translator:
             spec = specs[name]
             if x.shape[batched:] != spec.shape:
                 raise UserError(
-                    f'{self._name}: the observation "{name}" has shape {x.shape}; give {spec.shape} or a batch of such.'
+                    f'{self._name}: the observation "{name}" has shape {x.shape}; give {spec.shape}, or a batch of '
+                    "such."
                 )
             self._check_choices(name, x, spec)
             self._check_integers(name, x, spec)
