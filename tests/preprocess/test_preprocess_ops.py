@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ludus.containers.build import build_manager
+from ludus.containers.build import build_agent, build_manager
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec
 from ludus.networks.numpy_actor import is_plain_vector
@@ -253,3 +253,11 @@ def test_networks_see_observations_by_their_new_names():
 def test_specs_import_nothing_but_ops() -> None:
     with pytest.raises(UserError, match="is not one of"):  # as in the failure dump of another user's run
         ObsPreprocessor({"x": Spec((2,), "float32", ops=("tests.missing:Class",))})
+
+
+def test_padding_is_no_choice():
+    specs = with_device_ops({"units": Spec((3, 2), "float32")}, ["pad(shape=[5, 2])"])
+    changes = {"agent.heads": ("action=pointer(units)",), "nb_step": 2_000, "network.net2d": "entity_mlp"}
+    chosen = resolve_settings("CartPole-v1", "ppo", "none", None, changes).settings
+    with pytest.raises(UserError, match=r'agent\.heads chooses entities of "units", to which a pad'):
+        build_agent(chosen, specs, {"action": Spec((), "int64", "categorical", sizes=(5,))}, torch.device("cpu"))
