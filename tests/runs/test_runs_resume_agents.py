@@ -32,8 +32,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "recurrent pqn": ("CartPole-v1", "pqn", LSTM),
 }
 
+SLOW = ("recurrent trpo", "reinforce", "ars, in the middle of an episode", "pqn")
+MARKED = [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in CASES]
 
-@pytest.mark.parametrize("case", CASES)
+
+@pytest.mark.parametrize("case", MARKED)
 def test_a_stopped_and_resumed_run_is_the_run_that_was_never_stopped(case: str, tmp_path: Path) -> None:
     environment, agent, changes = CASES[case]
     settings = COMMON | changes
