@@ -133,6 +133,11 @@ CLASSIC = (
     # of 16; one question alone: 12; of seeds 0 to 2, one stays at 14 up to 250,000 steps
     Task("question/ppo", f"{IMAGE_TOY}QuestionEnv", "ppo", 13.5, 250_000, 3, every=10_000),
     Task("lunarlander/ppo", "LunarLander-v3", "ppo", 200, 1_000_000, 5, every=50_000, whole=True),
+    Task("cartpole/trpo", "CartPole-v1", "trpo", 475, 100_000, 5),
+    Task("acrobot/trpo", "Acrobot-v1", "trpo", -100, 100_000, 5, every=10_000),
+    Task("pendulum/trpo", "Pendulum-v1", "trpo", -200, 100_000, 5, every=10_000),
+    Task("cartpole/ars", "CartPole-v1", "ars", 475, 50_000, 5),
+    Task("cartpole/pqn", "CartPole-v1", "pqn", 475, 500_000, 5, every=20_000),
 )
 
 
