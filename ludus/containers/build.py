@@ -177,18 +177,30 @@ def decide_sharing(settings: Settings[Any], observation: Specs, action: Specs) -
     return replace(settings, network=replace(settings.network, shared=shared))
 
 
+def evaluation_rows(settings: Settings[Any]) -> int:
+    """Return the number of environments of an evaluation."""
+    return min(settings.evaluation.episodes, settings.evaluation.environments or settings.env.num)
+
+
 def build_evaluator(
-    settings: Settings[Any], agent: Agent, environment: Callable[..., Any] | None = None, branch: int = 1
+    settings: Settings[Any],
+    agent: Agent,
+    environment: Callable[..., Any] | None = None,
+    branch: int = 1,
+    rows: Rows | None = None,
 ) -> Evaluator:
-    """Build the evaluator with its own environments and seeds; another ``branch`` gives other episodes."""
-    rows = min(settings.evaluation.episodes, settings.evaluation.environments or settings.env.num)
+    """Build the evaluator with its own environments and seeds; another ``branch`` gives other episodes.
+
+    ``rows``: play only the episodes of these rows, as one of several processes.
+    """
+    held = rows or Rows.all(evaluation_rows(settings))
 
     def make() -> EnvironmentManager:
-        manager = make_manager(settings.env, rows, None, environment, branch, settings.preprocess)
+        manager = make_manager(settings.env, held, None, environment, branch, settings.preprocess)
         manager.set_action_transform(agent.action_transform)
         return manager
 
-    return Evaluator(make, settings.evaluation.episodes, settings.seed, settings.evaluation.greedy)
+    return Evaluator(make, settings.evaluation.episodes, settings.seed, settings.evaluation.greedy, rows)
 
 
 def choose_device(name: str, needs: int = 0) -> torch.device:

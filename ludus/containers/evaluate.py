@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -43,14 +43,37 @@ class Evaluation(NamedTuple):
         return float(np.std(self.returns))
 
 
+class Finished(NamedTuple):
+    """An episode of an evaluation."""
+
+    step: int  # number of the evaluation's step in which it ended
+    row: int
+    reward: float
+    length: int
+
+
+def summarize(finished: Iterable[Finished]) -> Evaluation:
+    """Return the returns and lengths in the order in which the episodes ended, whichever process played them."""
+    ordered = sorted(finished)  # by step, then row
+    return Evaluation([episode.reward for episode in ordered], [episode.length for episode in ordered])
+
+
 class Evaluator:
     """Plays a set number of episodes, the same number in each row, so that short episodes are not over-represented.
 
-    Its environments are created on first use, and again for each evaluation unless a reset clears all their state.
+    With ``rows``, it plays only the episodes of these rows of the evaluation, as one of several processes. Its
+    environments are created on first use, and again for each evaluation unless a reset clears all their state.
     """
 
-    def __init__(self, make: Callable[[], EnvironmentManager], episodes: int, seed: int, greedy: bool = True) -> None:
-        self.episodes, self.seed, self.greedy = episodes, seed, greedy
+    def __init__(
+        self,
+        make: Callable[[], EnvironmentManager],
+        episodes: int,
+        seed: int,
+        greedy: bool = True,
+        rows: Rows | None = None,
+    ) -> None:
+        self.episodes, self.seed, self.greedy, self.rows = episodes, seed, greedy, rows
         self.round = 0  # evaluations so far: each has other seeds
         self._make = make
         self._manager: EnvironmentManager | None = None
@@ -68,6 +91,13 @@ class Evaluator:
 
     def run(self, agent: Agent, device: torch.device, stop: Callable[[], object] = lambda: None) -> Evaluation | None:
         """Evaluate the agent; None if ``stop`` returned true before the end."""
+        finished = self.play(agent, device, stop)
+        return None if finished is None else summarize(finished)
+
+    def play(
+        self, agent: Agent, device: torch.device, stop: Callable[[], object] = lambda: None
+    ) -> list[Finished] | None:
+        """Play the episodes and return them in the order in which they ended; None if ``stop`` returned true."""
         modes = [(module, module.training) for module in agent.modules()]
         agent.eval()
         try:
@@ -79,27 +109,32 @@ class Evaluator:
             if self._manager is not None and not self._manager.full_reset:
                 self.close()
 
-    def _play(self, agent: Agent, device: torch.device, stop: Callable[[], object]) -> Evaluation | None:
-        manager, rows = self.manager, self.manager.batch
-        quota = [self.episodes // rows + (row < self.episodes % rows) for row in range(rows)]
+    def _play(self, agent: Agent, device: torch.device, stop: Callable[[], object]) -> list[Finished] | None:
+        manager = self.manager
+        rows = self.rows or Rows.all(manager.batch)
+        quota = [self.episodes // rows.total + (row < self.episodes % rows.total) for row in range(*rows[:2])]
         entropy = np.random.SeedSequence([self.seed, self.round]).generate_state(2)
         generator = torch.Generator(device).manual_seed(int(entropy[1]))
-        noise = None if self.greedy else agent.make_noise(Rows.all(rows), generator)
-        step, state = manager.reset(int(entropy[0])).to(device), agent.initial_state(rows)
-        returns, lengths = [], []
-        waited = 0  # steps since the last counted episode
-        while waited < LONGEST:
-            waited += 1
+        noise = None if self.greedy else agent.make_noise(Rows.all(rows.total), generator)
+        # Some rows: the agent acts on a batch of all of them, the others being copies, because the last digits of a
+        # matrix product depend on the size of the batch.
+        copies = None if rows.size == rows.total else (torch.arange(rows.total) - rows.start) % rows.size
+        step, state = manager.reset(int(entropy[0])), agent.initial_state(rows.total)
+        finished: list[Finished] = []
+        count, last = 0, 0  # steps so far, and at the last counted episode
+        while count - last < LONGEST:
+            count += 1
+            step = (step if copies is None else step.rows(copies)).to(device)
             agent_step = agent.act(step, state, noise.next() if noise else None)
-            step, state = manager.step(agent_step.action).to(device), agent_step.state
+            action, state = agent_step.action, agent_step.state
+            step = manager.step(action if copies is None else {name: x[rows.slice] for name, x in action.items()})
             for episode in manager.episodes():
                 if quota[episode.row]:
                     quota[episode.row] -= 1
-                    waited = 0
-                    returns.append(episode.reward)
-                    lengths.append(episode.length)
+                    last = count
+                    finished.append(Finished(count, rows.start + episode.row, episode.reward, episode.length))
             if not any(quota):
-                return Evaluation(returns, lengths)
+                return finished
             if stop():
                 return None  # the next evaluation plays the same episodes
         raise UserError(

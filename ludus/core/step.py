@@ -28,7 +28,7 @@ class EnvStep(NamedTuple):
     real: Tensor
     final: Tensors | None = None  # [B, …] same-step resets: the last observations of episodes that ended, if known
 
-    def rows(self, rows: slice) -> EnvStep:
+    def rows(self, rows: slice | Tensor) -> EnvStep:
         """Select environments."""
         return self._map(lambda x: x[rows])
 

@@ -90,6 +90,18 @@ def make_manager(
     return manager
 
 
+def can_divide(
+    config: EnvConfig, num: int, environment: Callable[..., Any] | None, preprocess: PreprocessConfig
+) -> bool:
+    """Return whether several managers can have a part of ``num`` rows each, with the episodes that one would have.
+
+    Environments that step as a batch cannot, since one generator is behind all their rows.
+    """
+    config = with_wrappers(config, preprocess)
+    backend = _choose_backend(config, num, parse_options(config.options), None, environment)
+    return backend not in ("vector", "tensor")
+
+
 def _preprocess(manager: BatchManager, preprocess: PreprocessConfig, stack_axes: Iterable[str]) -> None:
     """Add what the manager and the agent do of preprocessing; ``stack_axes`` is ``env.axes`` of stacks."""
     refuse_masked_repeats(preprocess.action, manager.observation, manager.name)

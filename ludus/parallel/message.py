@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -16,7 +16,7 @@ HEADER = 8  # bytes, the length of the JSON
 def pack(tree: Any) -> bytes:
     """Serialize dicts, lists, plain values and arrays."""
     parts: list[bytes] = []
-    text = json.dumps(_extract_arrays(tree, parts)).encode()
+    text = json.dumps(_extract_arrays(tree, parts), default=_refuse).encode()
     return b"".join([len(text).to_bytes(HEADER, "little"), text, *parts])
 
 
@@ -48,11 +48,18 @@ def _extract_arrays(tree: Any, parts: list[bytes]) -> Any:
         return {key: _extract_arrays(value, parts) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         return [_extract_arrays(value, parts) for value in tree]
-    if isinstance(tree, np.ndarray):
+    if isinstance(tree, np.ndarray) and not tree.dtype.hasobject:
         start = sum(map(len, parts))
         parts.append(np.ascontiguousarray(tree).tobytes())
         return {ARRAY: [tree.dtype.str, list(tree.shape), start]}
     return tree.item() if isinstance(tree, np.generic) else tree
+
+
+def _refuse(value: object) -> NoReturn:
+    raise TypeError(
+        f"a {type(value).__name__} cannot be sent to another process; send numbers, text, None, lists, dicts and numpy "
+        "arrays of numbers"
+    )
 
 
 def _insert_arrays(tree: Any, data: bytes, end: int) -> Any:

@@ -159,7 +159,8 @@ class Launcher:
     def __init__(self, start: Start = "forkserver", preload: Sequence[str] = (), deadline: float = 60.0) -> None:
         if sys.platform != "linux":
             raise UserError(
-                "Environments in worker processes need Linux; on other systems set env.backend to simple or vector."
+                "Worker processes need Linux; on other systems set env.backend to simple or vector, and evaluate "
+                "without --workers."
             )
         imports.check_not_importing("Launcher")
         self._method, self._preload, self._deadline = start, list(preload), deadline

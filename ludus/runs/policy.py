@@ -15,11 +15,12 @@ from ludus.containers.build import (
     build_agent,
     build_evaluator,
     choose_device,
+    evaluation_rows,
     outline_agent,
     refuse_nameless,
     refuse_too_large,
 )
-from ludus.containers.evaluate import Evaluation
+from ludus.containers.evaluate import Evaluation, Finished, summarize
 from ludus.containers.threads import set_threads
 from ludus.core.agent import Agent
 from ludus.core.environment import EnvironmentManager
@@ -30,7 +31,8 @@ from ludus.core.rows import Rows
 from ludus.core.step import EnvStep
 from ludus.core.types import State
 from ludus.managers.base import BatchManager
-from ludus.managers.make import make_manager
+from ludus.managers.make import can_divide, make_manager
+from ludus.parallel.resources import cores
 from ludus.runs import checkpoint as checkpoints
 from ludus.runs.folder import RunDirectory, check_checkpoint_name
 from ludus.runs.translate import Translator
@@ -199,16 +201,29 @@ class Player:
 
     def evaluate(self, episodes: int = 100, seed: int = 0, greedy: bool = True) -> Evaluation:
         """Evaluate on new episodes, different from those that selected the best checkpoint."""
+        return summarize(self.play_rows(None, episodes, seed, greedy))
+
+    def play_rows(self, rows: Rows | None, episodes: int, seed: int, greedy: bool) -> list[Finished]:
+        """Play the episodes of an evaluation that are in these rows; None: all."""
         changed = replace(self.settings.evaluation, episodes=episodes, greedy=greedy)
-        evaluator = build_evaluator(
-            replace(self.settings, evaluation=changed, seed=seed), self.agent, self._make, branch=2
-        )
+        settings = replace(self.settings, evaluation=changed, seed=seed)
+        if rows is not None and settings.env.backend == "subproc":  # its share of the processes
+            workers = (settings.env.workers or cores()) * rows.size // rows.total
+            settings = replace(settings, env=replace(settings.env, workers=max(1, workers)))
+        evaluator = build_evaluator(settings, self.agent, self._make, 2, rows)
         try:
-            evaluation = evaluator.run(self.agent, self.device)
-            assert evaluation is not None
-            return evaluation
+            finished = evaluator.play(self.agent, self.device)
+            assert finished is not None
+            return finished
         finally:
             evaluator.close()
+
+    def divide_rows(self, episodes: int, parts: int) -> list[Rows]:
+        """Divide the rows of an evaluation into at most ``parts`` for ``play_rows``, one if they cannot be divided."""
+        settings = replace(self.settings, evaluation=replace(self.settings.evaluation, episodes=episodes))
+        total = evaluation_rows(settings)
+        parts = min(parts, total) if can_divide(settings.env, total, self._make, settings.preprocess) else 1
+        return [Rows(total * part // parts, total * (part + 1) // parts, total) for part in range(parts)]
 
     def environment(self, render_mode: str | None = None) -> EnvironmentManager:
         """Create one environment for this policy, in this process."""

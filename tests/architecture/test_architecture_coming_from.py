@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "docs" / "coming_from.md", ROOT / "docs" / "coming_from_sb3.md"]
+PAGES = [ROOT / "docs" / name for name in ("coming_from.md", "coming_from_sb3.md", "parallel.md")]
 
 # What the documents of the four systems name.
 NAMES = {

@@ -91,3 +91,13 @@ def test_without_an_evaluation_the_latest_policy_is_called_so(
     assert "(there is no best policy before the first evaluation)" in said
     assert main(["evaluate", str(run), "--episodes", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["checkpoint"] == "latest"
+
+
+def test_workers_give_the_same_returns(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["evaluate", *map(str, runs), "--json", "--episodes", "4", "--stochastic"]
+    assert main(command) == 0
+    expected = capsys.readouterr().out
+    assert main([*command, "--workers", "4"]) == 0
+    assert capsys.readouterr() == (expected, "")
+    assert main([*command, "--workers", "0"]) == 2
+    assert "--workers" in capsys.readouterr().err
