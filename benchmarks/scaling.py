@@ -59,10 +59,13 @@ class Times(NamedTuple):
         size = steps * costs.unroll_bytes
         link = setup.network * GIGABIT
         worker = setup.length * (setup.rows * costs.env_step + costs.inference)
-        update = costs.update_fixed + setup.batch * (steps * costs.update_step + size * costs.copy_byte)
+        update = costs.update_fixed + setup.batch * (
+            steps * costs.update_step + costs.copy_fixed + size * costs.copy_byte
+        )
         sent = size
         if setup.network:
-            worker, update = worker + size * costs.pack_byte, update + setup.batch * size * costs.unpack_byte
+            worker += costs.pack_fixed + size * costs.pack_byte
+            update += setup.batch * (costs.unpack_fixed + size * costs.unpack_byte)
         if setup.compress:
             worker, sent = worker + size * costs.compress_byte, size * costs.compressed
             update += setup.batch * size * costs.decompress_byte
@@ -281,6 +284,9 @@ def main() -> None:
     for field in fields(Setup):
         if field.name not in ("workers", "compress"):
             parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
+    parser.add_argument(
+        "--settings", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the run to measure"
+    )
     parser.add_argument("--compress", action="store_true")
     parser.add_argument(
         "--measured-batch", type=int, default=0, help="unrolls per update when measuring; 0: as --batch"
@@ -298,7 +304,8 @@ def main() -> None:
         costs = Costs(**numbers)
     else:
         batch = given.measured_batch or given.batch
-        costs = replace(measure(given.env, given.agent, given.rows, given.length, batch), **numbers)
+        settings = dict(word.partition("=")[::2] for word in given.settings)
+        costs = replace(measure(given.env, given.agent, given.rows, given.length, batch, settings), **numbers)
     chosen = {field.name: getattr(given, field.name) for field in fields(Setup) if field.name != "workers"}
     setups = [(f"{n:,}", Setup(workers=n, **chosen)) for n in given.workers]
     print("| cost | |\n|---|---|")
