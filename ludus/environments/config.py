@@ -35,13 +35,15 @@ class EnvConfig:
     # Key of the action mask in the observation dict or in info; empty if there is none.
     mask: str = "action_mask"
     # Gymnasium wrappers for each environment, innermost first, as package.module:Wrapper, with arguments in TOML syntax
-    # as in 'gymnasium.wrappers:FrameStackObservation(stack_size=4)'.
+    # as in 'gymnasium.wrappers:ClipReward(max_reward=1.0)'.
     wrappers: tuple[str, ...] = ()
     # How networks get observations, as name=layout with a layout of vector, entities, image, grid or clip; the others
     # are laid out by shape and type. A Box is called observation, a part of a Dict by its key.
     axes: tuple[str, ...] = ()
     # Most elements of a list among the observations (Sequence; nodes or edges of a Graph), to which it is padded.
     max_length: int = 32
+    # The same for single lists, as name=number, such as units=6 graph/nodes=10 graph/edges=40.
+    lengths: tuple[str, ...] = ()
     # subproc: number of worker processes; 0 is one per core. More help only if environments wait rather than compute.
     workers: int = 0
     # subproc: step half of the environments while actions are computed for the other half.
@@ -79,6 +81,7 @@ def validate(config: EnvConfig) -> None:
     parse_options(config.options)
     parse_wrappers(config.wrappers)
     parse_axes(config.axes)
+    parse_lengths(config.lengths)
     if config.max_length < 1:
         raise UserError(f"env.max_length is {config.max_length}; give the most elements that a list can have.")
     if config.wrappers and config.backend in ("vector", "envpool", "tensor"):
@@ -141,6 +144,19 @@ def parse_axes(axes: Iterable[str]) -> dict[str, Axes]:
         if name in parsed:
             raise UserError(f'env.axes gives "{name}" twice; keep one of them.')
         parsed[name] = known[known.index(layout)]
+    return parsed
+
+
+def parse_lengths(lengths: Iterable[str]) -> dict[str, int]:
+    """Parse ``name=number`` strings."""
+    parsed: dict[str, int] = {}
+    for item in lengths:
+        name, _, number = (part.strip() for part in item.rpartition("="))
+        if not name or not number.isdecimal() or int(number) < 1:
+            raise UserError(f'env.lengths has "{item}", which is not name=number with 1 or more, such as units=6.')
+        if name in parsed:
+            raise UserError(f'env.lengths gives "{name}" twice; keep one of them.')
+        parsed[name] = int(number)
     return parsed
 
 

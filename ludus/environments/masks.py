@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from ludus.core.errors import UserError, did_you_mean
 from ludus.core.spec import Axes, Spec, Specs, axes_problem, is_mask, mask_name
-from ludus.environments.config import DEFAULTS, EnvConfig, parse_axes
+from ludus.environments.config import DEFAULTS, EnvConfig, parse_axes, parse_lengths
 from ludus.environments.spaces import Array, Arrays, Layout
 
 
@@ -124,7 +124,8 @@ class ObservationReader:
     """Reads observation and info of an environment, or a batch of them, into named arrays, including masks.
 
     ``info`` is that of a reset, which shows whether it has the masks. ``frames`` returns the number of stacked
-    frames of an image by its name. Of ``config``, the settings ``mask``, ``axes`` and ``max_length`` are used.
+    frames of an image by its name. Of ``config``, the settings ``mask``, ``axes``, ``max_length`` and ``lengths`` are
+    used.
     """
 
     def __init__(
@@ -138,7 +139,9 @@ class ObservationReader:
     ) -> None:
         mask = config.mask
         rest, mask_space = _split(space, mask, environment)
-        self.layout = Layout(rest, "observation", environment, config.max_length)
+        lengths = parse_lengths(config.lengths)
+        self.layout = Layout(rest, "observation", environment, config.max_length, lengths)
+        _refuse_unknown_lists(lengths, self.layout.specs, environment)
         if config.max_length != DEFAULTS.max_length and not self.layout.padded:
             raise UserError(
                 f"env.max_length is {config.max_length}, but no observation of {environment} is a Sequence, Graph or "
@@ -205,15 +208,23 @@ def override_axes(specs: Specs, setting: Iterable[str], environment: str) -> Spe
                 f"{did_you_mean(name, known)}"
             )
         if problem := axes_problem(specs[name], wanted):
+            possible = (other for other in get_args(Axes) if not axes_problem(specs[name], other))
             raise UserError(
                 f'env.axes lays "{name}" out as {wanted}, but the observation {problem} (shape {specs[name].shape}); '
-                f"leave it out, or choose {_possible_axes(specs[name])}."
+                f"leave it out, or choose {' or '.join(possible)}."
             )
     return {name: replace(spec, axes=axes[name]) if name in axes else spec for name, spec in specs.items()}
 
 
-def _possible_axes(spec: Spec) -> str:
-    return " or ".join(axes for axes in get_args(Axes) if not axes_problem(spec, axes))
+def _refuse_unknown_lists(lengths: Mapping[str, int], specs: Specs, environment: str) -> None:
+    """Refuse a name in ``env.lengths`` that is no list; the links of edges have the length of the edges."""
+    lists = [spec.masks for spec in specs.values() if spec.masks is not None and not spec.masks.endswith("/edge_links")]
+    for name in lengths:
+        if name not in lists:
+            raise UserError(
+                f'env.lengths names "{name}", but the lists of variable length of {environment} are '
+                f"{', '.join(lists) or 'none'}.{did_you_mean(name, lists)}"
+            )
 
 
 def _split(space: spaces.Space[Any], mask: str, environment: str) -> tuple[spaces.Space[Any], spaces.Space[Any] | None]:

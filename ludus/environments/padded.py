@@ -32,13 +32,15 @@ class PaddedList:
 
     An element is flattened. Where it is a Dict or Tuple, its parts are concatenated in float32, with choices as one-hot
     vectors. A list of nothing but choices stays an array of integers. ``stacked``: values have the parts of all
-    elements in one array each, as in a Sequence with ``stack=True``.
+    elements in one array each, as in a Sequence with ``stack=True``. ``setting`` is what sets the length.
     """
 
-    def __init__(self, element: Layout, name: str, length: int, stacked: bool, place: str) -> None:
+    def __init__(
+        self, element: Layout, name: str, length: int, stacked: bool, place: str, setting: str = "env.max_length"
+    ) -> None:
         self._element, self._leaves = element, list(element.leaves.items())
-        self._name, self._mask, self._length = name, f"{name}/mask", length
-        self._place = place
+        self._name, self._mask, self.length = name, f"{name}/mask", length
+        self._place, self._setting = place, setting
         self._in_arrays = stacked or element.is_plain  # whether numpy reads all elements at once
         if len(self._leaves) < len(element.specs):
             raise UserError(
@@ -53,12 +55,12 @@ class PaddedList:
         """Return the padded list and its mask."""
         spec = self.specs[self._name]
         columns, count = self._read(value)
-        if count > self._length:
+        if count > self.length:
             raise UserError(
-                f"{self._place} has {count} elements, but env.max_length is {self._length}; raise it to the most that "
+                f"{self._place} has {count} elements, but {self._setting} is {self.length}; raise it to the most that "
                 "there can be."
             )
-        padded, mask = np.zeros(spec.shape, spec.dtype), np.zeros(self._length, np.bool_)
+        padded, mask = np.zeros(spec.shape, spec.dtype), np.zeros(self.length, np.bool_)
         if count:
             mask[:count] = True
             if self._plain:
@@ -95,14 +97,15 @@ class PaddedGraph:
     Without an edge space there are only nodes.
     """
 
-    def __init__(self, nodes: PaddedList, edges: PaddedList | None, name: str, length: int, place: str) -> None:
+    def __init__(self, nodes: PaddedList, edges: PaddedList | None, name: str, place: str) -> None:
         self._nodes, self._edges, self._place = nodes, edges, place
         self._names = f"{name}/nodes/mask", f"{name}/edges/mask"
         self._links, self._mask = f"{name}/edge_links", f"{name}/edge_links/mask"
         self.specs: Specs = dict(nodes.specs)
         if edges is not None:
+            most, length = nodes.length, edges.length
             links = Spec(
-                (length, 2), smallest_integers(length), "categorical", sizes=(length,) * 2 * length, axes="entities"
+                (length, 2), smallest_integers(most), "categorical", sizes=(most,) * 2 * length, axes="entities"
             )
             mask = Spec((length,), "bool", "binary", masks=self._links)
             self.specs |= {**edges.specs, self._links: links, self._mask: mask}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import getitem
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ludus.environments.padded import Padded, PaddedChoice, PaddedGraph, PaddedL
 Array = NDArray[Any]
 Arrays = dict[str, Array]
 Path = tuple[str | int, ...]
+NO_LENGTHS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,19 @@ class Layout:
     batch as in Gymnasium's vector environments, nested ``[B, …]`` arrays.
 
     ``padded`` are the parts that differ in size (Sequence, Graph, OneOf), by their paths; lists are padded to
-    ``max_length``. With 0 there may be no such parts, and only then values can be converted back.
+    ``max_length``, or to their own of ``lengths``. With 0 there may be no such parts, and only then values can be
+    converted back.
     """
 
     def __init__(
-        self, space: spaces.Space[Any], root: str, environment: str = "environment", max_length: int = 0
+        self,
+        space: spaces.Space[Any],
+        root: str,
+        environment: str = "environment",
+        max_length: int = 0,
+        lengths: Mapping[str, int] = NO_LENGTHS,
     ) -> None:
-        self.space, self.root, self._max_length = space, root, max_length
+        self.space, self.root, self._max_length, self._lengths = space, root, max_length, lengths
         self._kind = "observation" if max_length else root  # in messages; the root of a part is its name
         self.specs: Specs = {}
         self.leaves: dict[str, Leaf] = {}
@@ -69,7 +77,11 @@ class Layout:
         arrays = self.flatten_leaves(value)
         for path, part in self.padded.items():
             own = reduce(getitem, path, value)
-            arrays |= _stack([part.flatten(row) for row in own]) if batched else part.flatten(own)
+            if batched:
+                rows = [part.flatten(row) for row in own]
+                arrays |= {name: np.stack([row[name] for row in rows]) for name in part.specs}
+            else:
+                arrays |= part.flatten(own)
         return arrays
 
     def flatten_leaves(self, value: Any) -> Arrays:
@@ -131,23 +143,34 @@ class Layout:
     def _make_padded(
         self, space: spaces.Sequence | spaces.Graph | spaces.OneOf[Any], name: str, environment: str
     ) -> Padded:
-        length, place = self._max_length, f'{environment}: {self._kind} "{name}"'
-
-        def layout(child: spaces.Space[Any], root: str) -> Layout:
-            return Layout(child, root, environment, length)
-
+        place = f'{environment}: {self._kind} "{name}"'
         if isinstance(space, spaces.Sequence):
-            return PaddedList(layout(space.feature_space, name), name, length, space.stack, place)
+            return self._make_list(space.feature_space, name, space.stack, environment, place)
         if isinstance(space, spaces.OneOf):
-            alternatives = [layout(child, f"{name}/{i}") for i, child in enumerate(space.spaces)]
+            alternatives = [
+                Layout(child, root, environment, self._max_length, self._lengths_within(child, root))
+                for root, child in ((f"{name}/{i}", child) for i, child in enumerate(space.spaces))
+            ]
             return PaddedChoice(alternatives, name, place)
-        nodes, edges = (
-            None if child is None else PaddedList(layout(child, part), part, length, True, f"{place}, its {key},")
-            for key, child in (("nodes", space.node_space), ("edges", space.edge_space))
-            for part in [f"{name}/{key}"]
-        )
-        assert nodes is not None
-        return PaddedGraph(nodes, edges, name, length, place)
+        nodes = self._make_list(space.node_space, f"{name}/nodes", True, environment, f"{place}, its nodes,")
+        if space.edge_space is None:
+            return PaddedGraph(nodes, None, name, place)
+        edges = self._make_list(space.edge_space, f"{name}/edges", True, environment, f"{place}, its edges,")
+        return PaddedGraph(nodes, edges, name, place)
+
+    def _make_list(
+        self, element: spaces.Space[Any], name: str, stacked: bool, environment: str, place: str
+    ) -> PaddedList:
+        layout = Layout(element, name, environment, self._max_length)
+        if name in self._lengths:
+            return PaddedList(layout, name, self._lengths[name], stacked, place, f"env.lengths {name}")
+        return PaddedList(layout, name, self._max_length, stacked, place)
+
+    def _lengths_within(self, part: spaces.Space[Any], name: str) -> Mapping[str, int]:
+        """Return the lengths of lists by their names within a part of the space."""
+        if not isinstance(part, spaces.Dict | spaces.Tuple):
+            return self._lengths
+        return {key.removeprefix(f"{name}/"): n for key, n in self._lengths.items() if key.startswith(f"{name}/")}
 
 
 def _flatten_leaf(value: Any, leaf: Leaf) -> Array:
@@ -158,10 +181,6 @@ def _flatten_leaf(value: Any, leaf: Leaf) -> Array:
 def _unflatten_leaf(array: Array, leaf: Leaf) -> Any:
     typed = array if array.dtype == leaf.dtype else array.astype(leaf.dtype)
     return typed if leaf.start is None else (typed + leaf.start).astype(leaf.dtype, copy=False)
-
-
-def _stack(rows: list[Arrays]) -> Arrays:
-    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def _leaf(space: spaces.Space[Any], path: Path, place: str, may_pad: bool) -> Leaf:

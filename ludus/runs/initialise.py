@@ -25,7 +25,7 @@ SHAPE_SETTINGS = (  # settings that change the shapes of parameters, the most li
     *(f"network.{name}" for name in ("sources", "share", "embedding")),
     *("network.lstm_size", "network.shared", "agent.normalize_observation", "agent.distribution"),
     *(f"agent.{name}" for name in ("heads", "autoregressive", "head_width", "bins")),
-    *("env.id", "env.options", "env.backend", "env.mask", "env.axes", "env.max_length", "agent.name"),
+    *("env.id", "env.options", "env.backend", "env.mask", "env.axes", "env.max_length", "env.lengths", "agent.name"),
 )
 
 

@@ -171,3 +171,34 @@ def test_max_length_without_lists_is_refused():
     units = spaces.Sequence(spaces.Box(0, 1, (2,)))
     reader = ObservationReader(units, DISCRETE, EnvConfig(max_length=9), {}, "E")
     assert reader.specs["observation"].shape == (9, 2)
+
+
+PAIR, ONE = spaces.Box(0, 1, (2,), np.float32), spaces.Box(0, 1, (1,), np.float32)
+
+
+def test_single_lists_have_lengths_of_their_own():
+    space = spaces.Dict(g=spaces.Graph(PAIR, ONE), units=spaces.Sequence(PAIR))
+    config = EnvConfig(max_length=4, lengths=("g/edges=7", "units=2"))
+    reader = ObservationReader(space, DISCRETE, config, {}, "E")
+    lists = {name: spec.shape for name, spec in reader.specs.items() if spec.masks is None}
+    assert lists == {"g/nodes": (4, 2), "g/edges": (7, 1), "g/edge_links": (7, 2), "units": (2, 2)}
+    assert all(reader.specs[f"{name}/mask"].shape == shape[:1] for name, shape in lists.items())
+    assert set(reader.specs["g/edge_links"].sizes) == {4}
+    links = np.arange(14).reshape(7, 2) % 4  # more edges than nodes
+    graph = spaces.GraphInstance(np.ones((4, 2), np.float32), np.ones((7, 1), np.float32), links)
+    arrays = reader.read({"g": graph, "units": ()}, {})
+    np.testing.assert_array_equal(arrays["g/edge_links"], links)
+    assert arrays["g/edges/mask"].all()
+    with pytest.raises(UserError, match=r'"units" has 3 elements, but env.lengths units is 2; raise it'):
+        reader.read({"g": graph, "units": (np.zeros(2, np.float32),) * 3}, {})
+    with pytest.raises(UserError, match=r'"g/edge_links", but the lists of .* E are g/nodes, g/edges, units'):
+        ObservationReader(space, DISCRETE, EnvConfig(lengths=("g/edge_links=3",)), {}, "E")
+    with pytest.raises(UserError, match=r'names "x", but the lists of variable length of E are none'):
+        ObservationReader(UNITS, DISCRETE, EnvConfig(lengths=("x=3",)), {}, "E")
+
+
+def test_lists_within_alternatives_have_lengths_of_their_own():
+    space = spaces.Dict(event=spaces.OneOf([spaces.Dict(a=spaces.Sequence(PAIR)), spaces.Sequence(ONE)]))
+    reader = ObservationReader(space, DISCRETE, EnvConfig(lengths=("event/0/a=3", "event/1=5")), {}, "E")
+    assert reader.specs["event/0/a"].shape == (3, 2)
+    assert reader.specs["event/1"].shape == (5, 1)
