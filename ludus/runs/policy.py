@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ludus.containers.build import (
     build_agent,
@@ -85,7 +87,7 @@ class Player:
         first: Any = None,
         reward: Any = None,
         greedy: bool = True,
-        state: HiddenState | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> Any:
         """Return the environment's action(s) for an observation or a batch.
 
@@ -96,6 +98,7 @@ class Player:
 
         With ``state`` (from ``initial_state`` or the previous call), return the pair of action and next state and keep
         nothing, for a server with many clients. Observations then have whole stacks and the previous step.
+        ``policy.state`` is the state that the policy keeps itself.
         """
         step, batched, rows = self._read(observation, info, first, reward, state, keep=state is None)
         before = self._before(state, rows)
@@ -115,6 +118,19 @@ class Player:
         """
         return self.agent.initial_state(rows)
 
+    @property
+    def state(self) -> dict[str, NDArray[Any]]:
+        """The hidden state after the last call: a copy, as arrays ``[rows, …]`` by name; empty before the first one.
+
+        ``load_state`` continues with it, in another process too. Networks without recurrent pieces have none.
+        """
+        return {name: x.cpu().numpy().copy() for name, x in self._state.items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue with the hidden state that ``state`` had; an empty one begins new episodes."""
+        rows = len(next(iter(state.values()))) if state else 0
+        self._rows, self._state = rows, self._check_state(state, rows).map(torch.clone)
+
     def value(
         self,
         observation: Any,
@@ -122,7 +138,7 @@ class Player:
         *,
         first: Any = None,
         reward: Any = None,
-        state: HiddenState | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> Any:
         """Return the expected discounted return from an observation (a float) or a batch (an array ``[B]``).
 
@@ -141,7 +157,7 @@ class Player:
         *,
         first: Any = None,
         reward: Any = None,
-        state: HiddenState | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> Any:
         """Return the distribution that actions are sampled from, as a dict of arrays; arguments are as in ``value``.
 
@@ -166,7 +182,7 @@ class Player:
         info: Mapping[str, Any] | None,
         first: Any,
         reward: Any,
-        state: HiddenState | None = None,
+        state: Mapping[str, Any] | None = None,
         keep: bool = False,
     ) -> tuple[EnvStep, bool, int]:
         """Return the observation as the agent sees it, whether it is a batch, and the number of rows.
@@ -177,22 +193,23 @@ class Player:
         step, batched = self._translator.read_step(observation, info or {}, first, reward, stateless, keep)
         return step.to(self.device), batched, len(step.first)
 
-    def _before(self, state: HiddenState | None, rows: int) -> HiddenState:
+    def _before(self, state: Mapping[str, Any] | None, rows: int) -> HiddenState:
         """Return the given hidden state, or the stored one, or the initial one."""
         if state is not None:
             return self._check_state(state, rows)
         return self._state if rows == self._rows else self.agent.initial_state(rows)
 
-    def _check_state(self, state: HiddenState, rows: int) -> HiddenState:
-        expected = self.agent.initial_state(rows)
-        for name, x in expected.items():
-            if name not in state or state[name].shape != x.shape:
-                found = f"shape {tuple(state[name].shape)}" if name in state else "nothing"
+    def _check_state(self, state: Mapping[str, Any], rows: int) -> HiddenState:
+        """Return a state of tensors or arrays as tensors; refuse that of another network or number of rows."""
+        expected = self.agent.initial_state(rows) if rows else HiddenState()
+        for name in expected | dict(state):
+            found, wanted = (f"shape {tuple(np.shape(x[name]))}" if name in x else "nothing" for x in (state, expected))
+            if found != wanted:
                 raise UserError(
-                    f'The state given with {rows} observation{"s" * (rows > 1)} has {found} for "{name}", not shape '
-                    f"{tuple(x.shape)}: start with policy.initial_state({rows}) and pass what the last call returned."
+                    f'The hidden state has {found} for "{name}", not {wanted}: start with policy.initial_state({rows}) '
+                    "and pass what the last call returned."
                 )
-        return HiddenState(state)
+        return HiddenState({name: torch.as_tensor(state[name]).to(x) for name, x in expected.items()})
 
     def reset(self, rows: int = 1) -> None:
         """Reset what is kept between calls, such as the hidden state, at the start of ``rows`` episodes."""

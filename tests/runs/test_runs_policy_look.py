@@ -111,7 +111,7 @@ def test_a_new_episode_of_a_client_is_told_by_first(folder: Path) -> None:
 def test_a_state_of_another_size_is_one_sentence(folder: Path) -> None:
     player = policy(folder, "lstm")
     x = observations(player, 3)
-    with pytest.raises(UserError, match=r"^The state given with 3 observations [^\n]*initial_state\(3\)[^\n]*$"):
+    with pytest.raises(UserError, match=r"^The hidden state has shape [^\n]*initial_state\(3\)[^\n]*$"):
         player.act(x, state=player.initial_state(2))
     with pytest.raises(UserError, match=r"has nothing for"):
         player.value(x[0], state=HiddenState())
