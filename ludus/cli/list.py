@@ -125,14 +125,14 @@ def agents() -> Table:
 
 
 def networks() -> Table:
-    """List networks and the modules of a modular one."""
+    """List networks and the pieces of a modular one."""
     table = _table(
-        "Networks (--network NAME) and modules of a modular network (--network.body NAME, ...)", "name", "description"
+        "Networks (--network NAME) and pieces of a modular network (--network.body NAME, ...)", "name", "description"
     )
     for name, path in NETWORKS.items():
         table.add_row(name, describe(path))
     for name, path in SUBMODULES.items():
-        table.add_row(name, escape(f"module: {describe(path)}"))  # shapes in brackets are not markup
+        table.add_row(name, escape(f"piece: {describe(path)}"))  # shapes in brackets are not markup
     return table
 
 

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from ludus.agents import AGENTS
+from ludus.cli.help import INDENT
 from ludus.cli.main import COMMANDS, main
 
 ODD = ["(default: )", "''", "{None}", "``", "[STR", "ENV)"]
@@ -64,6 +65,21 @@ def test_every_flag_of_a_command_is_described(
         if line.startswith("--"):
             text = re.sub(r"  +", "\t", line).partition("\t")[2] or lines[i + 1]
             assert not text.startswith("(default"), line
+
+
+@pytest.mark.parametrize("agent", ["ppo", "rainbow", "sac"])
+def test_no_word_is_wider_than_its_column(
+    agent: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["train", "CartPole-v1", "--agent", agent, "--help"])
+    panels = re.findall(r"^╭[^\n]*╮\n(.*?)^╰", capsys.readouterr().out, re.MULTILINE | re.DOTALL)
+    assert len(panels) > 5
+    for panel in panels[1:]:  # after that of the environment
+        lines = [line[2:-2] for line in panel.splitlines()]
+        after_title = next((i + 1 for i, line in enumerate(lines) if set(line) == {"─"}), 0)
+        for line in lines[after_title:]:
+            assert line.startswith(("-", " " * INDENT)), line
 
 
 def test_the_environment_has_no_default_until_one_is_named(capsys: pytest.CaptureFixture[str]) -> None:
