@@ -143,6 +143,8 @@ class ActorCritic(Agent):
                 f'agent.heads chooses entities of "{chosen[0]}", to which a pad of preprocess.observation appends '
                 "padding, which is no choice; remove the pad."
             )
+        if next(iter(networks.values())).orthogonal:  # of the actor
+            self.policy.initialize()
         self.normalizer = ObsNormalizer(self.preprocess.outputs) if config.normalize_observation else None
         self.reward_scaler = RewardScaler() if config.normalize_reward else None
         self.recurrent = any(network.recurrent for network in networks.values())

@@ -23,13 +23,14 @@ from ludus.core.config import Plan
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.imports import resolve
-from ludus.core.network import Network
+from ludus.core.network import Network, SubModule
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.experience.memory import check_fits, free_bytes, rollout_bytes
 from ludus.managers.make import make_manager
 from ludus.networks.build import build_network, network_spec
 from ludus.networks.config import NetworkConfig
+from ludus.networks.modular import ModularNetwork
 from ludus.networks.placement import device_of, is_placed
 from ludus.parallel.resources import cores, free_memory
 from ludus.preprocess.rewards import preprocessed_goal_reward
@@ -38,6 +39,7 @@ from ludus.settings.networks import PlannedNetwork, plan_networks
 from ludus.settings.settings import Resolved, Settings, adapt_defaults
 
 LARGE_IMAGE = 64  # pixels of the smaller side from which policy and value share a trunk by default
+MANY_PARAMETERS = 500_000  # of a layer over a flattened map: a hint from here on
 # optimizer steps that repay a compilation of ten seconds or more: each saves a fifth of a millisecond on up to 256
 # transitions, and more on larger batches
 REPAID, REPAID_BATCH = 50_000, 256
@@ -50,6 +52,7 @@ class Engines(NamedTuple):
     threads: int
     acting: str  # numpy or torch
     update: str  # eager or compiled
+    obstacle: str = ""  # why the update is eager where compiling it would pay off
 
 
 def build_agent(settings: Settings[Any], observation: Specs, action: Specs, device: torch.device | str) -> Agent:
@@ -236,8 +239,7 @@ def choose_engines(settings: Settings[Any], agent: Agent) -> Engines:
     if settings.engine == "auto" and agent.use_numpy():
         acting = "numpy"
     device = device_of(agent)
-    update = "compiled" if _compiles(settings, agent, device) else "eager"
-    return Engines(device, threads, acting, update)
+    return Engines(device, threads, acting, *_choose_update(settings, agent, device))
 
 
 def default_threads(module: nn.Module) -> int:
@@ -247,27 +249,33 @@ def default_threads(module: nn.Module) -> int:
     return cores() if on_cpu else 1
 
 
-def _compiles(settings: Settings[Any], agent: Agent, device: torch.device) -> bool:
+def _choose_update(settings: Settings[Any], agent: Agent, device: torch.device) -> tuple[str, str]:
+    """Return ``update`` and ``obstacle`` of the engines."""
     plan: Plan = settings.agent.plan(settings.env.num)
+    episodes = f"{settings.agent_name} learns from batches of whole episodes, whose shapes change"
+    obstacle = _compile_obstacle(agent) if plan.fixed_shapes else episodes
     if settings.compile == "on":
-        if not plan.fixed_shapes:
-            raise UserError(
-                f"compile is on, but {settings.agent_name} learns from batches of whole episodes, whose shapes change; "
-                "set compile to auto or off."
-            )
-        if agent.recurrent:
-            raise UserError(
-                "compile is on, but a recurrent network has shapes that change; set compile to auto or off."
-            )
-        if any(map(is_placed, agent.parameters())):
-            raise UserError("compile is on, but the network has parts in an OnDevices; set compile to auto or off.")
-        return True
-    if any(map(is_placed, agent.parameters())):
-        return False
+        if obstacle:
+            raise UserError(f"compile is on, but {obstacle}; set compile to auto or off.")
+        return "compiled", ""
     larger = max(1, plan.batch / REPAID_BATCH) if device.type == "cpu" else 1  # a GPU mostly saves launches of kernels
     repaid = settings.nb_step * plan.optimizer_steps * larger >= REPAID
     has_compiler = bool(shutil.which(os.environ.get("CXX", "g++")))
-    return settings.compile == "auto" and not agent.recurrent and plan.fixed_shapes and repaid and has_compiler
+    if settings.compile == "off" or not repaid or not has_compiler:
+        return "eager", ""
+    return ("eager", obstacle) if obstacle else ("compiled", "")
+
+
+def _compile_obstacle(agent: Agent) -> str:
+    """Name the part of an agent whose update is not compiled; empty if there is none."""
+    if any(map(is_placed, agent.parameters())):
+        return "the network has parts in an OnDevices"
+    if not agent.recurrent:
+        return ""
+    networks = [module for module in agent.modules() if isinstance(module, ModularNetwork)]
+    parts = [part for network in networks for part in network.parts]
+    pieces = {part.kind for part in parts if isinstance(part.module, SubModule) and part.module.recurrent}
+    return f"a recurrent network has shapes that change ({', '.join(sorted(pieces)) or 'a custom one'})"
 
 
 def linear_networks(agent: Agent) -> str:
@@ -283,6 +291,25 @@ def linear_networks(agent: Agent) -> str:
         f"{which} no hidden layer, so what is learned is linear in the observation; set network.body to mlp and "
         "network.hidden to layers such as 64 64."
     )
+
+
+def flattened_maps(agent: Agent) -> str:
+    """Return a warning about the first large layer that gets a flattened map or list, or an empty string."""
+    for name, network in agent.named_modules():
+        if not isinstance(network, ModularNetwork) or not re.fullmatch(r"networks\.\w+", name):
+            continue
+        shapes = {part.name: part.output_shape for part in network.parts}
+        size = sum(p.numel() for p in network.parameters())
+        for part in network.parts:
+            own = 0 if part.module is None else sum(p.numel() for p in part.module.parameters())
+            maps = [given for given in part.inputs if len(shapes.get(given, ())) > 1]
+            if len(part.input_shape) == 1 and maps and own > max(MANY_PARAMETERS, size // 2):
+                return (
+                    f'{part.kind} ({part.name}) has {own:,} of the {size:,} parameters of network "{name[9:]}", since '
+                    f"it gets {shapes[maps[0]]} of {maps[0]} flattened; a convolution as network.body, such as "
+                    "small_cnn, or a source that gives a vector needs fewer."
+                )
+    return ""
 
 
 def refuse_nameless(id: str, environment: Callable[..., Any] | None) -> None:

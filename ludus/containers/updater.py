@@ -112,8 +112,6 @@ class LocalUpdater(Updater):
         self._coefficients = dict(agent.loss_coefficients())
         self._norms: list[Tensor] = []
         self._step: Callable[[LossFunction, Batch, ParameterBlock], Tensors] = self._eager
-        if self.flat.placed:
-            self._step = self._eager_with_placed
         # only modules that behave differently in training mode are switched, since a switch visits every layer
         modules = [module.eval() for module in agent.children()]
         learning = [module for module in modules if any(p.requires_grad for p in module.parameters())]
@@ -266,11 +264,8 @@ class LocalUpdater(Updater):
         gradient, metrics = self._gradient(loss, batch, part)
         with torch.no_grad():
             metrics["gradient_norm"] = self.optimize(gradient, self.optimizer_tensors(part), part, eager=True)
-        return metrics
-
-    def _eager_with_placed(self, loss: LossFunction, batch: Batch, part: ParameterBlock) -> Tensors:
-        metrics = self._eager(loss, batch, part)
-        self.flat.publish()
+        if self.flat.placed:
+            self.flat.publish()
         return metrics
 
     def _gradient(self, loss: LossFunction, batch: Batch, part: ParameterBlock) -> tuple[Tensor, Tensors]:

@@ -1,4 +1,4 @@
-"""The interfaces of networks and of the submodules of a ModularNetwork."""
+"""The interfaces of networks and of the pieces of a ModularNetwork."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Network(nn.Module, ABC):
     """
 
     recurrent = False
+    orthogonal = True  # whether layers that a policy adds to its own start with orthogonal weights
 
     @property
     def linear(self) -> bool:
@@ -55,7 +56,7 @@ class Network(nn.Module, ABC):
 
 
 class SubModule(nn.Module, ABC):
-    """A part of a ModularNetwork, for inputs of rank ``dim``, features first.
+    """A piece of a ModularNetwork, for inputs of rank ``dim``, features first.
 
     It is made as ``Class(input_shape, config, **arguments)``, where ``config`` are the settings of the network and the
     arguments come from a setting such as ``lstm(size=128, layers=2)``. One that uses a context is made as

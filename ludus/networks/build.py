@@ -51,9 +51,9 @@ def _build_member(config: NetworkConfig, spec: NetworkSpec) -> Network:
             )
         return make_custom(cls, config.name, spec)
     if spec.concatenate:
-        from ludus.networks.critic import ACTION, RecurrentCritic, concatenate_inputs, is_recurrent
+        from ludus.networks.critic import RecurrentCritic, concatenate_inputs, has_memory
 
-        if ACTION in spec.inputs and is_recurrent(config, spec):
+        if has_memory(config, spec):
             return RecurrentCritic(spec, config)
         config = concatenate_inputs(config)
     more = (spec.masks, spec.categories, spec.over, spec.branches)

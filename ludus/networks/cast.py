@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ludus.core.errors import UserError
-from ludus.core.network import Shape, Shapes
+from ludus.core.network import NONE, Shape, Shapes
 
 Features = tuple[Tensor, Tensor | None]  # a tensor [N, …], and the mask [N, S] of a padded list [N, F, S]
 
@@ -103,16 +103,17 @@ def _concatenate_lists(parts: list[Features]) -> Features:
     return x, torch.cat([present.expand(len(x), x_.shape[2]) if m is None else m for x_, m in parts], 1)
 
 
-def plan_join(shapes: Shapes, rank: int, place: str, masks: Mapping[str, str] | None = None) -> Join:
+def plan_join(shapes: Shapes, rank: int, place: str, masks: Mapping[str, str] = NONE) -> Join:
     """Plan how to join outputs of sources for ``place``, such as ``the body mlp``.
 
     ``masks`` names the padding mask of each padded list. Lists of different length, or with masks of their own, are
-    joined on the sequence and need equal features; all else is joined on features, with sizes of 1 expanded.
+    joined on the sequence and need equal features; all else is joined on features, with sizes of 1 expanded. A list of
+    length 1 without a mask is no different from a vector.
     """
     before, shapes = shapes, {name: cast_shape(shape, rank) for name, shape in shapes.items()}
     names = list(shapes)
-    lists = [name for name in names if rank == 2 and shapes[name][1] > 1]
-    distinct = {(shapes[name][1], (masks or {}).get(name, "")) for name in lists}
+    lists = [name for name in names if rank == 2 and (shapes[name][1] > 1 or name in masks)]
+    distinct = {(shapes[name][1], masks.get(name, "")) for name in lists}
     if len(distinct) > 1:  # entries of equal index are not the same entity
         for name in lists[1:]:
             if shapes[name][0] != shapes[lists[0]][0]:

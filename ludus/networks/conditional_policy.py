@@ -26,7 +26,7 @@ class Conditioner(nn.Module):
     def __init__(self, width: int, output: Shape) -> None:
         super().__init__()
         self.output = output
-        self.last = initialize(nn.Linear(width, output[0]), output_gain("policy"))
+        self.last = nn.Linear(width, output[0])
 
     def hidden(self, features: Tensor, context: Tensor | None) -> Tensor:
         """Return the hidden features, given the sum of the embeddings ``[…, width]``, if there are earlier parts."""
@@ -93,6 +93,12 @@ class ConditionalPolicy(Policy):
             if name in chain[:-1]:
                 embedding = self.embeddings[key] = part.head.make_embedding(width)
             self._steps.append(_Step(part, conditioner, embedding, functions.get(name, "")))
+
+    def initialize(self) -> None:
+        for modules, gain in ((self.conditioners, output_gain("policy")), (self.embeddings, 1.0)):
+            for layer in modules.modules():
+                if isinstance(layer, nn.Linear):
+                    initialize(layer, gain)
 
     def sample(self, outputs: Tensors, observation: Tensors, noise: Tensors | None) -> tuple[Tensors, Tensor]:
         def choose(part: ActionPart, p: Parameters) -> Tensor:

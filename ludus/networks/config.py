@@ -37,7 +37,8 @@ class NetworkConfig:
     # keeps the map, if an output is about its places
     net3d: str = "auto"
     net4d: str = "identity4d"  # source of each volume or clip observation [F, D, H, W]
-    # applied to all observations, concatenated; lstm makes the network recurrent; auto: an mlp for several observations
+    # applied to all observations, concatenated; lstm makes the network recurrent; auto: an mlp for several
+    # observations; sc2le_decoder and head1d small_cnn if an output is about the places of the only map, to keep it
     body: str = "auto"
     head1d: str = "identity1d"  # between the body and the outputs that are vectors, such as logits and values
     head2d: str = "identity2d"  # the same for outputs that are lists [F, S], such as one logit per entity
@@ -63,17 +64,22 @@ class NetworkConfig:
 
         Several vectors and matrices are concatenated before an mlp: with separate layers joined only by a linear one,
         the output would be a sum over observations. Sources keep the lists and maps that outputs are about; the mlp
-        gives such outputs a vector of everything.
+        gives such outputs a vector of everything. For an output about the places of the only map, the body is a
+        convolution over that map and the vectors, and a CNN gives the vector for other outputs: an mlp over the
+        flattened map would have millions of parameters.
         """
         ranks = {len(shape) for shape in outputs.values()}
         several = self.body == "auto" and (len(inputs) > 1 or max(ranks, default=1) > 1)
+        keeps_map = several and 3 in ranks and _has_one_map(inputs)
         lists = "entity_mlp" if 2 in ranks else "identity2d" if several else "flat_mlp"
+        body = "sc2le_decoder" if keeps_map else "mlp" if several else "identity1d"
         return replace(
             self,
             net1d="identity1d" if several and self.net1d == "mlp" else self.net1d,
             net2d=lists if self.net2d == "auto" else self.net2d,
             net3d="sc2le_encoder" if self.net3d == "auto" and 3 in ranks else self.net3d,
-            body="mlp" if several else "identity1d" if self.body == "auto" else self.body,
+            body=body if self.body == "auto" else self.body,
+            head1d="small_cnn" if keeps_map and self.head1d == "identity1d" else self.head1d,
         )
 
     @property
@@ -145,6 +151,11 @@ class NetworkConfig:
                 raise UserError(
                     f'{table}.sources has "{text}"; write an observation and its source, as in units=flat_mlp.'
                 )
+
+
+def _has_one_map(inputs: Shapes) -> bool:
+    """Return whether there is one image or clip, beside vectors alone."""
+    return sorted(len(shape) for shape in inputs.values() if len(shape) > 1) in ([3], [4])
 
 
 def _may_be_recurrent(piece: str) -> bool:

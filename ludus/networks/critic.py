@@ -41,8 +41,10 @@ def concatenate_inputs(config: NetworkConfig) -> NetworkConfig:
     )
 
 
-def is_recurrent(config: NetworkConfig, spec: NetworkSpec) -> bool:
-    """Return whether a piece of the network would be recurrent."""
+def has_memory(config: NetworkConfig, spec: NetworkSpec) -> bool:
+    """Return whether the network is a critic with a recurrent piece."""
+    if not spec.concatenate or ACTION not in spec.inputs:
+        return False
     pieces = config.used_pieces(config.feature_shapes(spec.inputs, spec.categories), spec.outputs)
     return any(piece_class(*piece).recurrent for piece in pieces)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from ludus.core.errors import UserError
@@ -34,6 +35,14 @@ class Part(NamedTuple):
     module: nn.Module | None  # None for an identity
 
 
+class _Recurrence(NamedTuple):
+    """What recurrent pieces need and give in a forward pass."""
+
+    state: HiddenState
+    first: Tensor  # [T, B]
+    new_state: HiddenState
+
+
 class _Slot(NamedTuple):
     """A piece and its place, which prefixes its hidden state; the piece is None for an identity."""
 
@@ -41,39 +50,22 @@ class _Slot(NamedTuple):
     piece: Any
     recurrent: bool
 
-    def run(
-        self, x: Tensor, state: HiddenState, first: Tensor, new_state: HiddenState, mask: Tensor | None = None
-    ) -> Tensor:
-        """Run the piece on ``x`` ``[T·B, …]`` and add its hidden state to ``new_state``."""
+    def run(self, features: Features, recurrence: _Recurrence, context: Features | None = None) -> Features:
+        """Run the piece on a tensor ``[T·B, …]`` with its padding mask; ``context``: the lists that it attends to."""
+        x, mask = features
+        state, first, new_state = recurrence
         if self.piece is None:
-            return x
-        if not self.recurrent:
-            y: Tensor = (self.piece(x, NO_STATE, first) if mask is None else self.piece(x, NO_STATE, first, mask))[0]
-            return y
-        x = x.view(*first.shape, *x.shape[1:])
-        given = () if mask is None else (mask.view(*first.shape, -1),)
-        y, new = self.piece(x, state.select(self.name), first, *given)
-        new_state.update(new.with_prefix(self.name))
-        return y.flatten(0, 1)
-
-    def run_with_context(
-        self, x: Tensor, state: HiddenState, first: Tensor, new_state: HiddenState, mask: Tensor | None, on: Features
-    ) -> Tensor:
-        """Run a piece that attends to the lists ``on``."""
-        given = [x, mask, *on]
+            return features
+        if mask is None and context is None and not self.recurrent:
+            return self.piece(x, NO_STATE, first)[0], None
+        given = [x, mask, *(context or ())]
+        while given[-1] is None:  # a piece that needs no mask may leave it out of its arguments
+            given.pop()
         if self.recurrent:
             given = [None if tensor is None else tensor.view(*first.shape, *tensor.shape[1:]) for tensor in given]
-        y: Tensor
         y, new = self.piece(given[0], state.select(self.name), first, *given[1:])
         new_state.update(new.with_prefix(self.name))
-        return y.flatten(0, 1) if self.recurrent else y
-
-    def output_mask(self, mask: Tensor | None) -> Tensor | None:
-        """Return the padding mask of the output ``[T·B, S]``."""
-        if mask is None or self.piece is None:
-            return mask
-        after: Tensor | None = self.piece.output_mask(mask)
-        return after
+        return y.flatten(0, 1) if self.recurrent else y, None if mask is None else self.piece.output_mask(mask)
 
 
 class _Source(NamedTuple):
@@ -85,15 +77,23 @@ class _Source(NamedTuple):
     embedding: nn.Module | None  # of categories
     shape: Shape  # of the output
 
-    def run(self, observation: Tensors, state: HiddenState, first: Tensor, new_state: HiddenState) -> Features:
+    @property
+    def output_mask(self) -> str:
+        """The observation that masks the padding of its output; "" if that is not a padded list."""
+        piece = self.slot.piece
+        if not self.mask or len(self.shape) != 2 or (piece is not None and len(piece.input_shape) != 2):
+            return ""
+        pooled = piece is not None and piece.output_mask(torch.ones(1, piece.input_shape[1], dtype=torch.bool)) is None
+        return "" if pooled else self.mask
+
+    def run(self, observation: Tensors, recurrence: _Recurrence) -> Features:
         x = observation[self.observation].flatten(0, 1)
         mask = observation[self.mask].flatten(0, 1) if self.mask else None
         if self.embedding is not None:
             x = zero_padding(self.embedding(x).movedim(-1, 1), mask)
         if mask is not None and x.dim() != 3:  # padded images: only lists have a mask further on
             x, mask = zero_padding(x, mask), None
-        y = self.slot.run(x, state, first, new_state, mask)
-        return y, self.slot.output_mask(mask)
+        return self.slot.run((x, mask), recurrence)
 
 
 class _Head(NamedTuple):
@@ -104,6 +104,15 @@ class _Head(NamedTuple):
     dim: int  # of its input
     sources: tuple[int, ...]  # joined with the vector; (): the head gets the body's output
     join: Join | None
+
+    def run(self, body: Features, sources: list[Features], heads: list[Features], recurrence: _Recurrence) -> Features:
+        """Run the head; the vector that is joined with sources is the body's output, else that of head1d."""
+        if self.join is None:
+            given = cast_features(body, self.dim)
+        else:
+            vector = body if body[0].dim() == 2 else heads[0]
+            given = self.join([*(sources[i] for i in self.sources), vector])
+        return cast_features(self.slot.run(given, recurrence), self.rank)
 
 
 class _Projection(NamedTuple):
@@ -147,7 +156,7 @@ class ModularNetwork(Network):
         super().__init__()
         inputs = config.feature_shapes(inputs, categories)
         config = config.resolved(inputs, outputs)
-        self.inputs, self.outputs, self._noisy = inputs, outputs, noisy
+        self.inputs, self.outputs, self.orthogonal, self._noisy = inputs, outputs, config.orthogonal, noisy
         self.pieces, self.embeddings, self.projections = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
         # forward uses these lists, because looking a module up by name costs as much as a small operation
         self.parts: list[Part] = []
@@ -217,7 +226,7 @@ class ModularNetwork(Network):
         body, sources = self._config.body, self._sources
         rank, place = piece_class(body, "network.body").dim, f"the body {body}"
         shapes = {source.observation: source.shape for source in sources}
-        masks = {source.observation: source.mask for source in sources if source.mask and len(source.shape) == 2}
+        masks = {source.observation: source.output_mask for source in sources if source.output_mask}
         if not uses_context(body, "network.body"):
             return plan_join(shapes, rank, place, masks), None
         lists: Shapes = {name: shape for name, shape in shapes.items() if len(shape) == 2}
@@ -303,17 +312,18 @@ class ModularNetwork(Network):
         ]
         if not found:
             kind, size = ("list", "length") if rank == 2 else ("map", "size")
-            sources = ", ".join(f'"{source.observation}" {source.shape}' for source in self._sources)
+            shapes = ", ".join(f'"{source.observation}" {source.shape}' for source in self._sources)
             raise UserError(
                 f'Output "{output}" of shape {self.outputs[output]} needs a {kind} of the same {size}'
                 f"{f' from the observation {over}' if over else ''}, but the body {self._config.body} gives {body} and "
-                f"the sources give {sources}; choose sources that keep the {kind}, such as network.net{rank}d "
+                f"the sources give {shapes}; choose sources that keep the {kind}, such as network.net{rank}d "
                 f"{KEEPING[rank]}, or a body of rank {rank}."
             )
-        parts = {self._sources[i].observation: self._sources[i].shape for i in found}
-        masks = {self._sources[i].observation: self._sources[i].mask for i in found if self._sources[i].mask}
+        sources = [self._sources[i] for i in found]
+        masks = {source.observation: source.output_mask for source in sources if source.output_mask}
+        parts: Shapes = {source.observation: source.shape for source in sources}
         join = plan_join({**parts, "": summary}, rank, f"the output {output}", masks)
-        given = (*(self._sources[i].slot.name for i in found), vector)
+        given = (*(source.slot.name for source in sources), vector)
         setting = f"network.head{rank}d"
         slot, shape = self._add(name, self._config.heads[rank - 1], setting, join.shape, given, (rank,))
         return _Head(slot, rank, rank, tuple(found), join), cast_shape(shape, rank)
@@ -356,29 +366,22 @@ class ModularNetwork(Network):
         return state
 
     def forward(self, observation: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensors, HiddenState]:
-        new_state, outputs = HiddenState(), {}
-        sources = [source.run(observation, state, first, new_state) for source in self._sources]
-        x, mask = y = self._join(sources) if self._joins else sources[0]
+        outputs: Tensors = {}
+        recurrence = _Recurrence(state, first, HiddenState())
+        sources = [source.run(observation, recurrence) for source in self._sources]
+        x = y = self._join(sources) if self._joins else sources[0]
+        context = None if self._context is None else self._context(sources)
         for body, heads, projections in self._branches:
             if body is not None:
-                if self._context is None:
-                    z = body.run(x, state, first, new_state, mask)
-                else:
-                    z = body.run_with_context(x, state, first, new_state, mask, self._context(sources))
-                y = z, body.output_mask(mask)
+                y = body.run(x, recurrence, context)
             features: list[Features] = []
             for head in heads:
-                if head is None:
-                    features.append(y)
-                else:
-                    inputs = _head_input(head, y, sources, features)
-                    z = head.slot.run(inputs[0], state, first, new_state, inputs[1])
-                    features.append(cast_features((z, head.slot.output_mask(inputs[1])), head.rank))
+                features.append(y if head is None else head.run(y, sources, features, recurrence))
             for name, layer, index, shape in projections:
-                z, z_mask = features[index]
-                z = layer(z) if z_mask is None else zero_padding(layer(z), z_mask)
+                z, mask = features[index]
+                z = layer(z) if mask is None else zero_padding(layer(z), mask)
                 outputs[name] = z.reshape(*first.shape, *shape)
-        return outputs, new_state
+        return outputs, recurrence.new_state
 
     @property
     def linear(self) -> bool:
@@ -415,14 +418,6 @@ def _head_key(shape: Shape, over: str = "") -> _HeadKey:
 def _keeps(shape: Shape, rank: int, space: Shape) -> bool:
     """Return whether a body or source gives the map or list of an output; the frames of a clip make one map."""
     return (len(shape) == rank or (len(shape), rank) == (4, 3)) and cast_shape(shape, rank)[1:] == space
-
-
-def _head_input(head: _Head, body: Features, sources: list[Features], heads: list[Features]) -> Features:
-    """Return what a head gets; the vector that is joined with sources is the body's output, else that of head1d."""
-    if head.join is None:
-        return cast_features(body, head.dim)
-    vector = body if body[0].dim() == 2 else heads[0]
-    return head.join([*(sources[i] for i in head.sources), vector])
 
 
 def module_key(name: str) -> str:

@@ -11,6 +11,8 @@ from ludus.core.network import Shape, SubModule
 from ludus.networks import SUBMODULES
 from ludus.networks.config import NetworkConfig
 
+ARGUMENTS = {"lstm_size": "size"}  # arguments of pieces with another name than the setting that is their default
+
 
 def piece_class(piece: str, setting: str, rank: int | None = None) -> type[SubModule]:
     """Return the class of a piece such as ``lstm(size=128)``, and check that it takes tensors of ``rank``."""
@@ -53,6 +55,12 @@ def make_piece(
             f'{setting} "{piece}" cannot be made for an input of shape {shape}: {type(error).__name__}: {error}; '
             f"{'fix its constructor' if ':' in piece else 'change its arguments'}."
         ) from error
+
+
+def settings_read(piece: str, setting: str) -> set[str]:
+    """Return the settings of the network that a piece reads: those that its arguments do not replace."""
+    given = parse_call(piece, setting).arguments
+    return {name for name in piece_class(piece, setting).network_settings if ARGUMENTS.get(name, name) not in given}
 
 
 def piece_arguments(cls: type[SubModule]) -> dict[str, Any]:

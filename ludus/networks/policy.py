@@ -17,7 +17,7 @@ from ludus.networks.action_heads import ActionHead, Bernoulli, Categorical, Mult
 from ludus.networks.continuous_heads import GSDE, Beta, Discretized, Gaussian, StateGaussian, TanhGaussian
 from ludus.networks.modular import module_key
 from ludus.networks.policy_config import HeadSetting, PolicyConfig, check_bounds, parse_heads
-from ludus.networks.spatial_heads import Pointer, Select, Spatial
+from ludus.networks.spatial_heads import EntityHead, Pointer, Select, Spatial
 
 DEFAULT = PolicyConfig()
 
@@ -74,10 +74,14 @@ class Policy(nn.Module):
         """Return the learned, state-independent log standard deviations of Gaussians, by action name."""
         return {part.name: part.head.log_std for part in self._parts if isinstance(part.head, Gaussian)}
 
+    def initialize(self) -> None:
+        """Set orthogonal weights of layers between the network's outputs and the distributions; here are none."""
+        return
+
     def rename_masks(self, masks: Mapping[str, str]) -> None:
         """Use the names that padding masks have among raw observations; ``masks`` are by the names of their lists."""
         for head in self.heads.values():
-            if isinstance(head, Pointer | Select):
+            if isinstance(head, EntityHead):
                 head.padding = masks.get(head.padding.removesuffix("/mask"), head.padding)
 
     def draw(self, steps: int, batch: int, generator: torch.Generator) -> Tensors:

@@ -56,11 +56,10 @@ class Spatial(ActionHead):
         return action[..., 0] * self._width + action[..., 1] if self.spec.shape else action
 
 
-class Pointer(Categorical):
-    """One entity out of a list, from a network output ``[1, S]``; padding of the list is never chosen.
+class EntityHead(ActionHead):
+    """A distribution over the entities of a list, from a network output ``[1, S]``; padding is never chosen.
 
-    ``padding`` names the observation that is True for entities that are present, if the list has one. With an empty
-    list the choice is 0.
+    ``padding`` names the observation that is True for entities that are present, if the list has one.
     """
 
     embeds_entities = True
@@ -76,26 +75,12 @@ class Pointer(Categorical):
         return (logits if present is None else ops.mask_logits(logits, present),)
 
     def make_embedding(self, width: int) -> nn.Module:
-        return EntityEmbedding(self.size, width, index=True)
+        return EntityEmbedding(self.size, width, index=self.spec.kind == "categorical")
 
 
-class Select(Bernoulli):
-    """Any number of entities out of a list, one bit each, from a network output ``[1, S]``; padding stays 0.
+class Pointer(EntityHead, Categorical):
+    """One entity out of a list; with an empty list the choice is 0."""
 
-    ``padding`` is as in ``Pointer``.
-    """
 
-    embeds_entities = True
-
-    def __init__(self, spec: Spec, mask: str, padding: str) -> None:
-        super().__init__(spec, mask)
-        self.output_shape = (1, self.size)
-        self.padding = padding
-
-    def decode(self, output: Tensor, observation: Tensors) -> Parameters:
-        (logits,) = super().decode(output.squeeze(-2), observation)
-        present = observation.get(self.padding)
-        return (logits if present is None else ops.mask_logits(logits, present),)
-
-    def make_embedding(self, width: int) -> nn.Module:
-        return EntityEmbedding(self.size, width, index=False)
+class Select(EntityHead, Bernoulli):
+    """Any number of entities out of a list, one bit each."""

@@ -80,7 +80,7 @@ class Reporter:
             "environment": f"{settings.env.id} x {settings.env.num}{', ' * bool(backend)}{backend}",
             "agent": f"{settings.agent_name}, {size:,} parameters{frozen}, seed {settings.seed}",
             "engines": f"{engines.device}, {engines.threads} thread{'s' * (engines.threads > 1)}, "
-            f"{engines.acting} acting, {engines.update} update",
+            f"{engines.acting} acting, {engines.update} update{engines.obstacle and f' ({engines.obstacle})'}",
             "settings": where_from(settings, origins),
             "run": str(run.path),
         }

@@ -21,6 +21,7 @@ from ludus.containers.build import (
     build_manager,
     choose_engines,
     decide_sharing,
+    flattened_maps,
     linear_networks,
     outline_agent,
 )
@@ -229,8 +230,9 @@ def _build(
 
         if raw := raw_frames(settings.env, manager.observation):
             reporter.note(raw)
-    if saved is None and (warning := linear_networks(agent)):
-        reporter.warn(warning)
+    for warning in (linear_networks(agent), flattened_maps(agent)) if saved is None else ():
+        if warning:
+            reporter.warn(warning)
     if room := worker.cache.bytes:
         where = given.get("agent.replay_folder") or "memory"
         reporter.note(f"The replay buffer takes up to {room / 1e6:,.1f} MB of {where}.")

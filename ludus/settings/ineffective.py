@@ -11,7 +11,7 @@ from ludus.core.errors import UserError, did_you_mean
 from ludus.core.network import NetworkSpec
 from ludus.core.spec import Specs
 from ludus.networks.config import NetworkConfig
-from ludus.networks.pieces import piece_class
+from ludus.networks.pieces import piece_class, settings_read
 from ludus.settings.networks import plan_networks
 from ludus.settings.parse import format_value
 from ludus.settings.settings import Resolved, Settings, network_defaults, setting_types, to_flat
@@ -73,15 +73,21 @@ def _find_in_network(config: NetworkConfig, specs: list[NetworkSpec], table: str
             yield f"{table}.net{rank}d", f"the environment has no {KINDS[rank]} observation"
         elif f"network.net{rank}d" not in {setting for _, setting in sources}:
             yield f"{table}.net{rank}d", f"{table}.sources names the source of every {KINDS[rank]} observation"
+    for name, given in _for_vectors(config).items():
+        used = [_for_vectors(_with_auto_body(config, spec))[name] for spec in specs if _has_vectors(spec, name)]
+        if used and given not in used:
+            yield f"{table}.{name}", f"{table}.body is auto, which replaces it by {used[0]} (name a body to keep it)"
     if not any(spec.categories for spec in specs):
         yield f"{table}.embedding", "the environment has no map or list of categories"
     pieces = {piece for spec in specs for piece in _pieces(config, spec)}
     if not specs or any(":" in piece for piece, _ in pieces):  # the user's piece may read any setting
         return
-    read = {name for piece in pieces for name in piece_class(*piece).network_settings}
+    read = {name for spec in specs for name in _settings_read(config, spec)}
     for name, reader in READ_BY_PIECES.items():
-        if name not in read and not (name == "activation" and any(spec.streams for spec in specs)):
-            yield f"{table}.{name}", f"no piece of the network is {reader}"
+        if name not in read:
+            own = sorted(piece for piece, setting in pieces if name in piece_class(piece, setting).network_settings)
+            why = f"{own[0]} has a value of its own" if own else f"no piece of the network is {reader}"
+            yield f"{table}.{name}", why
 
 
 def _pieces(config: NetworkConfig, spec: NetworkSpec) -> set[tuple[str, str]]:
@@ -91,6 +97,33 @@ def _pieces(config: NetworkConfig, spec: NetworkSpec) -> set[tuple[str, str]]:
 
         config = concatenate_inputs(config)
     return config.used_pieces(config.feature_shapes(spec.inputs, spec.categories), spec.outputs)
+
+
+def _settings_read(config: NetworkConfig, spec: NetworkSpec) -> set[str]:
+    """Return those of the settings ``READ_BY_PIECES`` that a network reads."""
+    from ludus.networks.critic import has_memory
+
+    if has_memory(config, spec):  # its output has lstm_size features and goes through an mlp
+        return set(READ_BY_PIECES)
+    read = {name for piece in _pieces(config, spec) for name in settings_read(*piece)}
+    return read | {"activation"} if spec.streams else read
+
+
+def _for_vectors(config: NetworkConfig) -> dict[str, str]:
+    """Return the pieces for vectors, which ``network.body auto`` may replace."""
+    return {"net1d": config.net1d, "head1d": config.head1d}
+
+
+def _has_vectors(spec: NetworkSpec, setting: str) -> bool:
+    shapes = spec.inputs if setting == "net1d" else spec.outputs
+    return any(len(shape) < 2 and name not in spec.categories for name, shape in shapes.items())
+
+
+def _with_auto_body(config: NetworkConfig, spec: NetworkSpec) -> NetworkConfig:
+    """Return the settings of a network with ``network.body auto`` decided; critics of actions have their own body."""
+    if spec.concatenate:
+        return config
+    return config.resolved(config.feature_shapes(spec.inputs, spec.categories), spec.outputs)
 
 
 def _default(settings: Settings[Any], key: str) -> Any:

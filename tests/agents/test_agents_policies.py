@@ -193,6 +193,21 @@ def test_a_compiled_step_is_an_eager_one(kind: str) -> None:
     worker.close()
 
 
+@pytest.mark.parametrize("orthogonal", [True, False])
+def test_layers_of_an_autoregressive_policy_follow_network_orthogonal(orthogonal: bool) -> None:
+    environment, changes = KINDS["autoregressive"]
+    worker = make_worker(environment, "ppo", **keywords(changes), network__orthogonal=orthogonal)
+    layers = {name: x for name, x in worker.agent.policy.named_modules() if isinstance(x, torch.nn.Linear)}  # type: ignore[operator, union-attr]
+    assert set(layers) == {"conditioners.target.last", "conditioners.place.last", "embeddings.target.linear"}
+    for name, layer in layers.items():
+        gain = 0.01 if name.startswith("conditioners") else 1.0
+        gram = layer.weight @ layer.weight.T
+        is_orthogonal = torch.allclose(gram, gain**2 * torch.eye(len(gram)), atol=1e-4 * gain**2)
+        assert is_orthogonal == orthogonal
+        assert layer.bias.any() != orthogonal
+    worker.close()
+
+
 @pytest.mark.parametrize("agent", ["ppo", "acer"])
 def test_padding_of_a_renamed_list_is_not_chosen(agent: str) -> None:
     renamed = {"preprocess.observation": ('units: rename(to="army")',), "agent.heads": ("action=pointer(army)",)}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ludus.containers.build import _compiles, adapt_to_observation, build_agent, choose_device
+from ludus.containers.build import _choose_update, adapt_to_observation, build_agent, choose_device, flattened_maps
 from ludus.core.spec import Spec
 from ludus.settings.settings import resolve_settings
 
@@ -64,4 +64,20 @@ def test_large_batches_repay_a_compilation_sooner(environments: int, nb_step: in
         "CartPole-v1", "ppo", "none", None, {"env.num": environments, "nb_step": nb_step}
     ).settings
     agent: Any = SimpleNamespace(recurrent=False, parameters=list)
-    assert _compiles(settings, agent, torch.device(device)) is compiled
+    update, _ = _choose_update(settings, agent, torch.device(device))
+    assert update == ("compiled" if compiled else "eager")
+
+
+def test_a_large_layer_over_a_flattened_map_is_named() -> None:
+    screen, units = Spec((3, 24, 24), "uint8", low=0, high=255), Spec((5, 2), "float32")
+    place = {"place": Spec((2,), "int64", "categorical", sizes=(24, 24))}
+
+    def warning(**changes: str) -> str:
+        given = {"agent.heads": ("place=spatial",)} | {f"network.{key}": value for key, value in changes.items()}
+        settings = resolve_settings("CartPole-v1", "ppo", "none", None, given).settings
+        agent = build_agent(settings, {"screen": screen, "units": units}, place, torch.device("cpu"))
+        return flattened_maps(agent)
+
+    assert warning().startswith("mlp (body) has 1,184,")
+    assert 'network "actor", since it gets (32, 24, 24) of source/screen flattened; ' in warning()
+    assert not warning(body="small_cnn")

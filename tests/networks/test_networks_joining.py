@@ -16,6 +16,7 @@ from ludus.core.network import NetworkSpec, Shape, Shapes, SubModule
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
 from ludus.networks.critic import ACTION
+from ludus.networks.modular import _Recurrence
 
 T, B = 3, 2
 FIRST = torch.tensor([[True, True], [False, True], [False, False]])
@@ -160,6 +161,31 @@ def test_lists_with_masks_of_their_own_are_joined_on_the_sequence() -> None:
     assert apart._join.shape == (3, 10)
 
 
+def test_lists_of_at_most_one_entry_keep_masks_of_their_own() -> None:
+    """Joined on features, one mask would hide both entries or show padding."""
+    inputs: Shapes = {"a": (3, 1), "b": (3, 1)}
+    spec = NetworkSpec(inputs, {"v": (1,)}, masks={"a": "m", "b": "n"})
+    network = build_network(NetworkConfig(net2d="identity2d", body=f"{HERE}:Pooled"), spec)
+    assert network._join.shape == (3, 2)
+    x = rows(inputs)
+    for only, other in (("a", "b"), ("b", "a")):
+        present = {name: torch.full((T, B, 1), name == only) for name in inputs}
+        masks = {"m": present["a"], "n": present["b"]}
+        y, _ = network(x | masks | {other: torch.full((T, B, 3, 1), 9.0)}, HiddenState(), FIRST)
+        torch.testing.assert_close(y["v"], network.projections["v"](2.0 * x[only].squeeze(-1)))
+    with pytest.raises(UserError, match="lists need equal features to become one"):
+        build_network(
+            NetworkConfig(net2d="identity2d", body="identity2d"), spec._replace(inputs=inputs | {"b": (2, 1)})
+        )
+
+
+def test_pooled_lists_have_no_padding() -> None:
+    inputs: Shapes = {"a": (3, 5), "b": (3, 4)}
+    spec = NetworkSpec(inputs, {"v": (1,)}, masks={"a": "m", "b": "n"})
+    config = NetworkConfig(net2d="transformer_dec(queries=1, width=4, heads=1, layers=1)", body="identity2d")
+    assert build_network(config, spec)._join.shape == (8, 1)  # one query of each list, side by side
+
+
 @given(st.data())
 @settings(max_examples=60)
 def test_any_observations_join_in_a_body_of_any_rank_or_are_refused(data: st.DataObject) -> None:
@@ -177,7 +203,8 @@ def test_any_observations_join_in_a_body_of_any_rank_or_are_refused(data: st.Dat
         with pytest.raises(UserError, match=r"cannot be joined for the body identity[234]d"):
             build_network(config, NetworkSpec(inputs, {"v": (2,)}, masks=masks))
         return
-    joined, mask = network._join([source.run(x, HiddenState(), FIRST, HiddenState()) for source in network._sources])
+    recurrence = _Recurrence(HiddenState(), FIRST, HiddenState())
+    joined, mask = network._join([source.run(x, recurrence) for source in network._sources])
     assert joined.shape == (T * B, *network._join.shape)
     assert mask is None or mask.shape == (T * B, joined.shape[2])
     assert network(x, HiddenState(), FIRST)[0]["v"].shape == (T, B, 2)
@@ -399,3 +426,22 @@ def test_custom_networks_get_masks_that_they_name(name: str, land: bool) -> None
     network = build_network(NetworkConfig(name=f"{HERE}:{name}"), spec)
     x = padded_rows(4.0) | {"land": torch.ones(T, B, 2, 3, dtype=torch.int64)}
     assert network(x, HiddenState(), FIRST)[0]["v"].shape == (T, B, 1)
+
+
+def test_default_body_keeps_the_only_map_that_an_output_is_about() -> None:
+    """A linear head would add the same to all places for a vector, so that no choice of a place depended on it."""
+    inputs: Shapes = {"screen": (3, 24, 24), "speed": (2,)}
+    outputs: Shapes = {"place": (1, 24, 24), "function": (4,)}
+    network = build_network(NetworkConfig(), NetworkSpec(inputs, outputs))
+    kinds = {part.name: part.kind for part in network.parts}
+    assert (kinds["body"], kinds["head1d"], kinds["head3d"]) == ("sc2le_decoder", "small_cnn", "identity3d")
+    assert sum(p.numel() for p in network.parameters()) < 120_000
+    x = rows(inputs)
+    one, other = (network(x | {"speed": x["speed"] + more}, HiddenState(), FIRST)[0]["place"] for more in (0, 1))
+    change = (other - one).flatten(2)
+    assert (change - change.mean(2, keepdim=True)).abs().max() > 1e-5
+    for more in ({"units": (2, 5)}, {"minimap": (3, 8, 8)}):  # what a convolution over the map cannot join well
+        several = build_network(NetworkConfig(), NetworkSpec({**inputs, **more}, outputs))
+        assert [part.kind for part in several.parts if part.name == "body"] == ["mlp"]
+    alone = build_network(NetworkConfig(), NetworkSpec({"screen": (3, 24, 24)}, {"value": (1,)}))
+    assert set(alone.pieces) == {"source/screen"}

@@ -200,6 +200,58 @@ def test_critics_of_images_and_actions_use_mlp_settings() -> None:
     assert "network.shared" not in named("ppo", IMAGE)
 
 
+def test_an_argument_of_a_piece_replaces_the_setting() -> None:
+    assert "network.hidden" in named(network__net1d="mlp(hidden=[8])")
+    assert "network.hidden" not in named(network__net1d="mlp(hidden=[8])", network__body="mlp")
+    assert "network.activation" in named(network__net1d="mlp(activation='relu')")
+    assert "network.hidden" not in named(network__net1d="mlp(activation='relu')")
+    assert "network.lstm_size" in named(network__body="lstm(size=8)")
+    assert "network.lstm_size" not in named(network__body="lstm(layers=2)")
+    memory: dict[str, Any] = MEMORY | {"network.body": "lstm(size=8)"}
+    assert "network.lstm_size" in named("dqn", **memory)
+    assert "network.lstm_size" not in named("sac", action=AMOUNT, **memory)  # what the critics' mlp gets
+    given = {"network.body": "lstm(size=8)", "network.lstm_size": 4}
+    refused(resolve_settings("CartPole-v1", overrides=given), r"network\.lstm_size is 4", r"lstm\(size=8\) has a value")
+
+
+def test_a_source_that_the_default_body_replaces() -> None:
+    several = {"position": VECTOR, "speed": VECTOR}
+
+    def is_idle(agent: str = "ppo", **changes: str) -> bool:
+        overrides = {f"network.{key}": value for key, value in changes.items()}
+        settings = resolve_settings("CartPole-v1", agent, "none", None, overrides).settings
+        action = {"action": AMOUNT if agent == "sac" else CHOICE}
+        return "network.net1d" in dict(find_ineffective(settings, several, action))
+
+    assert is_idle()
+    assert is_idle(net1d="mlp")
+    assert not any(is_idle(net1d=net1d) for net1d in ("lstm", "identity1d", "mlp(hidden=[8])"))
+    assert not is_idle(net1d="mlp", body="mlp")
+    assert not is_idle("sac")  # becomes the body of the critics
+    given = resolve_settings("CartPole-v1", overrides={"network.net1d": "mlp"})
+    with pytest.raises(UserError, match=r"^network.net1d is mlp \(flag\), but .* replaces it by identity1d"):
+        refuse_ineffective(given, several, {"action": CHOICE})
+    accepted(given)  # with one observation
+
+
+def test_a_head_that_the_default_body_replaces() -> None:
+    observation, action = (
+        {"screen": IMAGE},
+        {"function": CHOICE, "place": Spec((), "int64", "categorical", sizes=(84**2,))},
+    )
+
+    def refuse(**changes: str) -> None:
+        given = {"agent.heads": ("place=spatial(screen)",)} | {f"network.{key}": x for key, x in changes.items()}
+        refuse_ineffective(resolve_settings("CartPole-v1", overrides=given), observation, action)
+
+    refuse()
+    refuse(head1d="mlp")
+    refuse(head1d="identity1d", body="mlp")
+    refuse(head1d="identity1d")  # of the critic, which is a network of its own
+    with pytest.raises(UserError, match=r"^network.head1d is identity1d \(flag\), but .* replaces it by small_cnn"):
+        refuse(head1d="identity1d", shared="yes")
+
+
 def refused(resolved: Resolved, said: str, why: str = "") -> None:
     with pytest.raises(UserError, match=rf"^{said}[^\n]*, but would do nothing: {why}[^\n]*; leave it out\.$"):
         refuse_ineffective(resolved, {"observation": VECTOR}, {"action": CHOICE})

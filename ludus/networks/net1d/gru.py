@@ -9,43 +9,29 @@ from torch import Tensor, nn
 
 from ludus.core.arguments import Size
 from ludus.core.hidden_state import HiddenState
-from ludus.core.network import Shape, SubModule
-from ludus.networks.cast import cast_shape
+from ludus.core.network import Shape
 from ludus.networks.config import NetworkConfig
 from ludus.networks.net1d.lstm import initialize_gates
+from ludus.networks.net1d.recurrent import RecurrentPiece
 from ludus.networks.net1d.resets import GATE_INPUT, Resets
 
 
-class GRU(SubModule):
+class GRU(RecurrentPiece):
     """GRU layers of ``size`` units (Cho et al. 2014), with a hidden state that each episode resets.
 
     A sequence is one fused call per layer, not a loop over T: an inserted step before each ``first`` closes both gates
-    and cancels the bias of the candidate, and so sets ``h`` to exactly zero. The states are ``h`` ``[B, size]``, and
-    ``h2`` of a second layer.
+    and cancels the bias of the candidate, and so sets ``h`` to exactly zero.
     """
-
-    dim = 1
-    recurrent = True
-    network_settings = ("lstm_size",)
 
     def __init__(
         self, input_shape: Shape, config: NetworkConfig, *, size: Size | None = None, layers: Size = 1
     ) -> None:
-        super().__init__(input_shape)
-        self.size = size or config.lstm_size
-        cells = [nn.GRUCell(self.size if i else input_shape[0], self.size) for i in range(layers)]
+        super().__init__(input_shape, config, size, layers)
+        cells = [nn.GRUCell(n, self.size) for n in self.input_sizes]
         if config.orthogonal:
             for cell in cells:
                 initialize_gates(cell, gates=3)
         self.cells = nn.ModuleList(cells)
-        self._names = ["h", *(f"h{i}" for i in range(2, layers + 1))]
-
-    def output_shape(self, dim: int | None = None) -> Shape:
-        return cast_shape((self.size,), dim)
-
-    def initial_state(self, batch: int) -> HiddenState:
-        zeros = next(self.parameters()).new_zeros
-        return HiddenState({name: zeros(batch, self.size) for name in self._names})
 
     def forward(
         self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
@@ -54,7 +40,7 @@ class GRU(SubModule):
         if x.shape[0] > 1:
             return self._sequence(x, start, Resets(first))
         y, after = x[0], HiddenState()
-        for cell, h in zip(self.cells, self._names, strict=True):
+        for cell, (h,) in zip(self.cells, self.names, strict=True):
             y = after[h] = cell(y, start[h])
         return y.unsqueeze(0), after
 
@@ -65,7 +51,7 @@ class GRU(SubModule):
         closed = x.new_full((2 * self.size,), -GATE_INPUT)
         y, output, after = resets.insert(x), x, HiddenState()
         cells: Any = self.cells
-        for cell, h in zip(cells, self._names, strict=True):
+        for cell, (h,) in zip(cells, self.names, strict=True):
             gates = torch.cat([closed, -cell.bias_ih[2 * self.size :]]).unsqueeze(1)
             weights = [torch.cat([cell.weight_ih, gates], 1), cell.weight_hh, cell.bias_ih, cell.bias_hh]
             start, train = state[h].unsqueeze(0), torch.is_grad_enabled()

@@ -7,38 +7,28 @@ from torch import Tensor, nn
 
 from ludus.core.arguments import Size
 from ludus.core.hidden_state import HiddenState
-from ludus.core.network import Shape, SubModule
-from ludus.networks.cast import cast_shape
+from ludus.core.network import Shape
 from ludus.networks.config import NetworkConfig
 from ludus.networks.init import initialize
+from ludus.networks.net1d.recurrent import RecurrentPiece
 
 
-class LayerNormLSTM(SubModule):
+class LayerNormLSTM(RecurrentPiece):
     """An LSTM of ``size`` units with layer norms of its gates and its cell (Ba et al. 2016).
 
     No fused kernel has these norms, so that a sequence is a loop over T; only the input's part of the gates is computed
     at once. An LSTM without norms is several times as fast.
     """
 
-    dim = 1
-    recurrent = True
-    network_settings = ("lstm_size",)
+    states = ("h", "c")
 
     def __init__(self, input_shape: Shape, config: NetworkConfig, *, size: Size | None = None) -> None:
-        super().__init__(input_shape)
-        self.size = size or config.lstm_size
+        super().__init__(input_shape, config, size)
         self.input = initialize(nn.Linear(input_shape[0], 4 * self.size, bias=False), 1.0, config.orthogonal)
         self.hidden = initialize(nn.Linear(self.size, 4 * self.size, bias=False), 1.0, config.orthogonal)
         self.input_norm, self.hidden_norm = nn.LayerNorm(4 * self.size), nn.LayerNorm(4 * self.size)
         self.cell_norm = nn.LayerNorm(self.size)
         self.input_norm.bias.data[self.size : 2 * self.size] = 1.0  # forget gates: the initial LSTM keeps its state
-
-    def output_shape(self, dim: int | None = None) -> Shape:
-        return cast_shape((self.size,), dim)
-
-    def initial_state(self, batch: int) -> HiddenState:
-        zeros = self.hidden.weight.new_zeros(batch, self.size)
-        return HiddenState(h=zeros, c=zeros.clone())
 
     def forward(
         self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None

@@ -9,47 +9,36 @@ from torch import Tensor, nn
 
 from ludus.core.arguments import Size
 from ludus.core.hidden_state import HiddenState
-from ludus.core.network import Shape, SubModule
-from ludus.networks.cast import cast_shape
+from ludus.core.network import Shape
 from ludus.networks.config import NetworkConfig
+from ludus.networks.net1d.recurrent import RecurrentPiece
 from ludus.networks.net1d.resets import GATE_INPUT, Resets
 
 
-class LSTM(SubModule):
+class LSTM(RecurrentPiece):
     """LSTM layers of ``size`` units (Hochreiter & Schmidhuber 1997), with a hidden state that each episode resets.
 
     A sequence is one fused call per layer, not a loop over T: an inserted step before each ``first`` closes the input
-    and forget gates and so sets ``c`` and ``h`` to exactly zero; padding steps keep ``c``. The states are ``h`` and
-    ``c`` ``[B, size]``, and ``h2`` and ``c2`` of a second layer.
+    and forget gates and so sets ``c`` and ``h`` to exactly zero; padding steps keep ``c``.
     """
 
-    dim = 1
-    recurrent = True
-    network_settings = ("lstm_size",)
+    states = ("h", "c")
 
     def __init__(
         self, input_shape: Shape, config: NetworkConfig, *, size: Size | None = None, layers: Size = 1
     ) -> None:
-        super().__init__(input_shape)
-        self.size = size or config.lstm_size
-        cells = [nn.LSTMCell(self.size if i else input_shape[0], self.size) for i in range(layers)]
+        super().__init__(input_shape, config, size, layers)
+        cells = [nn.LSTMCell(n, self.size) for n in self.input_sizes]
         if config.orthogonal:
             for cell in cells:
                 initialize_gates(cell, gates=4)
                 cell.bias_ih.data[self.size : 2 * self.size] = 1.0  # forget gates: the initial LSTM keeps its state
         self.cells = nn.ModuleList(cells)
-        self._names = [("h", "c"), *((f"h{i}", f"c{i}") for i in range(2, layers + 1))]
         gates = torch.zeros(4 * self.size, 2)  # weights of two extra inputs, to the input gates and the forget gates
         gates[: self.size, 0] = -GATE_INPUT
         gates[self.size : 2 * self.size, 1] = GATE_INPUT
         self.gates: Tensor
         self.register_buffer("gates", gates, persistent=False)
-
-    def output_shape(self, dim: int | None = None) -> Shape:
-        return cast_shape((self.size,), dim)
-
-    def initial_state(self, batch: int) -> HiddenState:
-        return HiddenState({name: self.gates.new_zeros(batch, self.size) for names in self._names for name in names})
 
     def forward(
         self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
@@ -58,7 +47,7 @@ class LSTM(SubModule):
         if x.shape[0] > 1:
             return self._sequence(x, start, Resets(first))
         y, after = x[0], HiddenState()
-        for cell, (h, c) in zip(self.cells, self._names, strict=True):
+        for cell, (h, c) in zip(self.cells, self.names, strict=True):
             after[h], after[c] = cell(y, (start[h], start[c]))
             y = after[h]
         return y.unsqueeze(0), after
@@ -70,7 +59,7 @@ class LSTM(SubModule):
         gates = gates.view(resets.length, resets.batch, 2)
         y, output, after = resets.insert(x), x, HiddenState()
         cells: Any = self.cells
-        for cell, (h, c) in zip(cells, self._names, strict=True):
+        for cell, (h, c) in zip(cells, self.names, strict=True):
             weights = [torch.cat([cell.weight_ih, self.gates], 1), cell.weight_hh, cell.bias_ih, cell.bias_hh]
             start = [state[h].unsqueeze(0), state[c].unsqueeze(0)]
             train = torch.is_grad_enabled()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import sqrt
+from math import prod, sqrt
 from typing import Literal
 
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ class MLP(SubModule):
         dropout: Fraction = 0.0,
     ) -> None:
         super().__init__(input_shape)
-        sizes = [input_shape[0], *(config.hidden if hidden is None else hidden)]
+        sizes = [prod(input_shape), *(config.hidden if hidden is None else hidden)]
         self.layers = nn.ModuleList(initialize(nn.Linear(n, m), sqrt(2), config.orthogonal) for n, m in pairwise(sizes))
         self.activation = activation or config.activation
         self.plain = norm == "none" and dropout == 0  # faster engines compute plain MLPs only
