@@ -1,4 +1,4 @@
-"""Replay agents learn from observations of a scale of 1,000 if they normalize them."""
+"""Running normalization of replay agents: observations of a scale of 1,000, and small rewards."""
 
 from __future__ import annotations
 
@@ -58,4 +58,19 @@ def test_normalization_makes_large_observations_learnable(agent: str, seed: int,
         returns[normalized] = float(np.mean(policy.evaluate(20).returns))
         policy.close()
     assert returns[True] > -2.5
+    assert returns[False] < -8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_reward_scale_makes_small_rewards_learnable(seed: int, tmp_path: Path) -> None:
+    returns = {}
+    for normalized in (False, True):
+        settings = SETTINGS | {"agent.normalize_observation": True, "agent.normalize_reward": normalized}
+        settings |= {"preprocess.reward": ("scale(by=0.001)",), "runs": str(tmp_path)}
+        done = ludus.train(LargeNumbers, "sac", nb_step=1_500, seed=seed, settings=settings)
+        policy = ludus.load(done.run, environment=LargeNumbers)
+        returns[normalized] = float(np.mean(policy.evaluate(20).returns))
+        policy.close()
+    assert returns[True] > -4
     assert returns[False] < -8
