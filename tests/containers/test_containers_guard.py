@@ -81,7 +81,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied(worker: LocalWorker, numbe
     [
         (("Pendulum-v1", "ppo", {"agent__normalize_reward": False}), ", or turn on agent.normalize_reward (rewards"),
         (("Pendulum-v1", "ppo", {"agent__normalize_reward": True}), ". Earlier"),
-        (("Pendulum-v1", "sac", REPLAY), ", or scale the rewards down in the environment (rewards reach 1e+03)"),
+        (("Pendulum-v1", "sac", REPLAY), ", or turn on agent.normalize_reward (rewards reach 1e+03)"),
     ],
     indirect=["worker"],
 )
