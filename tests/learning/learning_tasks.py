@@ -136,8 +136,11 @@ CLASSIC = (
     Task("cartpole/trpo", "CartPole-v1", "trpo", 475, 100_000, 5),
     Task("acrobot/trpo", "Acrobot-v1", "trpo", -100, 100_000, 5, every=10_000),
     Task("pendulum/trpo", "Pendulum-v1", "trpo", -200, 100_000, 5, every=10_000),
+    Task("cartpole/reinforce", "CartPole-v1", "reinforce", 475, 200_000, 5, every=10_000),
     Task("cartpole/ars", "CartPole-v1", "ars", 475, 50_000, 5),
+    Task("acrobot/ars", "Acrobot-v1", "ars", -100, 500_000, 5, every=20_000),
     Task("cartpole/pqn", "CartPole-v1", "pqn", 475, 500_000, 5, every=20_000),
+    Task("acrobot/pqn", "Acrobot-v1", "pqn", -100, 500_000, 5, every=20_000),
 )
 
 
@@ -238,6 +241,6 @@ OFF_POLICY = (
         for agent in ("dueling_dqn", "c51", "rainbow", "acer", "acer_vtrace", "discrete_sac")
     ),
     Task("novelocity/r2d2", BLIND_CARTPOLE, "r2d2", 475, 200_000, 5),
-    *(Task(f"pendulum/{agent}", "Pendulum-v1", agent, -200, 20_000, 5) for agent in ("ddpg", "td3", "sac")),
+    *(Task(f"pendulum/{agent}", "Pendulum-v1", agent, -200, 20_000, 5) for agent in ("ddpg", "td3", "sac", "tqc")),
 )
 TASKS = {task.name: task for task in (*CLASSIC, *OFF_POLICY, *TOYS, *IDENTITY, *OFF_POLICY_TOYS)}
