@@ -9,7 +9,7 @@ from ludus.core.batch import Batch
 from ludus.core.cache import ExperienceCache
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
-from ludus.core.spec import Specs
+from ludus.core.spec import Specs, is_mask
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
 from ludus.experience.memory import spec_bytes
@@ -53,10 +53,11 @@ class EpisodeGroup:
         self.begin = self.observations[0]["first"].long() - 1  # 0 where it begins an episode, else -1
         self.end, self.ended = torch.full_like(self.end, -1), torch.zeros_like(self.ended)
 
-    def take(self, length: int) -> Tensors:
+    def take(self, length: int, masks: list[str]) -> Tensors:
         """Return the episodes ``[length, b, …]`` (observations: one more), each row from its ``begin`` on.
 
-        What comes after the end of a shorter row is not real.
+        What comes after the end of a shorter row is not real. There ``masks`` allow everything, since the repeated
+        action need not be legal at the repeated observation.
         """
         row = torch.arange(len(self.begin), device=self.begin.device)
         time = torch.arange(length + 1, device=row.device).unsqueeze(1)  # [T+1, 1]
@@ -64,7 +65,11 @@ class EpisodeGroup:
         done = torch.minimum(seen[:-1], self.end - 1)
         taken = {name: x[seen, row] for name, x in stack(self.observations).items()}
         taken |= {name: x[done, row] for name, x in (stack(self.transitions) | stack(self.actions)).items()}
-        taken["real"] &= time[:-1] < self.end - self.begin
+        inside = time[:-1] < self.end - self.begin
+        taken["real"] &= inside
+        for name in masks:
+            mask = taken[name][:-1]
+            mask.masked_fill_(~inside.view(*inside.shape, *[1] * (mask.dim() - 2)), 1)
         return taken
 
 
@@ -88,6 +93,8 @@ class EpisodeCache(ExperienceCache):
         self.episodes, self.batch, self.gamma, self.device = episodes, batch, gamma, device
         self.with_returns = with_returns  # whether batches contain each row's running return (Batch.row_state)
         self.groups: dict[int, EpisodeGroup] = {}  # by first row
+        masks = [name for name, spec in observation.items() if is_mask(name) or spec.masks is not None]
+        self._masks = [f"observation/{name}" for name in masks]
         self._step_bytes = STEP_BYTES + sum(
             spec_bytes(spec) for specs in (observation, action) for spec in specs.values()
         )
@@ -136,7 +143,7 @@ class EpisodeCache(ExperienceCache):
         """Return the episodes and drop what was collected."""
         groups = list(self.groups.values())
         length = max(int((group.end - group.begin).max()) for group in groups)
-        parts = [group.take(length) for group in groups]
+        parts = [group.take(length, self._masks) for group in groups]
         for group in groups:
             group.clear()
         blocks = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}

@@ -198,3 +198,23 @@ def test_episodes_without_an_end_end_the_run_with_a_sentence(monkeypatch: pytest
     cache.env_write(step, HiddenState())
     with pytest.raises(UserError, match=r"had no end after 20 steps; set env.max_episode_steps"):
         fill(cache, world, step)
+
+
+def test_masks_of_padding_allow_the_repeated_action() -> None:
+    mask = Spec((3,), "bool", "binary")
+    cache = EpisodeCache(1, 2, 0.9, SPECS | {"action_mask": mask}, SPECS, torch.device("cpu"))
+    no = torch.zeros(2, dtype=torch.bool)
+    for time in range(4):  # row 0 ends after 1 step, row 1 after 3
+        legal = torch.zeros(2, 3, dtype=torch.bool)
+        legal[:, time % 3] = True
+        ended = torch.tensor([time == 1, time == 3])
+        observation = {"x": torch.full((2,), float(time)), "action_mask": legal}
+        first = torch.tensor([time in (0, 2), time == 0])
+        cache.env_write(EnvStep(observation, torch.zeros(2), ended, no, first, ~first), HiddenState())
+        if time < 3:
+            cache.agent_write(AgentStep({"x": torch.full((2,), float(time % 3))}, {}, HiddenState()))
+    batch = cache.read()
+    assert batch.real.tolist() == [[True, True], [False, True], [False, True]]
+    chosen = batch.observation["action_mask"][:-1].gather(2, batch.action["x"].long().unsqueeze(-1))
+    assert chosen.all()
+    assert batch.observation["action_mask"][0].tolist() == [[True, False, False]] * 2  # real rows keep theirs

@@ -66,7 +66,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def train_and_play(choice: Choice, folder: Path, replayed: list[int]) -> None:
     """Two updates, an evaluation, a saved run; then its policy on single observations and on a batch."""
     environment, agent, settings = settings_of(choice, folder)
-    nb_step = 200 if agent == "reinforce" else 19  # one update makes 18 at most; whole episodes may be longer
+    nb_step = 600 if agent == "reinforce" else 19  # one update makes 18 at most; whole episodes may be longer
     result = ludus.train(environment, agent, nb_step=nb_step, preset="none", settings=settings)
     assert len(replayed) >= 2
     assert result.evaluation is not None
