@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ from benchmarks.protocol import OUT
 from ludus.settings.settings import resolve_settings, to_flat
 from tests.learning.learning_tasks import (
     CLASSIC,
+    IMAGES,
     OFF_POLICY,
     OFF_POLICY_TOYS,
     TASKS,
@@ -145,7 +147,8 @@ Every few thousand steps the policy plays 100 greedy episodes, on separate envir
 mean return of such an evaluation reaches the target within the given number of steps; the run ends there unless noted.
 Settings are the environment's [preset](../ludus/settings/presets) and those named below. Steps are environment steps
 over all environments. Seconds are wall time on a shared machine, not a benchmark. Commits are the last that changed
-`ludus/`; a + means uncommitted changes to it.
+`ludus/`; a + means uncommitted changes to it. The tasks of `breakout` need MinAtar (`pip install --no-deps minatar`)
+and are left out without it.
 """
 
 
@@ -153,7 +156,7 @@ def write(jobs: list[Job], have: dict[Job, Row]) -> None:
     """Write docs/results.md from the stored results."""
     by_task = {name: [have[job] for job in jobs if job.task == name and job in have] for name in TASKS}
     parts = [INTRO, _summary(by_task)] + [
-        _seeds(task, by_task[task.name]) for task in (*CLASSIC, *OFF_POLICY) if by_task[task.name]
+        _seeds(task, by_task[task.name]) for task in (*CLASSIC, *IMAGES, *OFF_POLICY) if by_task[task.name]
     ]
     parts.append(_toys(by_task))
     PAGE.write_text("\n".join(parts), encoding="utf-8")
@@ -220,7 +223,7 @@ def main() -> None:
         nargs="+",
         metavar="TASK",
         choices=list(TASKS),
-        default=list(TASKS),
+        default=[name for name, task in TASKS.items() if not task.needs or importlib.util.find_spec(task.needs)],
         help="only these, such as cartpole/ppo",
     )
     parser.add_argument("--any-commit", action="store_true", help="use results of other commits with equal settings")

@@ -1,14 +1,16 @@
-"""ACER: actor-critic with experience replay (Wang et al. 2017), Retrace or V-trace targets; discrete actions."""
+"""ACER: actor-critic with experience replay (Wang et al. 2017), Retrace (one Discrete action) or V-trace targets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import not_
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import grad
 
 from ludus.agents.actor_critic import ActorCritic
 from ludus.core.batch import Batch, Learned
@@ -23,19 +25,20 @@ from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.rollout_replay import RolloutReplay, RolloutReplayConfig
 from ludus.networks.build import network_spec
+from ludus.networks.conditional_policy import make_policy
 from ludus.networks.policy import Policy
-from ludus.networks.policy_config import HeadsConfig, PolicyConfig
+from ludus.networks.policy_config import PolicyConfig
 from ludus.networks.target import TargetNetworks
 from ludus.ops.distributions import categorical_kl, categorical_mode, categorical_sample
-from ludus.ops.policy_gradient import shares, value_loss
+from ludus.ops.policy_gradient import entropy_loss, policy_gradient_loss, shares, value_loss
 from ludus.ops.retrace import acer_policy_loss, acer_weights, retrace
 from ludus.ops.trust_region import kl_gradient_logits, policy_gradient_logits, trust_region_loss
-from ludus.ops.vtrace import vtrace
+from ludus.ops.vtrace import VTrace, vtrace
 from ludus.preprocess.normalization import unused_normalizer
 
 
 @dataclass(frozen=True)
-class ACERConfig(HeadsConfig, RolloutReplayConfig):
+class ACERConfig(PolicyConfig, RolloutReplayConfig):
     """Settings of ACER."""
 
     UNUSED = (
@@ -47,7 +50,7 @@ class ACERConfig(HeadsConfig, RolloutReplayConfig):
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
-    targets: Literal["retrace", "vtrace"] = "retrace"  # retrace: learns Q of all actions; vtrace: V alone
+    targets: Literal["retrace", "vtrace"] = "retrace"  # retrace: Q of each choice of a Discrete; vtrace: V, any action
     trace_lambda: float = 1.0  # λ of the targets: 0: one step; lower: less variance, more bias
     importance_clip: float = 10.0  # largest importance ratio; the bias of the truncation is corrected with Retrace
     trust_region: float = 1.0  # δ: bound on the KL gradient to the average policy; lower is slower; 0: no bound
@@ -63,6 +66,7 @@ class ACERConfig(HeadsConfig, RolloutReplayConfig):
 
     def validate(self) -> None:
         """Refuse values that cannot train."""
+        super().validate()
         check_ranges(
             self,
             fraction=("gamma", "trace_lambda", "average_decay"),
@@ -87,7 +91,8 @@ class ACERConfig(HeadsConfig, RolloutReplayConfig):
         return Plan(self.rollout, 1, floats, self.replay, steps, rows * self.rollout)
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
-        """Settings of the normalizer, trust region and replay that do nothing."""
+        """Settings of continuous actions, the normalizer, trust region and replay that do nothing."""
+        yield from self.unused_distribution(action)
         yield from unused_normalizer(self, observation)
         yield from super().unused(observation, action, rows)
 
@@ -96,7 +101,7 @@ class ACERConfig(HeadsConfig, RolloutReplayConfig):
 class ACERVTraceConfig(ACERConfig):
     """ACER with V-trace targets (Espeholt et al. 2018) in place of Retrace."""
 
-    targets: Literal["retrace", "vtrace"] = "vtrace"  # retrace: learns Q of all actions; vtrace: V alone
+    targets: Literal["retrace", "vtrace"] = "vtrace"  # retrace: Q of each choice of a Discrete; vtrace: V, any action
     importance_clip: float = 1.0  # of the targets' ratios too; above 1: less bias, more variance
 
 
@@ -122,10 +127,11 @@ class ACER(ActorCritic):
         self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
     ) -> None:
         super().__init__(observation, action, config, networks, batch)
-        (self._action,) = action
+        self._one_discrete = _is_one_discrete(action)
+        self._action = next(iter(action))
         self._logits, self._observation = f"policy/{self._action}", observation
-        acting = {name: network for name, network in networks.items() if name != "critic"}
-        self.average = TargetNetworks(acting if config.trust_region else {})
+        acting: dict[str, nn.Module] = {name: network for name, network in networks.items() if name != "critic"}
+        self.average = TargetNetworks(acting | {"policy": self.policy} if config.trust_region else {})
         self._policy_networks = list(acting)
         if config.targets == "retrace":
             self.value_networks = list(networks)  # V is the policy's mean of Q
@@ -137,20 +143,26 @@ class ACER(ActorCritic):
 
     @staticmethod
     def make_policy(action: Specs, config: Any, inputs: Shapes) -> Policy:
-        """Make a categorical policy; refuse anything but one Discrete action."""
-        if [(spec.kind, spec.shape) for spec in action.values()] != [("categorical", ())]:
+        """Make the policy; Retrace needs one Discrete action."""
+        if config.targets == "retrace" and not _is_one_discrete(action):
             found = ", ".join(f"{name} ({spec.kind}, shape {spec.shape})" for name, spec in action.items())
-            raise UserError(f"ACER needs one Discrete action, but this environment has {found}; use ppo or a2c.")
-        return Policy(action, PolicyConfig(heads=config.heads), inputs)
+            raise UserError(
+                f"ACER needs one Discrete action for Retrace, but this environment has {found}; use acer_vtrace, ppo "
+                "or a2c."
+            )
+        return make_policy(action, config, inputs)
 
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """Ask for one network with policy and Q (Retrace) or V (V-trace), or one for each."""
         spec = network_spec(observation, {})
         policy = cls.make_policy(action, config, spec.inputs)
-        (choices,) = policy.outputs.values()
-        value: Shapes = {"q": choices} if config.targets == "retrace" else {"value": (1,)}
-        over = dict.fromkeys((*policy.over, "q"), *policy.over.values()) if policy.over else {}
+        value: Shapes = {"value": (1,)}
+        over = policy.over
+        if config.targets == "retrace":
+            (choices,) = policy.outputs.values()
+            value = {"q": choices}
+            over = dict.fromkeys((*over, "q"), *over.values()) if over else {}
         spec = spec._replace(over=over)
         if shared:
             return {"actor_critic": spec._replace(outputs=policy.outputs | value)}
@@ -163,7 +175,9 @@ class ACER(ActorCritic):
 
     @torch.inference_mode()
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """Sample with ``noise``, else take the mode; the experience is the log-probability of every choice."""
+        """Sample with ``noise``, else take the mode; the experience is log-probabilities, all of a Discrete."""
+        if not self._one_discrete:
+            return self._act(step, state, noise)
         observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
         names = self._policy_networks if noise is None and not self.tracks_value else self.acting_networks
         outputs, state = self.outputs(observation, state, step.first.unsqueeze(0), names)
@@ -172,6 +186,10 @@ class ACER(ActorCritic):
             return AgentStep({self._action: categorical_mode(log_policy)}, {}, state)
         action = categorical_sample(log_policy, noise[self._action])
         return AgentStep({self._action: action}, {"log_policy": log_policy}, state)
+
+    def experience(self, outputs: Tensors, observation: Tensors, action: Tensors, log_prob: Tensor) -> Tensors:
+        """Return the log-probability alone, since stored values would be too old in a replay."""
+        return {"log_prob": log_prob}
 
     @torch.inference_mode()
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
@@ -209,6 +227,15 @@ class ACER(ActorCritic):
         ready = self.preprocess(batch.observation)
         ready = ready if self.normalizer is None else self.normalizer(ready)
         outputs = _run(self.networks, ready, batch.state, batch.first)
+        average: Tensors = {}
+        if self.config.trust_region:
+            with torch.no_grad():
+                networks = {name: self.average.networks[name] for name in self._policy_networks}
+                average = _run(networks, ready, batch.state, batch.first)
+        return (self._loss_of_logits if self._one_discrete else self._loss_of_policy)(batch, outputs, average)
+
+    def _loss_of_logits(self, batch: Batch, outputs: Tensors, average: Tensors) -> tuple[Tensors, Tensors]:
+        """Return the losses of one Discrete action, whose gradients by the logits are known."""
         logits = self._masked_logits(outputs, batch.observation)  # [T+1, B, A], masked
         log_p = logits.log_softmax(-1)
         learn = (self._by_retrace if self.config.targets == "retrace" else self._by_vtrace)(outputs, log_p, batch)
@@ -216,12 +243,9 @@ class ACER(ActorCritic):
         metrics: Tensors = {}
         if self.config.trust_region:
             with torch.no_grad():
-                outputs = _run(self.average.networks, ready, batch.state, batch.first)
-                average = self._masked_logits(outputs, batch.observation)[:-1]
-                g, k = policy_gradient_logits(learn.weights, log_p), kl_gradient_logits(average, log_p)
-                held = ((g * k).sum(-1) > self.config.trust_region).to(share.dtype)
-                metrics["held_back"] = (held * share).sum()  # the share of rows where the trust region binds
-                metrics["kl"] = (categorical_kl(average, log_p) * share).sum()
+                around = self._masked_logits(average, batch.observation)[:-1]
+                g, k = policy_gradient_logits(learn.weights, log_p), kl_gradient_logits(around, log_p)
+                metrics = self._trust_region_metrics(g, k, categorical_kl(around, log_p), share)
             policy = trust_region_loss(logits, g, k, self.config.trust_region)
         else:
             policy = acer_policy_loss(log_p, learn.weights)
@@ -231,6 +255,41 @@ class ACER(ActorCritic):
             "entropy": ((log_p.exp() * log_p).sum(-1) * share).sum(),
         }
         return losses, metrics
+
+    def _loss_of_policy(self, batch: Batch, outputs: Tensors, average: Tensors) -> tuple[Tensors, Tensors]:
+        """Return the losses of any action, by V-trace; gradients by the parameters of distributions are computed."""
+        action, share, value = batch.action, batch.share, outputs["value"].squeeze(-1)  # value: [T+1, B]
+        outputs, average, observation = (
+            {name: x[:-1] for name, x in tensors.items()} for tensors in (outputs, average, batch.observation)
+        )
+        terms = self.policy.evaluate(outputs, action, observation)
+        made = self._vtrace(terms["log_prob"].detach() - batch.experience["log_prob"], value, batch)
+        metrics: Tensors = {}
+        if self.config.trust_region:
+            statistics = self.policy.distribution(outputs, action, observation)
+            average_policy: Any = self.average.networks["policy"]
+            with torch.no_grad():
+                around = average_policy.distribution(average, action, observation)
+            new = {name: x.detach() for name, x in statistics.items()}
+            kl = partial(self.policy.kl_between, around, action=action)
+            gradient = grad(lambda p: (self.policy.log_prob_of(p, action) * made.advantage).sum())(new)
+            kl_gradient = grad(lambda p: kl(p).sum())(new)
+            phi, g, k = (torch.cat([x[name] for name in new], -1) for x in (statistics, gradient, kl_gradient))
+            metrics = self._trust_region_metrics(g, k, kl(new), share)
+            policy = trust_region_loss(phi, g, k, self.config.trust_region)
+        else:
+            policy = policy_gradient_loss(terms["log_prob"], made.advantage)
+        losses = {
+            "policy": (policy * share).sum(),
+            "value": (value_loss(value[:-1], made.target) * share).sum(),
+            "entropy": (entropy_loss(terms["entropy"]) * share).sum(),
+        }
+        return losses, metrics
+
+    def _trust_region_metrics(self, g: Tensor, k: Tensor, kl: Tensor, share: Tensor) -> Tensors:
+        """Return the share of rows where the trust region binds, and the KL to the average policy."""
+        held = ((g * k).sum(-1) > self.config.trust_region).to(share.dtype)
+        return {"held_back": (held * share).sum(), "kl": (kl * share).sum()}
 
     def _by_retrace(self, outputs: Tensors, log_p: Tensor, batch: Batch) -> _Targets:
         """Return Retrace targets and truncated policy gradient weights with bias correction."""
@@ -247,17 +306,20 @@ class ACER(ActorCritic):
 
     def _by_vtrace(self, outputs: Tensors, log_p: Tensor, batch: Batch) -> _Targets:
         """Return V-trace targets and policy gradient weights; without Q the bias is not corrected."""
-        config, action = self.config, batch.action[self._action]
-        value = outputs["value"].squeeze(-1)  # [T+1, B]
+        action, value = batch.action[self._action], outputs["value"].squeeze(-1)  # value: [T+1, B]
         with torch.no_grad():
             log_ratio = (log_p[:-1] - batch.experience["log_policy"]).gather(-1, action.unsqueeze(-1)).squeeze(-1)
-            value_t = batch.next_value(value, self._final_values(batch))
-            traced = log_ratio, batch.reward, batch.discount, batch.experience["continues"], value[:-1], value_t
-            clip = config.importance_clip
-            made = vtrace(*traced, rho_bar=clip, lambda_=config.trace_lambda, pg_rho_bar=clip)
+            made = self._vtrace(log_ratio, value, batch)
             at = action.unsqueeze(-1), made.advantage.unsqueeze(-1)
             weights = torch.zeros_like(log_p[:-1]).scatter_(-1, *at)
         return _Targets(weights, value[:-1], made.target)
+
+    @torch.no_grad()
+    def _vtrace(self, log_ratio: Tensor, value: Tensor, batch: Batch) -> VTrace:
+        """Return V-trace targets and advantages from the values ``[T+1, B]``."""
+        value_t, clip = batch.next_value(value, self._final_values(batch)), self.config.importance_clip
+        traced = log_ratio, batch.reward, batch.discount, batch.experience["continues"], value[:-1], value_t
+        return vtrace(*traced, rho_bar=clip, lambda_=self.config.trace_lambda, pg_rho_bar=clip)
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Take one step, update the average policy, and the statistics from a fresh rollout."""
@@ -267,6 +329,10 @@ class ACER(ActorCritic):
         if batch.index is None:
             self.update_statistics(batch, updater.sum)
         return Learned(metrics)
+
+
+def _is_one_discrete(action: Specs) -> bool:
+    return [(spec.kind, spec.shape) for spec in action.values()] == [("categorical", ())]
 
 
 def _run(networks: Any, ready: Tensors, state: HiddenState, first: Tensor) -> Tensors:

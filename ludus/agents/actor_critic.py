@@ -138,6 +138,7 @@ class ActorCritic(Agent):
         self.preprocess = ObsPreprocessor(inputs)
         self.policy = self.make_policy(action, config, self.preprocess.shapes)
         self.policy.rename_masks(self.preprocess.masks)
+        self.policy.find_conditional_masks(observation)
         if chosen := [name for name in self.policy.over.values() if name in self.preprocess.padded]:
             raise UserError(
                 f'agent.heads chooses entities of "{chosen[0]}", to which a pad of preprocess.observation appends '

@@ -99,6 +99,7 @@ class ARS(Agent):
         self.preprocess = ObsPreprocessor(network_inputs(observation))
         self.policy = Policy(action, PolicyConfig(heads=config.heads), self.preprocess.shapes).requires_grad_(False)
         self.policy.rename_masks(self.preprocess.masks)
+        self.policy.find_conditional_masks(observation)
         self.normalizer = ObsNormalizer(self.preprocess.outputs) if config.normalize_observation else None
         if networks["actor"].recurrent:
             raise UserError(

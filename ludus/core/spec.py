@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Literal
 
@@ -132,9 +133,20 @@ def is_mask(name: str) -> bool:
     return name == MASK or name.startswith(MASK + "/")
 
 
-def mask_name(action: str, actions: Specs) -> str:
-    """Return the name of the mask of ``action``: ``action_mask``, or ``action_mask/<name>`` if there are several."""
+def mask_name(action: str, actions: Specs, given: str = "") -> str:
+    """Return the name of the mask of ``action``: ``action_mask``, or ``action_mask/<name>`` if there are several.
+
+    One that depends on the choice of the action ``given`` is called ``action_mask/<name>|<given>`` and has one row for
+    each of its choices.
+    """
+    if given:
+        return f"{MASK}/{action}|{given}"
     return MASK if len(actions) == 1 else f"{MASK}/{action}"
+
+
+def mask_condition(action: str, actions: Specs, observation: Container[str]) -> str:
+    """Return the action on whose choice the mask of ``action`` depends; "" if there is no such mask."""
+    return next((other for other in actions if mask_name(action, actions, other) in observation), "")
 
 
 def network_inputs(observation: Specs) -> Specs:

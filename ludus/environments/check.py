@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ludus.core.errors import UserError
-from ludus.core.spec import Specs, mask_name
+from ludus.core.spec import Specs, mask_condition, mask_name
 from ludus.environments.config import EnvConfig, validate
 from ludus.environments.gym import Environment, env_metadata, frame_stack, is_path, make_environment
 from ludus.environments.masks import ObservationReader
@@ -262,12 +262,26 @@ class MaskedSampler:
 
 
 def sample_allowed(actions: Specs, masks: Arrays, random: np.random.Generator) -> Arrays:
-    """Sample allowed choices uniformly for every action that has a mask ``[B, choices]``; ``[B, …]`` by action name."""
+    """Sample allowed choices uniformly for every discrete action, ``[B, …]`` by name.
+
+    ``masks`` are ``[B, choices]``. Of a conditional one, ``[B, n, choices]``, the row of the sampled choice is used.
+    """
+    batch = len(next(iter(masks.values())))
     drawn: Arrays = {}
-    for name, spec in actions.items():
-        if (mask := masks.get(mask_name(name, actions))) is not None:
-            parts = np.split(random.random(mask.shape) * mask, np.cumsum(spec.choices[:-1]), axis=1)
-            drawn[name] = np.stack([part.argmax(axis=1) for part in parts], axis=1).reshape(len(mask), *spec.shape)
+    waiting = [name for name, spec in actions.items() if spec.choices]
+    while waiting:
+        name = waiting.pop(0)
+        spec, other = actions[name], mask_condition(name, actions, masks)
+        if other in waiting:
+            waiting.append(name)
+            continue
+        mask = masks.get(mask_name(name, actions, other))
+        if mask is None:
+            mask = np.ones((batch, sum(spec.choices)), np.bool_)
+        elif other:
+            mask = mask[np.arange(batch), drawn[other]]
+        parts = np.split(random.random(mask.shape) * mask, np.cumsum(spec.choices[:-1]), axis=1)
+        drawn[name] = np.stack([part.argmax(axis=1) for part in parts], axis=1).reshape(batch, *spec.shape)
     return drawn
 
 

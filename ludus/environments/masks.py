@@ -21,14 +21,20 @@ class ActionMasks:
     The environment gives one array per discrete action (a dict or tuple of arrays if there are several actions). The
     mask of a MultiDiscrete is one array or a tuple with one per element. The mask of a MultiBinary of n bits has n
     entries (may the bit be 1?) or ``[n, 2]`` (may it be 0, may it be 1?) and is stored as the latter.
+
+    A mask that depends on the choice of another action, a Discrete, is a dict of the name of that action and an array
+    with one mask for each of its choices, such as ``{"target": {"function": array}}``.
     """
 
     def __init__(self, actions: Specs, example: Any, environment: str) -> None:
         self._environment, self._single = environment, len(actions) == 1
         self._actions = {n: s for n, s in actions.items() if s.choices and self._find(example, n) is not None}
-        self._names = {name: mask_name(name, actions) for name in self._actions}
+        self._conditions = self._find_conditions(actions, example)  # action → the one that its mask depends on
+        self._names = {name: mask_name(name, actions, self._conditions.get(name, "")) for name in self._actions}
+        self._rows = {name: actions[other].sizes for name, other in self._conditions.items()}
         self.specs: Specs = {
-            self._names[name]: Spec((sum(s.choices),), "bool", "binary") for name, s in self._actions.items()
+            self._names[name]: Spec((*self._rows.get(name, ()), sum(s.choices)), "bool", "binary")
+            for name, s in self._actions.items()
         }
         if example is not None and not self.specs:
             discrete = [name for name, spec in actions.items() if spec.choices]
@@ -51,27 +57,80 @@ class ActionMasks:
         self._starts = {name: np.cumsum((0, *s.choices[:-1])) for name, s in self._actions.items()}
 
     def read(self, tree: Any, batch: tuple[int, ...] = ()) -> Arrays:
-        """Return the masks in ``tree`` by name, ``[*batch, choices]``."""
-        return {self._names[name]: self._array(name, self._find(tree, name), batch) for name in self._actions}
+        """Return the masks in ``tree`` by name, ``[*batch, choices]``, or ``[*batch, n, choices]`` if conditional."""
+        arrays: Arrays = {}
+        for name in self._actions:
+            value, rows = self._find(tree, name), (*batch, *self._rows.get(name, ()))
+            if len(rows) > len(batch):
+                value = self._check_rows(name, _to_batches(value[self._conditions[name]]), rows)
+            arrays[self._names[name]] = self._array(name, value, rows)
+        return arrays
 
     def resolve_empty(self, masks: Mapping[str, Array], ended: Array, start: int = 0) -> None:
         """Replace masks that allow nothing by all ones where the episode has ended; elsewhere refuse them.
 
         The action after an ending is ignored, but the policy still samples one. ``masks`` are ``[B, choices]``, of the
-        environments from number ``start`` on.
+        environments from number ``start`` on. A conditional mask may be empty for choices that are not allowed.
         """
         for name, starts in self._starts.items():
-            mask = masks[self._names[name]]
-            empty = ~np.logical_or.reduceat(mask, starts, axis=1).all(axis=1)  # [B]
+            mask, other = masks[self._names[name]], self._conditions.get(name)
+            legal = np.logical_or.reduceat(mask, starts, axis=-1)
+            empty: Array = ~np.logical_and.reduce(legal, axis=-1)  # [B], or [B, choices of other]
+            if other is not None:
+                empty = np.logical_or.reduce(empty & self._allowed(other, masks), axis=1)
             if not empty.any():
                 continue
             if (empty & ~ended).any():
                 row = start + int(np.flatnonzero(empty & ~ended)[0])
+                when = "in every step" if other is None else f'for each choice of "{other}" that is allowed'
                 raise UserError(
                     f'{self._environment}: the mask of action "{name}" allows nothing (environment {row}); allow at '
-                    "least one choice in every step, or end the episode."
+                    f"least one choice {when}, or end the episode."
                 )
             mask[empty] = True
+
+    def _allowed(self, action: str, masks: Mapping[str, Array]) -> Array:
+        """Return which choices of a Discrete its mask allows, ``[B, n]``; if it is conditional, in any case."""
+        if action not in self._actions:
+            return np.ones((1, 1), np.bool_)
+        mask = masks[self._names[action]]
+        return np.logical_or.reduce(mask, axis=1) if action in self._conditions else mask
+
+    def _find_conditions(self, actions: Specs, example: Any) -> dict[str, str]:
+        """Return the actions that masks depend on, by the name of the masked action."""
+        found: dict[str, str] = {}
+        for name in self._actions:
+            mask = self._find(example, name)
+            if not isinstance(mask, Mapping):
+                continue
+            keys = [key for key in mask if not key.startswith("_")]
+            other = actions.get(keys[0]) if len(keys) == 1 and keys[0] != name else None
+            if other is None or other.kind != "categorical" or other.shape:
+                raise UserError(
+                    f'{self._environment}: the mask of action "{name}" is a dict of {", ".join(keys) or "nothing"}; '
+                    "give one array, or a dict of one array by the name of the Discrete action that it depends on."
+                )
+            found[name] = keys[0]
+        for name in found:
+            chain = [name]
+            while chain[-1] in found and found[chain[-1]] not in chain:
+                chain.append(found[chain[-1]])
+            if chain[-1] in found:
+                raise UserError(
+                    f"{self._environment}: the masks of {', '.join(chain)} depend on each other; let each depend on an "
+                    "action that is chosen before it."
+                )
+        return found
+
+    def _check_rows(self, name: str, value: Any, rows: tuple[int, ...]) -> Any:
+        """Return a conditional mask; refuse one without a row for each choice of the action that it depends on."""
+        for part in value if isinstance(value, tuple) else (value,):
+            if np.shape(part)[: len(rows)] != rows:
+                raise UserError(
+                    f'{self._environment}: the mask of action "{name}" has shape {np.shape(part)}, but must have '
+                    f'{rows[-1]} rows, one for each choice of "{self._conditions[name]}".'
+                )
+        return value
 
     def _find(self, tree: Any, action: str) -> Any:
         tree = _to_batches(tree)
@@ -161,6 +220,12 @@ class ObservationReader:
         own = _mark_frame_stacks(self.layout.specs, frames)
         own = override_axes(_mark_padding(own), config.axes, environment)
         self.specs: Specs = {**own, **(self.masks.specs if self.masks else {})}
+        # choices of each element of categorical observations; padded ones are checked while they are padded
+        self.sizes = {
+            name: spec.sizes[0] if len(set(spec.sizes)) == 1 else np.reshape(spec.sizes, spec.shape)
+            for name, spec in own.items()
+            if name in self.layout.leaves and spec.kind == "categorical"
+        }
         if self.masks and mask_space is not None:
             self.masks.read(example)  # refuses a wrong length before training
 
@@ -176,6 +241,18 @@ class ObservationReader:
                 )
             arrays.update(self.masks.read(tree, batch))
         return arrays
+
+    def check_choices(self, arrays: Mapping[str, Array]) -> None:
+        """Refuse choices outside of the space, which have no one-hot vector and no embedding."""
+        for name, sizes in self.sizes.items():
+            if (x := arrays.get(name)) is None:
+                continue
+            wrong = (x < 0) | (x >= sizes)
+            if np.count_nonzero(wrong):
+                raise UserError(
+                    f'{self._environment}: observation "{name}" has the choice {x[wrong].flat[0]} (counted from 0), '
+                    f"but its space has {sizes}; widen the space or fix the value."
+                )
 
 
 def _mark_frame_stacks(specs: Specs, frames: Callable[[str], int]) -> Specs:

@@ -131,13 +131,8 @@ class EnvRows:
         leaves = self.reader.layout.leaves
         # a categorical observation may be stored in smaller integers than those of its space: then its dtype always
         # differs, and ``_check`` compares the choices before they could wrap around
-        categorical = {key: leaf.spec for key, leaf in leaves.items() if leaf.spec.kind == "categorical"}
-        narrow = {key: np.dtype(spec.dtype) for key, spec in categorical.items()}
+        narrow = {key: np.dtype(leaves[key].spec.dtype) for key in self.reader.sizes}
         self._dtypes = {key: leaf.dtype for key, leaf in leaves.items()} | narrow
-        self._sizes = {
-            key: spec.sizes[0] if len(set(spec.sizes)) == 1 else np.reshape(spec.sizes, spec.shape)
-            for key, spec in categorical.items()
-        }
 
     def attach(self, memory: StepArrays) -> None:
         """Write into these arrays of the whole batch; refuse a first observation that does not fit its space."""
@@ -331,14 +326,14 @@ class EnvRows:
             if not np.isfinite(x).all():
                 problem = Problem(f'observation "{key}" of the first reset has NaN or infinite values.', FIX_NAN)
                 raise UserError(f"{self.name}: {problem}")
-        self._check_choices(first)
+        self.reader.check_choices(first)
         if self.reader.masks is not None:
             self.reader.masks.resolve_empty(first, np.zeros(1, np.bool_), row)
 
     def _check_rows(self) -> None:
         """Check choices and masks of all rows at once."""
-        if self._sizes:
-            self._check_choices(self._own_memory.observation)
+        if self.reader.sizes:
+            self.reader.check_choices(self._own_memory.observation)
         if self.reader.masks is not None:
             self.reader.masks.resolve_empty(self._own_memory.observation, np.array(self._ended), self._start)
 
@@ -361,8 +356,7 @@ class EnvRows:
         leaf, shape = self.reader.layout.leaves[key], self._memory.observation[key].shape[1:]
         given = reduce(getitem, leaf.path, observation)
         if value.shape == shape and _is_lossless(given, value.dtype, leaf.dtype):
-            if key in self._sizes:
-                self._check_choice(key, value)
+            self.reader.check_choices({key: value})
             return
         if value.shape == shape and is_float_cast(value.dtype, leaf.dtype):
             self.status[WARNING_BITS] |= CAST
@@ -372,20 +366,6 @@ class EnvRows:
             f'{self.name}: observation "{key}" is {value.dtype} of shape {value.shape}, but its space is '
             f"{leaf.dtype} of shape {shape}; convert it (.astype or .reshape), or change the space."
         )
-
-    def _check_choices(self, observation: Mapping[str, NDArray[Any]]) -> None:
-        """Refuse choices outside of the space, whose one-hot vectors would be empty."""
-        for key in self._sizes:
-            self._check_choice(key, observation[key])
-
-    def _check_choice(self, key: str, x: NDArray[Any]) -> None:
-        sizes = self._sizes[key]
-        wrong = (x < 0) | (x >= sizes)
-        if np.count_nonzero(wrong):
-            raise UserError(
-                f'{self.name}: observation "{key}" has the choice {x[wrong].flat[0]} (counted from 0), but its '
-                f"space has {sizes}; widen the space or fix the value."
-            )
 
 
 def _is_lossless(given: Any, found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:

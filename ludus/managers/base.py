@@ -255,6 +255,8 @@ class BatchManager(EnvironmentManager):
         self._write_observation(self.reader.read(observation, infos, (self.batch,)))
 
     def _write_observation(self, arrays: Arrays) -> None:
+        if self.reader.sizes:
+            self.reader.check_choices(arrays)  # before they are cast to smaller integers
         target = self._memory.observation
         for name, x in arrays.items():
             target[name][...] = x

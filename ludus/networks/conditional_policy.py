@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ludus.core.network import Shape
-from ludus.core.spec import Specs
+from ludus.core.spec import Specs, mask_name
 from ludus.core.types import Tensors
 from ludus.networks.action_heads import Parameters
 from ludus.networks.init import initialize
 from ludus.networks.modular import module_key
-from ludus.networks.policy import ActionPart, Policy
+from ludus.networks.policy import ActionPart, Policy, where_used
 from ludus.networks.policy_config import PolicyConfig, parse_arguments, sampling_order
 from ludus.networks.projection import output_gain
 
@@ -66,7 +66,8 @@ class ConditionalPolicy(Policy):
     Each part of ``agent.autoregressive`` is given those before it: the network's output is features, to which a learned
     embedding of the earlier parts is added before a hidden layer's activation and a linear layer. A part that the
     choice of another does not use (``agent.arguments``) has the ``unused_value`` of its head, and no log-probability,
-    entropy, KL or gradient. Entropy and KL are those of each part given the parts of the action before it.
+    entropy, KL or gradient. Entropy and KL are those of each part given the parts of the action before it, and so is
+    its mask, if that depends on one of them.
     """
 
     def __init__(self, action: Specs, config: PolicyConfig, inputs: Mapping[str, Shape]) -> None:
@@ -93,6 +94,12 @@ class ConditionalPolicy(Policy):
             if name in chain[:-1]:
                 embedding = self.embeddings[key] = part.head.make_embedding(width)
             self._steps.append(_Step(part, conditioner, embedding, functions.get(name, "")))
+            parts[name] = part
+        self._parts = list(parts.values())
+
+    def sampled_before(self, name: str) -> list[str]:
+        order = [step.part.name for step in self._steps]
+        return order[: order.index(name)]
 
     def initialize(self) -> None:
         for modules, gain in ((self.conditioners, output_gain("policy")), (self.embeddings, 1.0)):
@@ -105,15 +112,15 @@ class ConditionalPolicy(Policy):
             return part.head.mode(p) if noise is None else part.head.sample(p, noise[part.name])
 
         visits = list(self._visit(outputs, observation, choose))
-        log_probs = [_where_used(v, v.part.head.log_prob(v.p, v.action)) for v in visits]
+        log_probs = [where_used(v.used, v.part.head.log_prob(v.p, v.action)) for v in visits]
         return {v.part.name: v.part.unflatten(v.action) for v in visits}, reduce(torch.add, log_probs)
 
     def evaluate(self, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensors:
         log_probs, entropies = [], []
         for visit in self._given(outputs, action, observation):
             log_prob, entropy = visit.part.head.evaluate(visit.p, visit.action)
-            log_probs.append(_where_used(visit, log_prob))
-            entropies.append(_where_used(visit, entropy))
+            log_probs.append(where_used(visit.used, log_prob))
+            entropies.append(where_used(visit.used, entropy))
         return {"log_prob": reduce(torch.add, log_probs), "entropy": reduce(torch.add, entropies)}
 
     def distribution(self, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensors:
@@ -123,7 +130,7 @@ class ConditionalPolicy(Policy):
         terms = []
         for visit in self._given(outputs, action, observation):
             head = visit.part.head
-            terms.append(_where_used(visit, head.kl(head.unpack(old[visit.part.output]), visit.p)))
+            terms.append(where_used(visit.used, head.kl(head.unpack(old[visit.part.output]), visit.p)))
         return reduce(torch.add, terms)
 
     def describe(self, outputs: Tensors, observation: Tensors) -> dict[str, Tensors]:
@@ -146,12 +153,11 @@ class ConditionalPolicy(Policy):
             features = outputs[part.output]
             if conditioner is not None:
                 features = conditioner.hidden(features, context)
-            p = part.head.decode(features if conditioner is None else conditioner(features), observation)
+            output = features if conditioner is None else conditioner(features)
+            p = part.head.decode(output, self._with_mask(part, actions, observation))
             action, used = choose(part, p), None
             if function:
-                used = self.get_buffer(_table_key(part.name))[actions[function]]
-                used = used & uses[function] if function in uses else used
-                uses[part.name] = used
+                used = uses[part.name] = self._is_used(part.name, function, actions, uses)
                 extra = [None] * (action.dim() - used.dim())
                 action = torch.where(used[(..., *extra)], action, part.head.unused_value)
             actions[part.name] = action
@@ -161,15 +167,31 @@ class ConditionalPolicy(Policy):
                 context = embedded if context is None else context + embedded
             yield _Visit(part, p, action, used)
 
+    def used_parts(self, action: Tensors) -> Tensors:
+        uses: Tensors = {}
+        for part, _, _, function in self._steps:
+            if function:
+                uses[part.name] = self._is_used(part.name, function, action, uses)
+        return uses
+
+    def _is_used(self, name: str, function: str, actions: Tensors, uses: Tensors) -> Tensor:
+        """Return where the choice of ``function`` uses an argument; ``uses`` are those of the parts before it."""
+        used: Tensor = self.get_buffer(_table_key(name))[actions[function]]
+        return used & uses[function] if function in uses else used
+
+    def _with_mask(self, part: ActionPart, actions: Tensors, observation: Tensors) -> Tensors:
+        """Return the observation with the mask that applies to a part, given the actions before it."""
+        if (other := self.mask_conditions.get(part.name)) is None:
+            return observation
+        rows, choice = observation[mask_name(part.name, self.action, other)], actions[other]  # [..., n, K], [...]
+        mask = rows.gather(-2, choice[..., None, None].expand(*choice.shape, 1, rows.shape[-1])).squeeze(-2)
+        return {**observation, part.head.mask: mask}
+
 
 def make_policy(action: Specs, config: PolicyConfig, inputs: Mapping[str, Shape]) -> Policy:
     """Make the policy for these settings; ``inputs`` are the shapes of the observations as networks get them."""
     dependent = config.autoregressive or config.arguments
     return (ConditionalPolicy if dependent else Policy)(action, config, inputs)
-
-
-def _where_used(visit: _Visit, term: Tensor) -> Tensor:
-    return term if visit.used is None else torch.where(visit.used, term, 0)
 
 
 def _table_key(name: str) -> str:

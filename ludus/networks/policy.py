@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ludus.core.errors import UserError
 from ludus.core.network import Shape, Shapes
-from ludus.core.spec import Spec, Specs, mask_name
+from ludus.core.spec import Spec, Specs, mask_condition, mask_name
 from ludus.core.types import Tensors
 from ludus.networks.action_heads import ActionHead, Bernoulli, Categorical, MultiCategorical, Parameters
 from ludus.networks.continuous_heads import GSDE, Beta, Discretized, Gaussian, StateGaussian, TanhGaussian
@@ -57,6 +58,7 @@ class Policy(nn.Module):
         settings = parse_heads(config.heads, action, inputs)
         heads = {name: make_head(name, action, config, settings.get(name)) for name in action}
         self.action = action
+        self.mask_conditions: dict[str, str] = {}  # part → the part whose choice selects the row of its mask
         self.heads = nn.ModuleDict({module_key(f"policy/{name}"): head for name, head in heads.items()})
         self.outputs: Shapes = {f"policy/{name}": head.output_shape for name, head in heads.items()}
         # the observation whose places or entities an output is about
@@ -83,6 +85,22 @@ class Policy(nn.Module):
         for head in self.heads.values():
             if isinstance(head, EntityHead):
                 head.padding = masks.get(head.padding.removesuffix("/mask"), head.padding)
+
+    def sampled_before(self, name: str) -> list[str]:
+        """Return the parts of the action that are sampled before the part ``name``, and known to it."""
+        return []
+
+    def find_conditional_masks(self, observation: Specs) -> None:
+        """Find the masks that depend on the choice of another part; refuse one whose part is not sampled before."""
+        for name in self.action:
+            if not (other := mask_condition(name, self.action, observation)):
+                continue
+            if other not in self.sampled_before(name):
+                raise UserError(
+                    f'The mask of action "{name}" depends on the choice of "{other}", which must be sampled first; '
+                    f'name both in agent.autoregressive (ppo, a2c, vtrace and acer_vtrace have it), "{other}" first.'
+                )
+            self.mask_conditions[name] = other
 
     def draw(self, steps: int, batch: int, generator: torch.Generator) -> Tensors:
         """Draw the noise for ``steps`` samples of ``batch`` rows: ``[steps, batch, …]`` by action name."""
@@ -117,6 +135,26 @@ class Policy(nn.Module):
             terms.append(part.head.kl(part.head.unpack(old[part.output]), p))
         return reduce(torch.add, terms)
 
+    def log_prob_of(self, distribution: Tensors, action: Tensors) -> Tensor:
+        """Return the log-probability of ``action`` from what ``distribution`` returned for it."""
+        terms, used = [], self.used_parts(action)
+        for part in self._parts:
+            p = part.head.unpack(distribution[part.output])
+            terms.append(where_used(used.get(part.name), part.head.log_prob(p, part.flatten(action[part.name]))))
+        return reduce(torch.add, terms)
+
+    def kl_between(self, old: Tensors, new: Tensors, action: Tensors) -> Tensor:
+        """Return KL(old‖new) of what ``distribution`` returned for the same ``action``."""
+        terms, used = [], self.used_parts(action)
+        for part in self._parts:
+            p, q = (part.head.unpack(packed[part.output]) for packed in (old, new))
+            terms.append(where_used(used.get(part.name), part.head.kl(p, q)))
+        return reduce(torch.add, terms)
+
+    def used_parts(self, action: Tensors) -> Tensors:
+        """Return where each part is used, by the names of those that are not always."""
+        return {}
+
     def describe(self, outputs: Tensors, observation: Tensors) -> dict[str, Tensors]:
         """Return each action's distribution by parameter name, in the shape of the action."""
         return {part.name: part.head.describe(p) for part, p in self._decode(outputs, observation)}
@@ -124,6 +162,11 @@ class Policy(nn.Module):
     def _decode(self, outputs: Tensors, observation: Tensors) -> list[tuple[ActionPart, Parameters]]:
         """Return each part with the parameters of its distribution."""
         return [(part, part.head.decode(outputs[part.output], observation)) for part in self._parts]
+
+
+def where_used(used: Tensor | None, term: Tensor) -> Tensor:
+    """Return ``term`` where a part of the action is used, else 0; None: everywhere."""
+    return term if used is None else torch.where(used, term, 0)
 
 
 def make_head(name: str, action: Specs, config: PolicyConfig, setting: HeadSetting | None) -> ActionHead:

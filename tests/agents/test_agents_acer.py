@@ -294,6 +294,21 @@ def assert_remembered(agent: Any, batch: Batch) -> None:
     torch.testing.assert_close(state, batch.last_state, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("trust_region", [0.0, 0.1])
+def test_losses_of_any_policy_are_those_of_logits(trust_region: float) -> None:
+    """Gradients by the parameters of distributions are computed where they have no closed form here."""
+    agent, batch = make_agent(ACERVTraceConfig(trust_region=trust_region)), make_batch()
+    taken = batch.experience["log_policy"].gather(-1, batch.action["action"].unsqueeze(-1)).squeeze(-1)
+    expected, (_, metrics) = gradients(agent, batch), agent.compute_loss(agent.prepare(batch))
+    agent._one_discrete = False
+    batch = replace(batch, experience={"log_prob": taken})
+    found, (_, others) = gradients(agent, batch), agent.compute_loss(agent.prepare(batch))
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(found[name], gradient, atol=1e-12)
+    torch.testing.assert_close(others, metrics)
+    assert not trust_region or 0 < float(metrics["held_back"]) < 1
+
+
 def test_the_average_follows_by_its_decay() -> None:
     worker = make_worker("CartPole-v1", NAME, agent__average_decay=0.75, **SMALL)
     begin(worker, 0)
@@ -349,7 +364,9 @@ def test_the_named_combination_differs_by_its_targets() -> None:
 
 @pytest.mark.parametrize("environment", ["Pendulum-v1", TOY + "MixedActionEnv"])
 def test_other_actions_than_one_discrete_are_refused(environment: str) -> None:
-    with pytest.raises(UserError, match=r"ACER needs one Discrete action, but this environment has .*use ppo"):
+    with pytest.raises(
+        UserError, match=r"ACER needs one Discrete action for Retrace, but this environment has .*use acer_vtrace"
+    ):
         make_worker(environment, NAME, **SMALL)
 
 

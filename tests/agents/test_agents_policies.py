@@ -21,6 +21,8 @@ from ludus.containers.loop import begin, collect
 from ludus.containers.updater import LocalUpdater
 from ludus.core.errors import UserError
 from ludus.core.rows import Rows
+from ludus.managers.simple import SimpleEnvManager
+from ludus.managers.vector import VectorEnvManager
 
 TARGET, COMMAND = "ludus.environments.toy:TargetEnv", "ludus.environments.command_toy:CommandEnv"
 MAPS: dict[str, Any] = {"network.net3d": "identity3d", "network.net2d": "identity2d", "network.body": "mlp"}
@@ -35,6 +37,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "heads": (COMMAND, HEADS),
     "arguments": (COMMAND, HEADS | ARGUMENTS),
     "autoregressive": (COMMAND, HEADS | ARGUMENTS | CHAIN),
+    "conditional masks": (f"{__name__}:Doors", {"agent.autoregressive": ("room", "door"), "agent.head_width": 8}),
 }
 NETWORKS: dict[str, dict[str, Any]] = {"separate": {}, "shared": {"network.shared": "yes"}}
 
@@ -76,6 +79,35 @@ class Places(gymnasium.Env[Any, Any]):
         return self.draw(), reward, self.count >= 5, False, {}
 
 
+class Doors(gymnasium.Env[Any, Any]):
+    """Choose a room and one of its doors that is open; a closed door is an error, and a higher one is worth more."""
+
+    def __init__(self, in_info: bool = True) -> None:
+        self.in_info = in_info
+        self.action_space = spaces.Dict({"door": spaces.Discrete(4), "room": spaces.Discrete(3)})
+        seen: dict[str, spaces.Space[Any]] = {"x": spaces.Box(0, 1, (3,), np.float32)}
+        mask = spaces.Dict({"door": spaces.Dict({"room": spaces.MultiBinary((3, 4))})})
+        self.observation_space = spaces.Dict(seen if in_info else seen | {"action_mask": mask})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return self.draw()
+
+    def draw(self) -> Any:
+        self.open = self.np_random.random((3, 4)) < 0.3
+        self.open[np.arange(3), self.np_random.integers(4, size=3)] = True
+        mask = {"action_mask": {"door": {"room": self.open.astype(np.int8)}}}
+        seen = {"x": self.np_random.random(3, np.float32)}
+        return (seen, mask) if self.in_info else (seen | mask, {})
+
+    def step(self, action: Any) -> Any:
+        assert self.open[action["room"], action["door"]], "a closed door was chosen"
+        self.count += 1
+        observation, info = self.draw()
+        return observation, float(action["door"]), self.count >= 5, False, info
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "vtrace"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -99,6 +131,33 @@ def test_ratios_are_one_before_the_first_step_and_training_goes_on(kind: str, ag
         worker.close()
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "gaussian", "tanh", "beta"])
+def test_acer_with_vtrace_learns_every_kind(kind: str) -> None:
+    environment, changes = KINDS.get(kind, (TARGET, {"agent.distribution": kind}))
+    changes = changes | {"agent.rollout": 8, "agent.warmup": 16}
+    worker = make_worker(environment, "acer_vtrace", **keywords(NETWORKS["shared"] | changes))
+    agent: Any = worker.agent
+    try:
+        begin(worker, 3)
+        kls = []
+        for _ in range(2):
+            collect(worker)
+            while worker.cache.ready():  # the fresh rollout, then replayed ones
+                batch = worker.cache.read()
+                if batch.index is None and not kls:
+                    with torch.no_grad():
+                        terms, _ = agent.evaluate(batch.without_last_observation())
+                    torch.testing.assert_close(terms["log_prob"], batch.experience["log_prob"], rtol=0, atol=1e-4)
+                metrics = agent.learn(batch, worker.updater).metrics
+                assert all(torch.isfinite(x) for x in metrics.values())
+                kls.append(float(metrics["kl"]))
+        assert abs(kls[0]) < 1e-5  # the average policy begins as a copy
+        assert len(kls) > 2
+        assert kls[-1] > 0
+    finally:
+        worker.close()
+
+
 @pytest.mark.parametrize("agent", ["acer", "acer_vtrace", "ppo"])
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("entities", [False, True])
@@ -117,6 +176,24 @@ def test_one_place_or_entity(entities: bool, network: str, agent: str) -> None:
             assert not described[step.observation["units/mask"] == 0].any()
     finally:
         worker.close()
+
+
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("in_info", [False, True])
+def test_masks_that_depend_on_an_earlier_choice_come_from_every_backend(in_info: bool, vector: bool) -> None:
+    def make() -> Doors:
+        return Doors(in_info)
+
+    manager: Any = SimpleEnvManager(make, 3, "doors")
+    if vector:
+        manager = VectorEnvManager(gymnasium.vector.SyncVectorEnv([make] * 3), "doors")
+    assert manager.observation["action_mask/door|room"].shape == (3, 4)
+    step = manager.reset(0)
+    rooms = torch.arange(3)
+    for _ in range(12):
+        mask = step.observation["action_mask/door|room"]
+        step = manager.step({"room": rooms, "door": mask[rooms, rooms].int().argmax(1)})  # Doors refuses closed ones
+    manager.close()
 
 
 def test_gsde_noise_is_held_for_its_interval_and_follows_the_row() -> None:
@@ -224,7 +301,12 @@ def test_padding_of_a_renamed_list_is_not_chosen(agent: str) -> None:
     [
         ("ppo", {"agent.heads": ("place=spatial",), "network.net3d": "small_cnn"}, "needs a map of the same size"),
         ("acer", {"agent.warmup": 50}, "ACER needs one Discrete action"),
-        ("acer", {"agent.autoregressive": ("function", "place")}, "autoregressive"),
+        (
+            "acer_vtrace",
+            {"agent.autoregressive": ("function",), "agent.warmup": 50},
+            'agent.autoregressive is "function" alone',
+        ),
+        ("sac", {"agent.distribution": "gsde"}, "sac has no such setting; a2c, ppo"),
         ("ppo", {"agent.bins": 1, "agent.distribution": "discretized"}, "agent.bins is 1"),
     ],
 )

@@ -119,8 +119,7 @@ def test_masks_of_bits_of_any_shape_and_beside_other_actions():
     read = masks.read({"bits": np.array([[1, 0], [0, 1]])})["action_mask/bits"]
     assert read.tolist() == [True, True, True, False, True, False, True, True]
     drawn = sample_allowed(actions, {"action_mask/bits": read[None]}, np.random.default_rng(0))
-    assert drawn["bits"].shape == (1, 2, 2)
-    assert list(drawn) == ["bits"]
+    assert {name: x.shape for name, x in drawn.items()} == {"a": (1,), "bits": (1, 2, 2)}
 
 
 UNITS = spaces.Dict(
@@ -202,3 +201,65 @@ def test_lists_within_alternatives_have_lengths_of_their_own():
     reader = ObservationReader(space, DISCRETE, EnvConfig(lengths=("event/0/a=3", "event/1=5")), {}, "E")
     assert reader.specs["event/0/a"].shape == (3, 2)
     assert reader.specs["event/1"].shape == (5, 1)
+
+
+ORDERS = Layout(
+    spaces.Dict(function=spaces.Discrete(2), target=spaces.Discrete(3), bits=spaces.MultiBinary(2), x=spaces.Box(0, 1)),
+    "action",
+).specs
+GIVEN = {"function": [1, 1], "target": {"function": np.array([[1, 0, 1], [0, 1, 0]])}}
+
+
+def test_a_mask_may_depend_on_the_choice_of_another_action():
+    masks = ActionMasks(ORDERS, GIVEN, "E")
+    assert {name: spec.shape for name, spec in masks.specs.items()} == {
+        "action_mask/function": (2,),
+        "action_mask/target|function": (2, 3),
+    }
+    assert masks.read(GIVEN)["action_mask/target|function"].tolist() == [[True, False, True], [False, True, False]]
+    batch = {"function": np.ones((4, 2)), "target": {"function": np.ones((4, 2, 3)), "_function": np.ones(4)}}
+    assert masks.read(batch, (4,))["action_mask/target|function"].shape == (4, 2, 3)
+    bits = ActionMasks(ORDERS, {"bits": {"target": np.ones((3, 2))}}, "E")
+    read = bits.read({"bits": {"target": np.array([[1, 0], [0, 0], [1, 1]])}})["action_mask/bits|target"]
+    assert read.tolist() == [[True, True, True, False], [True, False, True, False], [True, True, True, True]]
+    space = spaces.Dict(
+        x=spaces.Box(0, 1),
+        action_mask=spaces.Dict(target=spaces.Dict(function=spaces.MultiBinary((2, 3)))),
+    )
+    assert ObservationReader(space, ORDERS, EnvConfig(), {}, "E").specs["action_mask/target|function"].shape == (2, 3)
+
+
+def test_an_empty_row_of_a_choice_that_is_allowed_is_refused_unless_the_episode_has_ended():
+    masks = ActionMasks(ORDERS, GIVEN, "E")
+    target = np.array([[[1, 0, 0], [0, 0, 0]]] * 2, bool)
+    arrays = {"action_mask/function": np.array([[1, 0], [1, 1]], bool), "action_mask/target|function": target}
+    with pytest.raises(
+        UserError, match=r'"target" allows nothing \(environment 1\).* each choice of "function" that is'
+    ):
+        masks.resolve_empty(arrays, np.array([False, False]))
+    masks.resolve_empty(arrays, np.array([False, True]))
+    assert target[1].all()
+    assert target[0].tolist() == [[True, False, False], [False] * 3]
+
+
+@pytest.mark.parametrize(
+    ("mask", "says"),
+    [
+        ({"target": {"function": np.ones((3, 2))}}, "must have 2 rows, one for each choice of"),
+        ({"target": {"function": np.ones((2, 4))}}, "has 4 entries, but the action has 3 choices"),
+        ({"target": {"target": np.ones((3, 3))}}, "is a dict of target; give one array, or"),
+        ({"target": {"x": np.ones((1, 3))}}, "is a dict of x; give"),
+        ({"target": {"function": np.ones((2, 3)), "bits": np.ones((2, 3))}}, "is a dict of function, bits"),
+        ({"target": {"function": np.ones((2, 3))}, "function": {"target": np.ones((3, 2))}}, "depend on each other"),
+    ],
+)
+def test_impossible_conditions_are_refused(mask, says):
+    with pytest.raises(UserError, match=says):
+        ActionMasks(ORDERS, mask, "E").read(mask)
+
+
+def test_samples_follow_the_sampled_choice():
+    arrays = {"action_mask/function|target": np.array([[[1, 0], [0, 1], [0, 1]]] * 200, bool)}
+    drawn = sample_allowed(ORDERS, arrays, np.random.default_rng(0))
+    assert set(drawn["target"]) == {0, 1, 2}
+    assert (drawn["function"] == (drawn["target"] > 0)).all()

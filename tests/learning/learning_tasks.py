@@ -30,6 +30,7 @@ class Task:
     every: int = 5_000  # steps between evaluations
     whole: bool = False  # goes on to nb_step when the target is reached, so that the final policy is measured too
     beyond: bool = False  # what no such policy can do: every evaluation must stay below the target
+    needs: str = ""  # a package that is no dependency of ours
 
 
 class Outcome(NamedTuple):
@@ -143,6 +144,32 @@ CLASSIC = (
     Task("acrobot/pqn", "Acrobot-v1", "pqn", -100, 500_000, 5, every=20_000),
 )
 
+# MinAtar's Breakout, each cell as 4×4 pixels, since nature_cnn needs 36×36
+BREAKOUT: dict[str, Any] = {
+    "preprocess.observation": ('resize(height=40, width=40, method="nearest")',),
+    "network.shared": "yes",
+    "env.num": 16,
+    "agent.rollout": 64,
+    "agent.epochs": 3,
+    "agent.learning_rate": 1e-3,
+    "agent.entropy_coef": 0.01,
+}
+IMAGES = tuple(
+    Task(
+        f"breakout/{piece}",
+        "benchmarks.off_policy_minatar:Breakout",
+        "ppo",
+        target,
+        60_000,
+        3,
+        BREAKOUT | {"network.net3d": piece},
+        every=20_000,
+        whole=True,
+        needs="minatar",
+    )
+    for piece, target in (("nature_cnn", 2.0), ("impala_cnn", 3.0))  # after 3,700 steps: 0.55, 0.05
+)
+
 
 def toy(name: str, environment: str, agent: str, target: float, nb_step: int, **more: Any) -> Task:
     """A task of seconds."""
@@ -243,4 +270,4 @@ OFF_POLICY = (
     Task("novelocity/r2d2", BLIND_CARTPOLE, "r2d2", 475, 200_000, 5),
     *(Task(f"pendulum/{agent}", "Pendulum-v1", agent, -200, 20_000, 5) for agent in ("ddpg", "td3", "sac", "tqc")),
 )
-TASKS = {task.name: task for task in (*CLASSIC, *OFF_POLICY, *TOYS, *IDENTITY, *OFF_POLICY_TOYS)}
+TASKS = {task.name: task for task in (*CLASSIC, *IMAGES, *OFF_POLICY, *TOYS, *IDENTITY, *OFF_POLICY_TOYS)}

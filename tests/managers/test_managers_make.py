@@ -130,6 +130,36 @@ def test_masks_are_observations(backend, in_info):
         assert (step.reward[running] == 1).all()  # the mask and the target of this very step were right
 
 
+class Board(gymnasium.Env):
+    """A board of 200 kinds of cells; from the ``late``-th observation on, one is of a kind that does not exist."""
+
+    def __init__(self, late=1):
+        self.observation_space = gymnasium.spaces.MultiDiscrete(np.full((3, 4), 200))
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self.late, self.count = late, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.count += 1
+        return self._observe(), 0.0, False, False, {}
+
+    def _observe(self):
+        return np.full((3, 4), 2**16 if self.count >= self.late else 199)  # 0 in 16 bits
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_choices_outside_of_the_space_are_refused_in_vector_environments(late):
+    manager = VectorEnvManager(gymnasium.vector.SyncVectorEnv([lambda: Board(late)] * 2), "Board")
+    action = {"action": torch.zeros(2, dtype=torch.int64)}
+    if late:
+        manager.reset(0)
+    with pytest.raises(UserError, match=r"has the choice 65536 .* its space has 200"):
+        manager.step(action) if late else manager.reset(0)
+
+
 def test_mixed_actions_are_transformed_by_name():
     manager = SimpleEnvManager(lambda: MixedActionEnv(more=True), 2, "mixed")
     assert {n: s.kind for n, s in manager.action.items()} == {

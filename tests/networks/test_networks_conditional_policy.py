@@ -240,6 +240,52 @@ def test_masks_and_padding_hold_in_autoregressive_parts():
     assert actions["group"][:, [0, 2]].any()
 
 
+CONDITIONAL = {  # one row per function or target; a group has two entries per bit
+    "action_mask/target|function": torch.tensor([[0, 0, 1, 0], [1, 1, 0, 0], [0, 1, 1, 1]]).bool(),
+    "action_mask/place|function": torch.tensor([[0, 1, 0, 0, 1], [1, 1, 1, 1, 1], [1, 0, 1, 1, 0]]).bool(),
+    "action_mask/group|target": torch.tensor([[1, 0] * 4, [0, 1] * 4, [1, 1, 0, 1] * 2, [1, 1] * 4]).bool(),
+}
+CONDITIONAL_SPECS = {name: Spec(tuple(x.shape), "bool", "binary") for name, x in CONDITIONAL.items()}
+
+
+def is_legal(actions):
+    """Whether ``CONDITIONAL`` allows each action."""
+    targets, places, groups = CONDITIONAL.values()
+    target = targets[actions["function"], actions["target"]]
+    row, column = (places[actions["function"], i] for i in (actions["place"][:, 0], 2 + actions["place"][:, 1]))
+    bits = groups[actions["target"]].reshape(-1, 4, 2).gather(2, actions["group"][..., None]).squeeze(2)
+    return target & row & column & bits.all(1)
+
+
+@pytest.mark.parametrize("heads", [HEADS, ()])
+def test_masks_depend_on_earlier_choices(heads):
+    """By the chain rule, entropy and KL are means of those of the parts, given the parts before them."""
+    torch.manual_seed(0)
+    policy = make_policy(DISCRETE, PolicyConfig(heads=heads, head_width=8, autoregressive=ORDER), INPUTS)
+    strengthen(policy)
+    policy.find_conditional_masks(CONDITIONAL_SPECS)
+    actions = every_action()
+    legal = is_legal(actions)
+    rows = len(legal)
+    masks = {name: x.expand(rows, *x.shape) for name, x in CONDITIONAL.items()}
+    one, other = (wide(outputs_of(policy), rows) for _ in range(2))
+    terms = policy.evaluate(one, actions, masks)
+    log_p, log_q = (policy.evaluate(x, actions, masks)["log_prob"].detach().double() for x in (one, other))
+    p = log_p.exp()
+    assert float(p.sum()) == pytest.approx(1, abs=1e-5)
+    assert not p[~legal].any()
+    assert p[legal].all()
+    entropy, kl = terms["entropy"].detach(), policy.kl(policy.distribution(one, actions, masks), other, actions, masks)
+    assert float((p * entropy)[legal].sum()) == pytest.approx(float(-(p * log_p)[legal].sum()), rel=1e-4)
+    assert float((p * kl.detach())[legal].sum()) == pytest.approx(float((p * (log_p - log_q))[legal].sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize("changes", [{}, {"autoregressive": ("target", "function", "place")}])
+def test_a_mask_that_depends_on_a_later_choice_is_refused(changes):
+    with pytest.raises(UserError, match='depends on the choice of "function", which must be sampled first'):
+        make_policy(DISCRETE, config(**changes), INPUTS).find_conditional_masks(CONDITIONAL_SPECS)
+
+
 def test_outputs_are_features_of_the_rank_of_the_action():
     policy = make_policy(ALL, config(autoregressive=ORDER), INPUTS)
     assert policy.outputs == {

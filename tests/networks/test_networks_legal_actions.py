@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludus.core.spec import Spec
+from ludus.networks.conditional_policy import make_policy
 from ludus.networks.policy import Policy
 from ludus.networks.policy_config import PolicyConfig
 from ludus.ops.distributions import gumbel
@@ -123,3 +124,30 @@ def test_a_hundred_thousand_draws_with_one_legal_choice_of_ten_thousand_have_no_
         actions, _ = policy.sample({"policy/action": logits}, masks, {"action": gumbel(uniform)})
         illegal += int((actions["action"] != legal).sum())
     assert illegal == 0
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.integers(2, 12), counts, st.booleans(), st.data())
+def test_the_one_choice_that_an_earlier_one_leaves_is_taken(functions, n, argument, data):
+    seed = data.draw(st.integers(0, 99))
+    rows, generator = max(20, min(DRAWS, 1_000_000 // n)), torch.Generator().manual_seed(seed)
+    legal = torch.randint(n, (functions,), generator=generator)
+    mask = legal[:, None] == torch.arange(n)  # [functions, n]
+    sizes = {"function": functions, "target": n}
+    action = {name: Spec((), "int64", "categorical", sizes=(size,)) for name, size in sizes.items()}
+    table = {"arguments": ("function: 1=target",)} if argument else {}
+    policy = make_policy(action, PolicyConfig(autoregressive=("function", "target"), head_width=4, **table), {})
+    policy.find_conditional_masks({"action_mask/target|function": Spec((functions, n), "bool", "binary")})
+    outputs = {name: extreme(shape, EXTREMES, seed, rows) for name, shape in policy.outputs.items()}
+    noise = {name: gumbel(extreme((size,), UNIFORMS, seed, rows)) for name, size in sizes.items()}
+    noise["function"][1::2] = gumbel(torch.rand(functions, generator=generator))
+    masks = {"action_mask/target|function": mask.expand(rows, functions, n)}
+    for drawn in (noise, None):
+        actions, log_prob = policy.sample(outputs, masks, drawn)
+        expected = legal[actions["function"]]
+        assert torch.equal(
+            actions["target"], torch.where(actions["function"] == 1, expected, 0) if argument else expected
+        )
+        terms = policy.evaluate(outputs, actions, masks)
+        old = policy.distribution(outputs, actions, masks)
+        assert all(x.isfinite().all() for x in (log_prob, *terms.values(), policy.kl(old, outputs, actions, masks)))

@@ -45,13 +45,13 @@ def test_settings_of_a_policy() -> None:
     assert everything(action=CHOICE, agent__distribution="gsde") >= {"agent.distribution", "agent.gsde_interval"}
 
 
+GAUSSIAN = {"agent.distribution", "agent.log_std_init"}  # for a Discrete
 OTHER_RANKS = {"network.net2d", "network.net3d", "network.net4d", "network.embedding"}
 
 
 def test_ineffective_settings_depend_on_the_environment_and_on_other_settings() -> None:
-    gaussian = {"agent.distribution", "agent.log_std_init"}
     memory = {"network.lstm_size"}
-    assert named() == OTHER_RANKS | gaussian | memory
+    assert named() == OTHER_RANKS | GAUSSIAN | memory
     assert named(action=AMOUNT) == OTHER_RANKS | memory
     assert named(action=AMOUNT, agent__distribution="beta") == OTHER_RANKS | memory | {"agent.log_std_init"}
     assert named(network__body="lstm", action=AMOUNT) == OTHER_RANKS
@@ -119,9 +119,9 @@ REPLAYS: list[tuple[str, dict[str, Any], set[str]]] = [
     ("tqc", {}, TRANSITIONS),
     ("crossq", {}, TRANSITIONS | QUANTILES | {"agent.tau"}),
     ("discrete_sac", {"agent.learn_alpha": False}, TRANSITIONS | LEARNED_ALPHA),
-    ("acer", {}, set()),
-    ("acer_vtrace", {"agent.trust_region": 0}, {"agent.average_decay"}),
-    ("acer", {"agent.replay_ratio": 0}, {"agent.replay", "agent.warmup", "agent.save_replay"}),
+    ("acer", {}, GAUSSIAN),
+    ("acer_vtrace", {"agent.trust_region": 0}, GAUSSIAN | {"agent.average_decay"}),
+    ("acer", {"agent.replay_ratio": 0}, GAUSSIAN | {"agent.replay", "agent.warmup", "agent.save_replay"}),
 ]
 CONTINUOUS = ("ddpg", "td3", "sac", "tqc", "crossq")
 
@@ -158,6 +158,8 @@ OTHERS: dict[str, Any] = {  # values that no agent has by default
     "agent.save_replay": False,
     "agent.dropped_quantiles": 7,
     "agent.pessimistic_actor": False,
+    "agent.distribution": "beta",
+    "agent.log_std_init": 0.5,
     "agent.tau": 0.5,
 }
 
