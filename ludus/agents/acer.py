@@ -135,11 +135,6 @@ class ACER(ActorCritic):
         self._policy_networks = list(acting)
         if config.targets == "retrace":
             self.value_networks = list(networks)  # V is the policy's mean of Q
-        if config.replay_ratio and config.replay < config.rollout * batch:
-            raise UserError(
-                f"agent.replay is {config.replay}, less than one rollout of {config.rollout * batch} transitions "
-                "(env.num × agent.rollout); raise it, or set agent.replay_ratio to 0."
-            )
 
     @staticmethod
     def make_policy(action: Specs, config: Any, inputs: Shapes) -> Policy:
@@ -170,8 +165,9 @@ class ACER(ActorCritic):
 
     def make_cache(self, rows: Rows) -> RolloutReplay:
         """Make a cache of the fresh rollout and earlier ones."""
-        config = self.config
-        return RolloutReplay(config, rows.size, config.gamma, self._observation, self.device, config.normalize_reward)
+        config, ranks = self.config.for_rows(rows), rows.total // rows.size
+        given = (self._observation, self.device, config.normalize_reward, ranks)
+        return RolloutReplay(config, rows.size, config.gamma, *given)
 
     @torch.inference_mode()
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:

@@ -269,7 +269,7 @@ class DDPG(OffPolicy):
             self.last_actor_loss.copy_(updater.step(self.actor_loss, batch, "actor")["loss/actor"])
         self.finish_update(self.config.policy_delay)
         if self.parameter_noise is not None:
-            adapt_parameter_noise(self, self.parameter_noise, batch)
+            adapt_parameter_noise(self, self.parameter_noise, batch, updater)
         return Learned(metrics | {"loss/actor": self.last_actor_loss.clone()}, priority)
 
     def schedule(self, progress: float) -> Mapping[str, float]:

@@ -117,8 +117,9 @@ class OffPolicy(Agent):
     def make_cache(self, rows: Rows) -> ExperienceReplay:
         """Make the replay buffer."""
         reward = None if self.goal_reward is None else tensor_reward(self.goal_reward)
-        kept = (self.action, self.initial_state(1), self.soft)
-        return ExperienceReplay(self.config, rows.size, self.config.gamma, self.observation, self.device, reward, *kept)
+        config, ranks = self.config.for_rows(rows), rows.total // rows.size
+        kept = (self.action, self.initial_state(1), self.soft, ranks)
+        return ExperienceReplay(config, rows.size, config.gamma, self.observation, self.device, reward, *kept)
 
     def critic_inputs(self, batch: Batch) -> Tensors:
         """Return what critics see besides observations: the batch's actions ``[T, B, K]`` in [−1, 1], if anything."""

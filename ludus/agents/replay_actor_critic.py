@@ -15,6 +15,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import NetworkSpec
 from ludus.core.spec import Specs
 from ludus.core.types import Tensors
+from ludus.core.updater import Updater
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.parameter_noise import ParameterNoise, rms_distance
 from ludus.networks.build import network_spec
@@ -107,7 +108,7 @@ def apply_burn_in(agent: OffPolicy, batch: Batch) -> Batch:
 
 
 @torch.no_grad()
-def adapt_parameter_noise(agent: OffPolicy, noise: ParameterNoise, batch: Batch) -> None:
+def adapt_parameter_noise(agent: OffPolicy, noise: ParameterNoise, batch: Batch, updater: Updater) -> None:
     """Adapt the scale of the noise, every ``ADAPT_EVERY`` updates, to the distance of perturbed actions.
 
     A fresh perturbation is measured, since the acting one perturbs older parameters; the acting one is restored.
@@ -118,7 +119,8 @@ def adapt_parameter_noise(agent: OffPolicy, noise: ParameterNoise, batch: Batch)
     noise.resample(agent.generator)
     inputs, first = at_time(agent.inputs(batch.observation), batch.first, CURRENT)
     networks, state = (agent.networks["actor"], noise.perturbed), batch.state.select("actor")
-    noise.adapt(rms_distance(*(network(inputs, state, first)[0]["policy"].tanh() for network in networks)))
+    distance = rms_distance(*(network(inputs, state, first)[0]["policy"].tanh() for network in networks))
+    noise.adapt(updater.mean(distance))
     torch._foreach_copy_(list(noise.perturbed.parameters()), kept)
 
 

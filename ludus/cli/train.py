@@ -61,6 +61,8 @@ class Arguments:
     network: Annotated[str, "NAME"] = ""
     # short for --evaluation.stop-at
     stop_at: float | None = None
+    # short for --distrib.ranks
+    ranks: int = 0
     settings: Settings[Any]
 
 
@@ -77,6 +79,10 @@ def run(argv: list[str]) -> int:
 def report_end(result: TrainResult, runs: Path, environment: str, quiet: bool) -> int:
     """Print the commands to try next, or the run's folder if ``quiet``; return the exit code."""
     stopped = result.reason.startswith("SIG")
+    from ludus.runs.train import follows
+
+    if follows():
+        return INTERRUPTED if stopped else 0
     if quiet and not sys.stdout.isatty():
         print(result.run)  # for scripts
     else:
@@ -172,6 +178,7 @@ def _show_help(settings: Settings[Any], preset: str | None, file: str | None) ->
         config=file or "",
         network=settings.network.name,
         stop_at=settings.evaluation.stop_at,
+        ranks=settings.distrib.ranks,
         settings=settings,
     )
     show_help(shown, "train")

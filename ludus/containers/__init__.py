@@ -1,1 +1,6 @@
 """Containers hold all application state and run the loop; ``build`` makes them from settings."""
+
+CONTAINERS = {  # what ``--container NAME`` looks up
+    "local": "ludus.containers.local:LocalWorker",
+    "distrib": "ludus.containers.distrib:DistribWorker",
+}

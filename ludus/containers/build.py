@@ -66,7 +66,7 @@ def build_agent(settings: Settings[Any], observation: Specs, action: Specs, devi
         torch.manual_seed(settings.seed)
         planned = planned_networks(settings, observation, action)
         networks = {name: build_network(*plan) for name, plan in planned.items()}
-        agent: Agent = kind(observation, action, settings.agent, networks, settings.env.num)
+        agent: Agent = kind(observation, action, settings.agent, networks, settings.env.num // settings.ranks)
     freeze(agent, settings.freeze)
     if isinstance(device, str):
         device = choose_device(device, memory_needed(settings, agent, observation))
@@ -98,14 +98,14 @@ def refuse_too_large(agent: Agent) -> None:
     check_fits("The networks need", bytes_of(agent), free_memory(), fix)
 
 
-def build_learner(resolved: Resolved, observation: Specs, action: Specs, new: bool = True) -> Agent:
+def build_learner(resolved: Resolved, observation: Specs, action: Specs, device: str, new: bool = True) -> Agent:
     """Build the agent that a run trains; refuse bad settings before anything large is allocated."""
     settings = resolved.settings
     if new:
         refuse_ineffective(resolved, observation, action)
     _refuse_large_rollout(settings, observation)
     _refuse_large_networks(settings, observation, action)
-    agent = build_agent(settings, observation, action, settings.device)
+    agent = build_agent(settings, observation, action, device)
     agent.check_trainable()
     return agent
 
@@ -234,7 +234,7 @@ def memory_needed(settings: Settings[Any], agent: Agent, observation: Specs) -> 
 
 def choose_engines(settings: Settings[Any], agent: Agent) -> Engines:
     """Choose threads, acting engine and update engine; switches the agent to numpy acting."""
-    threads = settings.threads or requested_threads() or default_threads(agent)
+    threads = settings.threads or requested_threads() or max(1, default_threads(agent) // settings.ranks)
     acting = "torch"
     if settings.engine == "auto" and agent.use_numpy():
         acting = "numpy"
@@ -321,7 +321,10 @@ def refuse_nameless(id: str, environment: Callable[..., Any] | None) -> None:
         )
 
 
-def build_manager(settings: Settings[Any], environment: Callable[..., Any] | None = None) -> EnvironmentManager:
-    """Make the training environments."""
+def build_manager(
+    settings: Settings[Any], environment: Callable[..., Any] | None = None, rank: int = 0
+) -> EnvironmentManager:
+    """Make the training environments of a rank."""
     refuse_nameless(settings.env.id, environment)
-    return make_manager(settings.env, environment=environment, preprocess=settings.preprocess)
+    rows = Rows.of_rank(rank, settings.ranks, settings.env.num)
+    return make_manager(settings.env, rows, environment=environment, preprocess=settings.preprocess)

@@ -61,7 +61,9 @@ class CompiledStep:
         with torch.no_grad():
             on_cpu = self._updater.flat.value.is_cpu
             replaced = {torch.ops.aten.tanh.default: tanh} if on_cpu else None
-            traced = make_fx(self._step(names), decomposition_table=replaced)(*(x.clone() for x in inputs))
+            # fake tensors have shapes only: tracing computes nothing and sums nothing over ranks
+            trace = make_fx(self._step(names), replaced, "fake", _allow_non_fake_inputs=True)
+            traced = trace(*inputs)
             graph: Graph = compile_graph(traced, inputs)
             return graph
 
@@ -92,7 +94,8 @@ class CompiledStep:
                 flat.views(block, part.places, part.rows.start), gradients.values(), strict=True
             ):
                 target.copy_(gradient)
-            report = updater.report(losses, metrics) | {"gradient_norm": updater.optimize(block, at, part)}
+            report = updater.reduce(block, updater.report(losses, metrics))
+            report = report | {"gradient_norm": updater.optimize(block, at, part)}
             scalars = {name: x for name, x in report.items() if not x.dim()}
             rows = {name: x for name, x in report.items() if x.dim()}  # priorities
             self._names = [*scalars, *rows]

@@ -14,6 +14,7 @@ from ludus.containers.evaluate import Evaluation, Evaluator
 from ludus.containers.guard import Guard
 from ludus.containers.hook import HOOK, OnUpdate, UpdateHook, UpdateNumbers
 from ludus.containers.loop import begin, collect, improve
+from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent
 from ludus.core.container import Container
 from ludus.core.environment import EnvironmentManager
@@ -21,6 +22,7 @@ from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.rows import Rows
 from ludus.core.seat import Seat
+from ludus.core.step import Episode
 from ludus.core.types import State, Tensors
 from ludus.core.updater import Updater
 from ludus.logging.clock import Clock
@@ -36,7 +38,12 @@ if TYPE_CHECKING:
 
 
 class LocalWorker(Container):
-    """Trains an agent in one process: collects, improves, evaluates, logs and saves."""
+    """Trains an agent in one process: collects, improves, evaluates, logs and saves.
+
+    ``rows`` are those of the manager in the whole run, by default all.
+    """
+
+    can_rescue = True  # whether the state can be saved in the middle of an update
 
     def __init__(
         self,
@@ -46,6 +53,7 @@ class LocalWorker(Container):
         updater: Updater,
         evaluator: Evaluator,
         on_update: OnUpdate | None = None,
+        rows: Rows | None = None,
     ) -> None:
         self.settings, self.agent, self.manager = settings, agent, manager
         self.updater: Updater = updater
@@ -58,7 +66,7 @@ class LocalWorker(Container):
         seeds = torch.Generator().manual_seed(settings.seed)
         env_seed, noise_seed, *own_seeds = torch.randint(2**31 - 1, (4,), generator=seeds).tolist()
         self.env_seed = env_seed
-        rows = Rows.all(manager.batch)
+        rows = Rows.all(manager.batch) if rows is None else rows
         noise = agent.make_noise(rows, torch.Generator(self.device).manual_seed(noise_seed))
         rewards = make_reward_ops(settings.preprocess.reward)
         self.cache = build_cache(agent, manager, rows, rewards)
@@ -66,7 +74,7 @@ class LocalWorker(Container):
         self.seats = [self.seat]
         for generator, own_seed in zip((agent.generator, self.cache.generator), own_seeds, strict=True):
             if generator is not None:
-                generator.manual_seed(own_seed)
+                generator.manual_seed(own_seed + rows.start)  # other numbers on other ranks
         self.clock = Clock()
         self.guard = Guard(agent, updater, manager)
         self.network_check: NetworkCheck | None = None
@@ -81,6 +89,15 @@ class LocalWorker(Container):
         self.in_call = False  # interrupted inside a call of an environment, so the cache is consistent
         self.between, self.owed = True, False  # between updates; an evaluation is due (again)
 
+    @classmethod
+    def make_updater(cls, agent: Agent, settings: Settings[Any]) -> LocalUpdater:
+        """Make the updater of this kind of container."""
+        return LocalUpdater(agent)
+
+    def start(self, settings: Settings[Any], stack: ExitStack) -> None:
+        """Start what runs beside this process, with these settings; ``stack`` ends it."""
+        return
+
     def run(self, nb_step: int, initial_step: int = 0) -> Self:
         """Collect and improve until ``nb_step`` environment steps are done, or something asks to stop."""
         self.local_step_count, self._target = initial_step, nb_step
@@ -90,14 +107,13 @@ class LocalWorker(Container):
             self.began = True
         if self.owed:
             self.evaluate()
-        while self.local_step_count < nb_step and not self.stopping:
+        while self.local_step_count < nb_step and not self._stops():
             progress = self.local_step_count / self.settings.nb_step
             self.scheduled = self.agent.schedule(progress)
             self.cache.schedule(progress)
             self.updater.learning_rate = self.scheduled.get("learning_rate", self.updater.learning_rate)
             before, self.between, self.in_call = self.local_step_count, False, False
-            with self.started:
-                steps = collect(self)
+            steps = self._collect()
             self.guard.step = before + steps
             metrics, updates = self._improve()
             self.local_step_count += steps
@@ -105,6 +121,15 @@ class LocalWorker(Container):
             self.between = True
             self._after_update(before, metrics)
         return self
+
+    def _stops(self) -> bool:
+        """Return whether something asks to end the run before ``nb_step``."""
+        return bool(self.stopping)
+
+    def _collect(self) -> int:
+        """Collect experience; return the number of environment steps."""
+        with self.started:
+            return collect(self)
 
     def _improve(self) -> tuple[Tensors, int]:
         check, step = self.network_check, self.guard.step
@@ -118,7 +143,7 @@ class LocalWorker(Container):
             self.reporter.checked(report)
 
     def _after_update(self, before: int, metrics: Tensors) -> None:
-        episodes = self.manager.episodes()
+        episodes = self._episodes()
         if episodes and (warning := self.agent.episode_warning(episodes)) and self.reporter is not None:
             self.reporter.warn(warning)
         self.episodes.add(episodes)
@@ -145,9 +170,17 @@ class LocalWorker(Container):
         self.clock.lap("other")
         if evaluation_due:
             self.evaluate()
-        if self.reporter is not None and save_due:
-            self.reporter.checkpoint(self)
+        if save_due:
+            self._save()
         self.clock.lap("other")
+
+    def _episodes(self) -> list[Episode]:
+        """Return the episodes that ended since the last call."""
+        return self.manager.episodes()
+
+    def _save(self) -> None:
+        if self.reporter is not None:
+            self.reporter.checkpoint(self)
 
     @property
     def interrupted(self) -> bool:
@@ -166,7 +199,7 @@ class LocalWorker(Container):
         """Evaluate, keep the best policy, and stop at the target return; None if interrupted."""
         self.clock.lap("other")
         with self.started:
-            evaluation = self.evaluator.run(self.agent, self.device, lambda: self.stopping)
+            evaluation = self.evaluator.run(self.agent, self.device, self._interrupts_evaluation)
         self.clock.lap("evaluation")
         if evaluation is None:
             return None
@@ -180,6 +213,9 @@ class LocalWorker(Container):
         if target is not None and evaluation.mean >= target:
             self.stopping = f"the evaluation reached {target:g}"
         return evaluation
+
+    def _interrupts_evaluation(self) -> bool:
+        return bool(self.stopping)
 
     def current_call(self) -> tuple[int, ...] | None:
         """What environments in this process are doing now: changes as they go on; None where none is being called."""
@@ -264,6 +300,10 @@ class LocalWorker(Container):
         self.seat.hidden_state = HiddenState(state["hidden_state"]).map(lambda x: x.to(self.device))
         self.began = True
         return self.manager.restored
+
+    def finish(self) -> None:
+        """Do what remains after the last checkpoint."""
+        return
 
     def close(self) -> None:
         """Close the environments and the reporter."""

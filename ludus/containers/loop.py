@@ -135,7 +135,7 @@ def improve(loop: Learner) -> tuple[Tensors, int]:
     """Learn while the cache is ready; return the metrics of the last update, and the number of updates."""
     metrics: Tensors = {}
     count = 0
-    while loop.guard.updater.agree(loop.cache.ready()):  # ranks learn equally often
+    while loop.cache.agree(loop.guard.updater):  # ranks learn equally often
         loop.guard.agent.observe(loop.cache, loop.guard.updater)
         batch = loop.cache.read()
         learned = loop.guard.learn(batch)

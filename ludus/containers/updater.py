@@ -279,7 +279,11 @@ class LocalUpdater(Updater):
                 gradient.zero_()
             if reached:
                 torch._foreach_copy_([view for view, _ in reached], [x for _, x in reached])
-            return gradient, self.report(losses, metrics)
+            return gradient, self.reduce(gradient, self.report(losses, metrics))
+
+    def reduce(self, gradient: Tensor, metrics: Tensors) -> Tensors:
+        """Sum the gradient, in place, and the 0-dimensional metrics over ranks; return the metrics."""
+        return metrics
 
     def total(self, losses: Tensors) -> Tensor:
         """Return the sum of the losses weighted by their coefficients; weight 0 skips a loss."""

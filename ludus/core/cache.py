@@ -16,6 +16,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.rows import Rows
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
+from ludus.core.updater import Updater
 
 
 class Unroll(NamedTuple):
@@ -65,6 +66,10 @@ class CacheReader(ABC):
     @abstractmethod
     def ready(self) -> bool:
         """Return whether a batch can be read; this is where the update ratio is enforced."""
+
+    def agree(self, updater: Updater) -> bool:
+        """Return whether all ranks are ready; caches with an update ratio first average over ranks what decides it."""
+        return updater.agree(self.ready())
 
     @abstractmethod
     def read(self) -> Batch:

@@ -26,6 +26,11 @@ class Rows(NamedTuple):
         """The number of rows."""
         return self.stop - self.start
 
+    @classmethod
+    def of_rank(cls, rank: int, ranks: int, total: int) -> Rows:
+        """Return the rows of one of ``ranks`` processes, which have equally many."""
+        return cls(rank * total // ranks, (rank + 1) * total // ranks, total)
+
     @property
     def slice(self) -> slice:
         """The index of these rows in a tensor of all rows."""

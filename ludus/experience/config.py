@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import not_
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 
 from ludus.core.config import AgentConfig, Plan, UnusedSetting
 from ludus.core.errors import UserError, check_ranges
+from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.preprocess.normalization import unused_normalizer
 
@@ -112,6 +113,25 @@ class ReplayConfig(AgentConfig):
                 f"A batch of agent.batch_size {self.batch_size} takes {first:,} steps to be in the replay, but nb_step "
                 f"is {nb_step:,}, so nothing would ever be learned; lower agent.batch_size, or raise nb_step."
             )
+
+    def for_rows(self, rows: Rows) -> Self:
+        """Return the settings of a process that has some of the run's rows: its part of replay, warm-up and batch.
+
+        Each of its steps stands for one in every process, so it earns as many updates as all of them.
+        """
+        ranks = rows.total // rows.size
+        if self.batch_size % ranks:
+            raise UserError(
+                f"agent.batch_size is {self.batch_size}, which {ranks} ranks cannot share equally; set it to "
+                f"{-(-self.batch_size // ranks) * ranks}."
+            )
+        return replace(
+            self,
+            replay=self.replay // ranks,
+            warmup=self.warmup // ranks,
+            batch_size=self.batch_size // ranks,
+            updates_per_step=self.updates_per_step * ranks,
+        )
 
     def check_replay_size(self, batch: int, device: torch.device) -> None:
         """Refuse a replay that can never hold one batch, and files unless the device is the CPU."""

@@ -14,6 +14,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
+from ludus.core.updater import Updater
 from ludus.experience.config import ReplayConfig
 from ludus.experience.frames import FrameStorage
 from ludus.experience.hindsight import Hindsight, RewardFunction, check_hindsight
@@ -34,7 +35,8 @@ class ExperienceReplay(ExperienceCache):
     observations of same-step resets. Only transitions that are real and complete can be drawn: each group of rows has
     a queue of them, so no draw is rejected. A truncated transition without a known final observation cannot be drawn,
     since its successor is unknown; within a sequence it counts as padding. A batch is valid until the next ``read``.
-    With ``window``, n-step transitions also include their intermediate states.
+    With ``window``, n-step transitions also include their intermediate states. ``ranks`` are the processes that learn
+    together; ``config`` holds this one's part (``ReplayConfig.for_rows``).
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class ExperienceReplay(ExperienceCache):
         action: Specs | None = None,
         state: HiddenState | None = None,
         window: bool = False,
+        ranks: int = 1,
     ) -> None:
         config.check_replay_size(batch, device)
         check_hindsight(config, observation, reward_fn)
         self.bytes = replay_bytes(config, batch, observation, action, state)
         self.config, self.batch, self.gamma, self.device = config, batch, gamma, device
+        self._ranks = ranks
         self._check_memory(self.bytes)
         self.length = config.replay // batch
         self.generator: torch.Generator = torch.Generator()
@@ -160,6 +164,12 @@ class ExperienceReplay(ExperienceCache):
         """Whether enough steps have been taken for another update."""
         return self._credit >= ONE_UPDATE and self.size > 0
 
+    def agree(self, updater: Updater) -> bool:
+        """Average the credit over ranks, whose numbers of real steps differ, and return whether all are ready."""
+        if updater.ranks > 1:
+            self._credit = float(updater.mean(torch.tensor(self._credit, dtype=torch.float64)))
+        return updater.agree(self.ready())
+
     def accepts(self, start: int) -> bool:
         """Whether these rows may step again; while updates are rare, the container gets control every 32 env steps.
 
@@ -214,10 +224,10 @@ class ExperienceReplay(ExperienceCache):
         self.importance_exponent = start + (1 - start) * progress
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics for logging; updates are counted per real step after the warm-up."""
-        values = {"replay/size": float(self.size)}
+        """Return metrics for logging; updates are counted per real step of all ranks after the warm-up."""
+        values = {"replay/size": float(self.size * self._ranks)}
         if (past := self._real - self.config.warmup) > 0:
-            values["replay/updates_per_step"] = self._reads / past
+            values["replay/updates_per_step"] = self._reads / (past * self._ranks)
         if self._priorities is not None:
             values["replay/importance_exponent"] = self.importance_exponent
             values["replay/largest_priority"] = self._priorities.largest

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -10,8 +11,10 @@ from ludus.core.batch import Batch, select_columns
 from ludus.core.config import AgentConfig
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
+from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.core.types import State, Tensors
+from ludus.core.updater import Updater
 from ludus.experience.batch_tensors import to_batch, to_tensors
 from ludus.experience.memory import check_fits, free_bytes, spec_bytes
 from ludus.experience.rollout import RolloutCache, zeros_like_step
@@ -30,6 +33,16 @@ class RolloutReplayConfig(AgentConfig):
     replay_ratio: float = 4.0  # updates from replayed rollouts per update from a fresh one, on average; 0: none
     warmup: int = 1_000  # steps before the first update from replayed rollouts
     save_replay: bool = True  # save it in checkpoints, for an exact resume; off: smaller, and a resume warms up again
+
+    def for_rows(self, rows: Rows) -> Self:
+        """Return the settings of a process that has some of the run's rows: its part of the replay and the warm-up."""
+        part = self.replay * rows.size // rows.total
+        if self.replay_ratio and part < self.rollout * rows.size:
+            raise UserError(
+                f"agent.replay is {self.replay}, less than one rollout of {self.rollout * rows.total} transitions "
+                "(env.num × agent.rollout); raise it, or set agent.replay_ratio to 0."
+            )
+        return replace(self, replay=part, warmup=self.warmup * rows.size // rows.total)
 
     def check_run_length(self, nb_step: int, rows: int) -> None:
         """Refuse a warm-up that is longer than the run."""
@@ -55,9 +68,11 @@ class RolloutReplay(RolloutCache):
         observation: Specs,
         device: torch.device,
         with_returns: bool = False,
+        ranks: int = 1,
     ) -> None:
         super().__init__(config.rollout, batch, gamma, device, with_returns)
         self.config = config
+        self._ranks = ranks  # processes that learn together
         self.capacity = config.replay // (config.rollout * batch) if config.replay_ratio else 0  # rollouts
         observed = sum(spec_bytes(spec) for spec in observation.values())
         columns = self.capacity * batch
@@ -80,6 +95,12 @@ class RolloutReplay(RolloutCache):
     def ready(self) -> bool:
         """Whether there is an unread full rollout, or a replayed batch is due."""
         return self._due > 0 or super().ready()
+
+    def agree(self, updater: Updater) -> bool:
+        """Average the number of replayed batches, which each rank draws, and return whether all ranks are ready."""
+        if updater.ranks > 1:
+            self._due = round(float(updater.mean(torch.tensor(float(self._due)))))
+        return updater.agree(self.ready())
 
     def read(self) -> Batch:
         """Return the full rollout, if it has not been read, else a replayed batch."""
@@ -115,7 +136,7 @@ class RolloutReplay(RolloutCache):
 
     def metrics(self) -> dict[str, float]:
         """Return the transitions stored, and the replayed batches per fresh one since the warm-up."""
-        size = float(self.stored * self.config.rollout * self.batch)
+        size = float(self.stored * self.config.rollout * self.batch * self._ranks)
         return {"replay/size": size, "replay/ratio": self._replayed / max(self._fresh, 1)}
 
     def state_dict(self) -> State:

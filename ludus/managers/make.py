@@ -43,8 +43,9 @@ def make_manager(
     if preprocess is not None:
         config = with_wrappers(config, preprocess)
     validate(config)
+    alone = num == 1
     first_row, num = (num.start, num.size) if isinstance(num, Rows) else (0, num)
-    num, alone = config.num if num is None else num, num == 1
+    num = config.num if num is None else num
     if num < 1:
         raise UserError(f"There must be at least 1 environment, not {num}.")
     options = parse_options(config.options)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import ludus
+from ludus.core.encoding import TensorFile, decode, encode, serialize, tensor_names
 from ludus.core.errors import UserError
 from ludus.core.files import (
     TEMPORARY,
@@ -33,7 +34,6 @@ from ludus.core.files import (
 )
 from ludus.core.types import State, Tensors
 from ludus.parallel.resources import free_memory
-from ludus.runs.encoding import TensorFile, decode, encode, serialize, tensor_names
 from ludus.runs.folder import REPLACED, RunDirectory, current_path, step_folders
 
 SCHEMA = 4

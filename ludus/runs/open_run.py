@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,13 +53,14 @@ def open_run(
     trust: bool = False,
     unused: tuple[str, ...] = (),
     given: Flat | None = None,
+    locks: bool = True,
 ) -> Iterator[SavedRun]:
     """Open the settings and the newest intact checkpoint of a run; refuse a run with deleted checkpoints.
 
-    ``given`` settings override those of the run, and ``unused`` ones are not imported.
+    ``given`` settings override those of the run, and ``unused`` ones are not imported. ``locks``: as the only writer.
     """
     run = RunDirectory.open(path, runs)
-    with run.lock():
+    with run.lock() if locks else nullcontext():
         trusted = read_run_settings(run.path, run.config, trust, unused, writes=True)
         flags = {"nb_step": nb_step, "device": device, "evaluation.stop_at": stop_at}
         overrides = dict(given or {}) | {key: value for key, value in flags.items() if value is not None}
@@ -136,4 +137,4 @@ def max_checkpoint_bytes(worker: LocalWorker) -> int:
     plan: Plan = worker.settings.agent.plan(rows)
     experience = worker.cache.max_bytes + rows * (observation + action + STEP) * (plan.rollout + 2)
     actions = min(MAX_BYTES, MAX_STEPS * rows * action)
-    return 8 * bytes_of(worker.agent) + 2 * (experience + actions) + rows * SNAPSHOT + FIXED
+    return worker.settings.ranks * (8 * bytes_of(worker.agent) + 2 * (experience + actions) + rows * SNAPSHOT + FIXED)

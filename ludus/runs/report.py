@@ -76,8 +76,9 @@ class Reporter:
         self._first_step = step  # of this process
         size = sum(p.numel() for p in agent.parameters() if p.requires_grad)
         frozen = f" ({', '.join(settings.freeze)} frozen)" if settings.freeze else ""
+        spread = f", {settings.ranks} ranks" if settings.ranks > 1 else ""
         info = {
-            "environment": f"{settings.env.id} x {settings.env.num}{', ' * bool(backend)}{backend}",
+            "environment": f"{settings.env.id} x {settings.env.num}{', ' * bool(backend)}{backend}{spread}",
             "agent": f"{settings.agent_name}, {size:,} parameters{frozen}, seed {settings.seed}",
             "engines": f"{engines.device}, {engines.threads} thread{'s' * (engines.threads > 1)}, "
             f"{engines.acting} acting, {engines.update} update{engines.obstacle and f' ({engines.obstacle})'}",
@@ -214,7 +215,9 @@ class Reporter:
         ``tells``: also report that nothing was saved because there was no update yet.
         """
         saved = not worker.between and self.checkpoints.has(worker.local_step_count)
-        if worker.updates and not saved and not worker.guard.diverged:
+        if not worker.can_rescue:
+            self.note(f"{why}; a resume continues from the last checkpoint.")
+        elif worker.updates and not saved and not worker.guard.diverged:
             try:
                 self.checkpoint(worker)
                 new = "" if worker.between else "; a resume starts new episodes"

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from ludus.containers import CONTAINERS
 from ludus.containers.build import (
     adapt_to_observation,
     build_cache,
@@ -25,17 +26,20 @@ from ludus.containers.build import (
     linear_networks,
     outline_agent,
 )
+from ludus.containers.distrib import build_rank, decide_ranks, rank_device
 from ludus.containers.evaluate import Evaluation
 from ludus.containers.guard import TrainingFailed
 from ludus.containers.hang import warn_of_hangs
 from ludus.containers.hook import OnUpdate
 from ludus.containers.local import LocalWorker
 from ludus.containers.network_check import NetworkCheck
+from ludus.containers.rank_processes import refuse_local_code
+from ludus.containers.ranks import RankGroup, torchrun
 from ludus.containers.signals import StopOnSignals, without_signals
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.updater import LocalUpdater
 from ludus.core.errors import UserError
-from ludus.core.imports import check_not_importing, import_path
+from ludus.core.imports import check_not_importing, import_path, resolve
 from ludus.core.rows import Rows
 from ludus.core.text import printable
 from ludus.environments.errors import user_traceback
@@ -77,6 +81,8 @@ def train(
     seed: int | None = None,
     preset: str | None = None,
     config: str | Path | None = None,
+    container: str | None = None,
+    ranks: int | None = None,
     settings: Mapping[str, Any] | None = None,
     on_update: OnUpdate | None = None,
     trust: bool = False,
@@ -87,6 +93,7 @@ def train(
     ``agent`` and ``network`` are names from ``ludus list``, ``package.module:Class``, or classes.
     ``settings`` are the flags of the command line: ``{"agent.learning_rate": 1e-3, "env.num": 16}``. Wrappers and
     parts of networks may be classes there too: ``{"env.wrappers": [MyWrapper]}``.
+    ``container`` is how to run (``"local"``, or ``"distrib"`` with this number of ``ranks``).
     ``on_update(metrics, worker)`` or ``on_update(metrics)`` is called after every update; each metric is computed when
     it is read. Return False or raise ``ludus.Stop`` to end the run; it is saved as after Ctrl-C, without a last
     evaluation.
@@ -96,7 +103,7 @@ def train(
     check_not_importing("ludus.train")
     make = None if isinstance(environment, str) else environment
     name = environment if isinstance(environment, str) else import_path(environment)
-    given = {"nb_step": nb_step, "seed": seed, "network.name": network}
+    given = {"nb_step": nb_step, "seed": seed, "network.name": network, "container": container, "ranks": ranks}
     overrides = dict(settings or {}) | {key: value for key, value in given.items() if value is not None}
     resolved = resolve_settings(name, agent, preset, config, overrides, "argument", trust)
     return train_resolved(resolved, on_update, make, trust)
@@ -128,15 +135,16 @@ def resume(
     given = class_overrides(agent, network, wrappers)
     unused = (*given, *(("env.id",) if environment else ()))
     with ExitStack() as stack:
-        saved = stack.enter_context(open_run(run, runs, nb_step, stop_at, device, trust, unused, given))
+        saved = stack.enter_context(open_run(run, runs, nb_step, stop_at, device, trust, unused, given, not follows()))
         if not saved.complete:
             return train_resolved(saved.resolved, on_update, environment, trust, saved)
         assert saved.state is not None
         counters, path = saved.state["counters"], saved.run.path
         text = f'The run "{path}" is complete: {saved.complete}.'
-        LogFile(saved.run.log).note(text)
-        if not saved.resolved.settings.quiet:
-            print(printable(text))
+        if not follows():
+            LogFile(saved.run.log).note(text)
+            if not saved.resolved.settings.quiet:
+                print(printable(text))
         last = Evaluation(*counters["evaluation"])
         return TrainResult(path, counters["step"], last, counters["best"], f"complete: {saved.complete}", environment)
 
@@ -152,15 +160,54 @@ def train_resolved(
 
     ``trust`` the run in ``init_from``. Torch's random state is restored afterwards.
     """
+    resolved = _choose_container(resolved, environment)
     settings = resolved.settings
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([] if settings.device == "cpu" else range(torch.cuda.device_count())))
+        if follows():
+            return _follow(resolved, environment, saved is None, stack)
         torch.manual_seed(settings.seed)  # for networks with random layers, such as dropout
         worker = _build(resolved, on_update, environment, trust, saved, stack)
         _run(worker, new=saved is None)
     reason = worker.stopping or "all steps done"
     path, steps = worker.reporter.run.path, worker.local_step_count  # type: ignore[union-attr]
     return TrainResult(path, steps, worker.last_evaluation, worker.best, reason, environment)
+
+
+def follows() -> bool:
+    """Return whether torchrun started this process as another rank than 0, which neither logs nor saves."""
+    place = torchrun()
+    return place is not None and place.rank > 0
+
+
+def _choose_container(resolved: Resolved, environment: Callable[..., Any] | None) -> Resolved:
+    """Decide the number of ranks; refuse what they cannot run."""
+    settings, place = resolved.settings, torchrun()
+    if settings.container != "distrib":
+        if place is not None and place.ranks > 1:
+            raise UserError(
+                f"torchrun started {place.ranks} processes, but container is {settings.container}; set it to distrib."
+            )
+        return resolved
+    if place is None:
+        refuse_local_code(settings, environment)
+    return decide_ranks(resolved)
+
+
+def _follow(resolved: Resolved, environment: Callable[..., Any] | None, new: bool, stack: ExitStack) -> TrainResult:
+    """Train as a rank that torchrun started beside rank 0."""
+    settings, place = resolved.settings, torchrun()
+    assert place is not None
+    group = RankGroup(place.rank, place.ranks, settings.distrib.timeout)
+    stack.callback(group.close)
+    worker = build_rank(resolved, group, stack, environment, new)
+    group.connect(worker.device)
+    with StopOnSignals(worker, lambda: None).handle():
+        worker.follow()
+    result = worker.result
+    last = None if result["evaluation"] is None else Evaluation(*result["evaluation"])
+    reason = result["reason"] or "all steps done"
+    return TrainResult(Path(result["run"]), result["steps"], last, result["best"], reason, environment)
 
 
 def _build(
@@ -175,6 +222,7 @@ def _build(
     settings = resolved.settings
     started = StartedProcesses()
     stack.callback(started.end)  # runs last, after the environments are closed
+    kind: type[LocalWorker] = resolve(settings.container, CONTAINERS, "container")
     with started:
         manager = build_manager(settings, environment)
     stack.callback(manager.close)
@@ -184,22 +232,23 @@ def _build(
     if saved is not None and saved.checkpoint is not None:
         outline = outline_agent(settings, manager.observation, manager.action)
         refuse_mismatch(outline, agent_of_checkpoint(saved.checkpoint))
-    agent = build_learner(resolved, manager.observation, manager.action, new=saved is None)
+    agent = build_learner(resolved, manager.observation, manager.action, rank_device(settings), new=saved is None)
     manager.set_action_transform(agent.action_transform)
     sharing = decide_sharing(settings, manager.observation, manager.action)
     transfer: Transfer | None = None
     if settings.init_from and (saved is None or saved.state is None):
         transfer = initialise_from(agent, sharing, trust)
-    updater, engines = LocalUpdater(agent), choose_engines(settings, agent)
+    updater, engines = kind.make_updater(agent, settings), choose_engines(settings, agent)
     stack.enter_context(use_threads(engines.threads))
     evaluator = build_evaluator(settings, agent, environment)
     compiled: Literal["on", "off"] = "on" if engines.update == "compiled" else "off"
-    decided = replace(sharing, threads=engines.threads, compile=compiled, device=str(engines.device))
+    device = str(engines.device) if settings.ranks == 1 else engines.device.type  # each rank has its own GPU
+    decided = replace(sharing, threads=engines.threads, compile=compiled, device=device)
     given = to_flat(settings)
     chosen = {key: "chosen" for key, value in to_flat(decided).items() if value != given[key]}
     if "threads" in chosen and requested_threads():
         chosen["threads"] = VARIABLE
-    worker = LocalWorker(settings, agent, manager, updater, evaluator, on_update)
+    worker = kind(settings, agent, manager, updater, evaluator, on_update)
     if settings.network_check.every:
         worker.network_check = NetworkCheck(agent, updater, settings.network_check)
     early: list[str] = []  # reports before there is a reporter
@@ -242,6 +291,7 @@ def _build(
     if engines.update == "compiled":
         updater.compile(on_failure=reporter.note, during=partial(_compile, worker, reporter))
     stack.callback(worker.close)
+    worker.start(decided, stack)
     return worker
 
 
@@ -263,12 +313,13 @@ def check_settings(resolved: Resolved, trust: bool = False) -> None:
         stack.callback(manager.close)
         resolved = adapt_to_observation(resolved, manager.observation)
         settings = resolved.settings
-        agent = build_learner(resolved, manager.observation, manager.action)
+        agent = build_learner(resolved, manager.observation, manager.action, settings.device)
         if settings.init_from:
             initialise_from(agent, decide_sharing(settings, manager.observation, manager.action), trust)
         NetworkCheck(agent, LocalUpdater(agent), settings.network_check)
         choose_engines(settings, agent)
-        build_cache(agent, manager, Rows.all(settings.env.num), make_reward_ops(settings.preprocess.reward))
+        rows = Rows.of_rank(0, settings.ranks, settings.env.num)
+        build_cache(agent, manager, rows, make_reward_ops(settings.preprocess.reward))
 
 
 def _run(worker: LocalWorker, new: bool) -> None:
@@ -281,6 +332,7 @@ def _run(worker: LocalWorker, new: bool) -> None:
             if worker.evaluated_at < worker.local_step_count and not worker.interrupted:
                 worker.evaluate()
             reporter.finish(worker)
+            worker.finish()
         except KeyboardInterrupt as error:
             reporter.failed(error)
             if not signals.hung:

@@ -27,7 +27,12 @@ Flat = dict[str, Any]  # dotted key → value, as in {"agent.learning_rate": 0.0
 
 DEFAULT_AGENT = "ppo"
 NO_PRESET = "none"
-ALIASES = {"agent": "agent.name", "network": "network.name", "stop_at": "evaluation.stop_at"}  # short names of settings
+ALIASES = {  # short names of settings
+    "agent": "agent.name",
+    "network": "network.name",
+    "stop_at": "evaluation.stop_at",
+    "ranks": "distrib.ranks",
+}
 PIECES = ("network.body", *(f"network.{place}{rank}d" for place in ("net", "head") for rank in (1, 2, 3, 4)))
 # known names of the settings that name a class
 TABLES = {"agent.name": AGENTS, "network.name": NETWORKS, **dict.fromkeys(PIECES, SUBMODULES)}
@@ -79,6 +84,27 @@ class NetworkCheckConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistribConfig:
+    """Settings of the container distrib: processes that learn together, each with a part of the environments."""
+
+    # number of processes; 0: as many as torchrun started, else one for each GPU, or for each core of the CPU
+    ranks: int = 0
+    timeout: float = 1800.0  # seconds to wait for another rank, also while rank 0 evaluates or compiles
+
+    def validate(self, environments: int) -> None:
+        """Refuse invalid settings."""
+        check_minimum("distrib.ranks", self.ranks, 0)
+        if not 0 < self.timeout < 1e9:
+            raise UserError(f"distrib.timeout is {self.timeout:g}; give a number of seconds, such as 1800.")
+        if self.ranks and environments % self.ranks:
+            more = -(-environments // self.ranks) * self.ranks
+            raise UserError(
+                f"env.num is {environments}, which {self.ranks} ranks cannot share equally; set env.num to {more}, or "
+                "distrib.ranks to a number that divides it."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings(Generic[A]):
     """All settings of a run; ``A`` is the Config of the agent."""
 
@@ -93,6 +119,8 @@ class Settings(Generic[A]):
     # compile the update with torch.compile; auto: if the run is long enough for compiling to pay off
     compile: Literal["auto", "on", "off"] = "auto"
     engine: Literal["auto", "torch"] = "auto"  # what computes actions; auto: numpy for MLPs on the CPU, else torch
+    # how to run: local: in this process; distrib: in several, which share one gradient (data-parallel training)
+    container: Literal["local", "distrib"] = "local"
     name: str = ""  # name of the run, appended to the name of its folder and shown by `ludus list runs`
     tags: tuple[str, ...] = ()  # tags of the run, shown by `ludus list runs`; --tag WORD adds one and may be repeated
     runs: Annotated[str, "FOLDER"] = "runs"  # folder in which the folder of the run is created
@@ -113,12 +141,18 @@ class Settings(Generic[A]):
     preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     network_check: NetworkCheckConfig = field(default_factory=NetworkCheckConfig)
+    distrib: DistribConfig = field(default_factory=DistribConfig)
     # settings of single networks: network.critic.hidden is {"critic": {"hidden": …}}
     per_network: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def network_for(self, name: str) -> NetworkConfig:
         """Return the settings of one network: ``network`` with its own settings over it."""
         return replace(self.network, **self.per_network.get(name, {}))
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes that learn together."""
+        return max(1, self.distrib.ranks) if self.container == "distrib" else 1
 
     def validate(self) -> None:
         """Refuse values out of range, here and in every group."""
@@ -141,9 +175,21 @@ class Settings(Generic[A]):
         self.agent.validate()
         self.evaluation.validate()
         self.network_check.validate()
+        self._validate_container()
         self.network.validate()
         for name in self.per_network:
             self.network_for(name).validate(f"network.{name}")
+
+    def _validate_container(self) -> None:
+        if self.container == "distrib":
+            self.distrib.validate(self.env.num)
+        for name, group in {"distrib": self.distrib}.items():  # settings of one container alone
+            changed = [key for key, value in vars(group).items() if value != getattr(type(group), key)]
+            if changed and self.container != name:
+                raise UserError(
+                    f"{name}.{changed[0]} is {getattr(group, changed[0])}, but container is {self.container}, which "
+                    f"does not use it; set container to {name}."
+                )
 
 
 class Resolved(NamedTuple):
@@ -383,6 +429,7 @@ def _make(nested: Flat, config: type[A]) -> Settings[A]:
         "preprocess": PreprocessConfig,
         "evaluation": EvaluationConfig,
         "network_check": NetworkCheckConfig,
+        "distrib": DistribConfig,
     }
     network = nested.get("network", {})
     per_network = {key: network.pop(key) for key, value in list(network.items()) if isinstance(value, dict)}

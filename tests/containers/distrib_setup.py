@@ -1,4 +1,4 @@
-"""An updater over several processes, the processes, and batches for them: a harness for tests, no container."""
+"""Two connected ranks, this process and another, and batches for them."""
 
 from __future__ import annotations
 
@@ -8,56 +8,49 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
-from torch import multiprocessing as processes
 
-from ludus.containers.updater import LocalUpdater, ParameterBlock
+from ludus.containers.rank_processes import open_store
+from ludus.containers.ranks import RankGroup
 from ludus.core.batch import Batch
-from ludus.core.types import State, Tensors
-from ludus.core.updater import LossFunction
+from ludus.core.encoding import from_bytes, to_bytes
+from ludus.core.imports import resolve
+from ludus.core.types import Tensors
 from ludus.ops.returns import running_returns
-from ludus.runs import checkpoint as checkpoints
+from ludus.parallel.process import Launcher
 
 RANKS, TIME, ROWS = 2, 12, 4
+CPU = torch.device("cpu")
+Cases = Callable[[RankGroup], dict[str, Tensors]]
 
 
-class DistribUpdater(LocalUpdater):
-    """One all-reduce of the flat gradient, with the metrics behind it."""
+def on_ranks(cases: str, folder: Path) -> tuple[dict[str, Tensors], dict[str, Tensors]]:
+    """Call ``cases`` (``module:function``) on both ranks; return what each returned."""
+    launcher = Launcher("spawn")
+    group = RankGroup(0, RANKS, 60)
+    other = launcher.start("distrib_setup:run_other", {"cases": cases, "folder": str(folder)}, {}, "rank 1")
 
-    ranks = RANKS
+    def check() -> None:
+        if other.wait(0):
+            raise other.failure()
 
-    def sum(self, x: Tensor) -> Tensor:
-        total = x.clone()
-        distributed.all_reduce(total)
-        return total
-
-    def agree(self, flag: bool) -> bool:
-        return int(self.sum(torch.tensor(int(flag)))) == self.ranks
-
-    def _gradient(self, loss: LossFunction, batch: Batch, part: ParameterBlock) -> tuple[Tensor, Tensors]:
-        gradient, metrics = super()._gradient(loss, batch, part)
-        scalars = [name for name, x in metrics.items() if not x.dim()]
-        total = self.sum(torch.cat([gradient, torch.stack([metrics[name] for name in scalars])]))
-        gradient.copy_(total[: len(gradient)])
-        return gradient, metrics | dict(zip(scalars, total[len(gradient) :].unbind(), strict=True))
-
-
-def on_ranks(function: Callable[..., State], folder: Path, *given: Any) -> list[State]:
-    """Call ``function(rank, *given)`` in two processes that are joined over gloo; return what they returned.
-
-    Each process imports torch, so a function should do all that several tests look at.
-    """
-    processes.spawn(_run, (function, str(folder), given), nprocs=RANKS)  # type: ignore[no-untyped-call, attr-defined]
-    return [checkpoints.load(folder / str(rank) / "result")[0] for rank in range(RANKS)]
+    try:
+        group.watch(check)
+        group.connect(CPU, open_store(str(folder), RANKS))
+        mine = resolve(cases, {}, "function")(group)
+        return mine, from_bytes(group.exchange({})[1])
+    finally:
+        launcher.close()
+        group.close()
 
 
-def _run(rank: int, function: Callable[..., State], folder: str, given: tuple[Any, ...]) -> None:
+def run_other(given: dict[str, Any], _: dict[str, int]) -> None:
+    """Be rank 1."""
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=RANKS)
-    own = Path(folder, str(rank))  # a save deletes leftovers of others beside it
-    own.mkdir()
-    checkpoints.save(own / "result", function(rank, *given), {})
-    distributed.destroy_process_group()
+    group = RankGroup(1, RANKS, 60)
+    cases = resolve(given["cases"], {}, "function")
+    group.connect(CPU, open_store(given["folder"], RANKS))
+    group.exchange({0: to_bytes(cases(group))})
+    group.close()
 
 
 def made_up_batch(seed: int, rows: slice) -> Batch:

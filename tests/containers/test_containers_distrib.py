@@ -2,41 +2,98 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from containers_setup import make_worker
-from distrib_setup import RANKS, ROWS, DistribUpdater, made_up_batch, on_ranks
+from containers_setup import dotted, make_worker, small
+from distrib_setup import CPU, RANKS, ROWS, made_up_batch, on_ranks
 from torch import Tensor
 
-from ludus.containers.loop import begin, collect, improve
+import ludus
+import ludus.containers.compiled as compiled
+from ludus.containers.build import build_agent, build_evaluator, build_manager
+from ludus.containers.distrib import (
+    DistribUpdater,
+    DistribWorker,
+    decide_ranks,
+    more_ranks_than_cores,
+    rank_device,
+)
+from ludus.containers.ranks import RankGroup
 from ludus.containers.updater import LocalUpdater
-from ludus.core.types import State
+from ludus.core.batch import Batch
+from ludus.core.encoding import from_bytes, to_bytes
+from ludus.core.errors import UserError
+from ludus.core.types import Tensors
+from ludus.experience.config import ReplayConfig
+from ludus.settings.settings import Resolved, agent_config, resolve_settings
 
 NORMALIZED: dict[str, Any] = {
     "agent__normalize_advantage": True,
     "agent__normalize_observation": True,
     "agent__normalize_reward": True,
     "network__hidden": (16,),
+    "agent__rollout": 12,
 }
-WHOLE: dict[str, tuple[str, dict[str, Any]]] = {  # one minibatch, so that ranks change nothing
-    "ppo": ("ppo", {"agent__minibatches": 1, "agent__epochs": 3}),
-    "a2c": ("a2c", {}),
-    "a2c by n steps": ("a2c", {"agent__n_step": 3}),
-    "trpo": ("trpo", {"agent__minibatches": 1, "agent__value_epochs": 3, "agent__cg_iterations": 4}),
+REPLAYED: dict[str, Any] = {"network__hidden": (16,), "agent__replay": 1000, "agent__target_every": 2}
+# what equals one rank with all rows: agent and settings
+EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "ppo": ("ppo", NORMALIZED | {"agent__minibatches": 1, "agent__epochs": 3}),
+    "a2c": ("a2c", NORMALIZED),
+    "a2c n-step": ("a2c", NORMALIZED | {"agent__n_step": 3}),
+    "vtrace": ("vtrace", NORMALIZED),
+    "trpo": ("trpo", NORMALIZED | {"agent__minibatches": 1, "agent__value_epochs": 3, "agent__cg_iterations": 4}),
+    "ars": ("ars", {}),
+    "dqn": ("dqn", REPLAYED | {"agent__prioritized": True}),
 }
-PARTS = {"agent__minibatches": 3, "agent__epochs": 4, "agent__target_kl": 0.02}
+# what has the same parameters on all ranks, although these play other episodes: environment, agent and settings
+RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "ppo": ("CartPole-v1", "ppo", {"agent__minibatches": 3, "agent__epochs": 4, "agent__target_kl": 0.02}),
+    "ppo kl": ("CartPole-v1", "ppo", {"agent__learning_rate_schedule": "kl", "agent__target_kl": 0.01}),
+    "ppo lstm": ("CartPole-v1", "ppo", {"network__body": "lstm", "agent__minibatches": 2}),
+    "dqn": ("CartPole-v1", "dqn", {"agent__normalize_observation": True, "agent__updates_per_step": 0.2}),
+    "rainbow": ("CartPole-v1", "rainbow", {}),
+    "r2d2": ("CartPole-v1", "r2d2", {"agent__sequence": 4, "agent__burn_in": 2, "agent__overlap": 0}),
+    "reinforce": ("CartPole-v1", "reinforce", {}),
+    "pqn": ("CartPole-v1", "pqn", {"agent__rollout": 8}),
+    "ars": ("CartPole-v1", "ars", {"agent__normalize_observation": True}),
+    "acer": ("CartPole-v1", "acer", {"agent__rollout": 8, "agent__replay_ratio": 2.0}),
+    "discrete_sac": ("CartPole-v1", "discrete_sac", {}),
+    "sac": ("Pendulum-v1", "sac", {"agent__normalize_observation": True}),
+    "crossq": ("Pendulum-v1", "crossq", {}),
+    "td3": ("Pendulum-v1", "td3", {}),
+    "ddpg": ("Pendulum-v1", "ddpg", {"agent__noise": "parameter"}),
+}
+STEPS = 128
+RESUMED = ("ppo lstm", "dqn", "acer", "ddpg")
+OFF_POLICY = {"agent__warmup": 32, "agent__batch_size": 8, "agent__replay": 1000}
 
 
-def learn(rank: int | None, agent: str, changes: dict[str, Any]) -> dict[str, Tensor]:
-    """What an agent is after some updates: its tensors, and the last metrics; ``rank`` None: alone, with all rows."""
-    rows = slice(0, RANKS * ROWS) if rank is None else slice(rank * ROWS, (rank + 1) * ROWS)
-    size = {"env__num": rows.stop - rows.start, "agent__rollout": 12}
-    worker: Any = make_worker("CartPole-v1", agent, **(NORMALIZED | size | changes))
-    updater = LocalUpdater(worker.agent) if rank is None else DistribUpdater(worker.agent)
+def cases(group: RankGroup) -> dict[str, Tensors]:
+    found = {f"equal {name}": learn(name, group) for name in EQUAL}
+    found |= {f"run {name}": run(name, group) for name in RUNS}
+    return found | {f"resume {name}": resume(name, group) for name in RESUMED}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensors], dict[str, Tensors]]:
+    """What ``cases`` returns on both ranks; one process is started for all."""
+    return on_ranks("test_containers_distrib:cases", tmp_path_factory.mktemp("ranks"))
+
+
+def learn(name: str, group: RankGroup | None) -> Tensors:
+    """What an agent is after some updates: its tensors, and the last metrics; without a group: alone, with all rows."""
+    agent, changes = EQUAL[name]
+    rows = slice(0, RANKS * ROWS) if group is None else slice(group.rank * ROWS, (group.rank + 1) * ROWS)
+    worker: Any = make_worker("CartPole-v1", agent, **changes, env__num=rows.stop - rows.start)
+    updater = LocalUpdater(worker.agent) if group is None else DistribUpdater(worker.agent, group)
     for seed in range(4):
-        metrics = worker.agent.learn(made_up_batch(seed, rows), updater).metrics
+        batch = made_up_batch(seed, rows)
+        batch = transitions(batch, seed) if agent == "dqn" else batch
+        batch.experience["row"] = torch.arange(rows.start, rows.stop).expand_as(batch.reward)  # for ARS
+        metrics = worker.agent.learn(batch, updater).metrics
     worker.close()
     state = {
         name: x for name, x in worker.agent.state_dict().items() if isinstance(x, Tensor) and "carried" not in name
@@ -44,70 +101,177 @@ def learn(rank: int | None, agent: str, changes: dict[str, Any]) -> dict[str, Te
     return state | {f"metrics/{name}": x for name, x in metrics.items()} | {"rate": torch.tensor(updater.learning_rate)}
 
 
-def learn_from_a_replay(rank: int) -> dict[str, Tensor]:
-    """The number of updates, real steps and parameters of a DQN whose ranks play different episodes."""
-    small = {"env__num": 2, "agent__warmup": 40, "agent__batch_size": 8, "agent__updates_per_step": 0.5}
-    small |= {"agent__normalize_observation": True}
-    worker: Any = make_worker("CartPole-v1", "dqn", network__hidden=(16,), **small)
-    worker.updater = worker.guard.updater = DistribUpdater(worker.agent)
-    begin(worker, 100 * rank)
-    updates = steps = 0
-    for _ in range(60):
-        steps += collect(worker)
-        updates += improve(worker)[1]
+def transitions(batch: Batch, time: int) -> Batch:
+    """One step of a rollout as a batch of a replay, with importance weights."""
+    one = {"observation": slice(time, time + 2), "action": slice(time, time + 1)}
+    named: dict[str, Any] = {key: {k: x[at] for k, x in getattr(batch, key).items()} for key, at in one.items()}
+    plain = {
+        key: getattr(batch, key)[one["action"]] for key in ("reward", "terminated", "truncated", "discount", "real")
+    }
+    weight = 1 / (1 + batch.reward[one["action"]].abs())
+    return replace(batch, **named, **plain, first=batch.first[time : time + 2], weight=weight, experience={})
+
+
+def make_rank(group: RankGroup, environment: str, agent: str, **changes: Any) -> DistribWorker:
+    chosen = {"container": "distrib", "distrib__ranks": RANKS} | changes
+    settings = resolve_settings(environment, agent, "none", None, small(agent) | dotted(chosen)).settings
+    manager = build_manager(settings, rank=group.rank)
+    made = build_agent(settings, manager.observation, manager.action, CPU)
+    manager.set_action_transform(made.action_transform)
+    return DistribWorker(settings, made, manager, DistribUpdater(made, group), build_evaluator(settings, made))
+
+
+def make_run(name: str, group: RankGroup) -> DistribWorker:
+    environment, agent, changes = RUNS[name]
+    own = (
+        OFF_POLICY
+        if issubclass(agent_config(agent), ReplayConfig)
+        else {"agent__warmup": 32}
+        if agent == "acer"
+        else {}
+    )
+    return make_rank(group, environment, agent, **own | changes, nb_step=STEPS)
+
+
+def run(name: str, group: RankGroup) -> Tensors:
+    """What a rank is at the end of a short run."""
+    worker = make_run(name, group)
+    worker.run(STEPS)
     worker.close()
-    flat = torch.cat([p.detach().flatten() for p in worker.agent.parameters()])
-    statistics = {name: x for name, x in worker.agent.state_dict().items() if name.startswith("normalizer.")}
-    return {"updates": torch.tensor(updates), "steps": torch.tensor(steps), "parameters": flat} | statistics
+    return of_rank(worker)
 
 
-def learn_by_search(rank: int | None) -> dict[str, Tensor]:
-    """What ARS is after some updates; its directions are played by rows of all ranks."""
-    rows = slice(0, RANKS * ROWS) if rank is None else slice(rank * ROWS, (rank + 1) * ROWS)
-    worker: Any = make_worker("CartPole-v1", "ars", env__num=rows.stop - rows.start)
-    updater = LocalUpdater(worker.agent) if rank is None else DistribUpdater(worker.agent)
-    for seed in range(3):
-        batch = made_up_batch(seed, rows)
-        batch.experience["row"] = torch.arange(rows.start, rows.stop).expand_as(batch.reward)
-        metrics = worker.agent.learn(batch, updater).metrics
-    worker.close()
-    state = {name: x for name, x in worker.agent.state_dict().items() if isinstance(x, Tensor)}
-    return state | {f"metrics/{name}": x for name, x in metrics.items()}
+def of_rank(worker: DistribWorker) -> Tensors:
+    learned = {name: p.detach() for name, p in worker.agent.named_parameters() if p.requires_grad}
+    state = {k: x for k, x in worker.agent.state_dict().items() if k.startswith("normalizer.") or k.endswith("sigma")}
+    counts = {"updates": worker.updates, "steps": worker.local_step_count, "episodes": len(worker.episodes.returns)}
+    observed = worker.manager.last_step().observation
+    return (
+        learned | state | {name: torch.tensor(x) for name, x in counts.items()} | {"own": next(iter(observed.values()))}
+    )
 
 
-def learn_all(rank: int) -> State:
-    """What all tests below look at, from one start of the ranks."""
-    whole = {name: learn(rank, *case) for name, case in WHOLE.items()}
-    others = {"minibatches": learn(rank, "ppo", PARTS), "replay": learn_from_a_replay(rank)}
-    return whole | others | {"ars": learn_by_search(rank)}
+def resume(name: str, group: RankGroup) -> Tensors:
+    """What differs between a run that was saved in its middle and loaded again, and the run that went on."""
+    straight, resumed = (make_run(name, group) for _ in range(2))
+    state = straight.run(STEPS // 2).state_dict()
+    if group.rank == 0:
+        resumed.load_state_dict(from_bytes(to_bytes(state)))
+        resumed._send_states()
+    else:
+        resumed._receive_state()
+    first, other = (of_rank(worker.run(STEPS, worker.local_step_count)) for worker in (straight, resumed))
+    for worker in (straight, resumed):
+        worker.close()
+    if group.rank:
+        del first["episodes"]  # those of all ranks are counted by rank 0
+    return {key: x for key, x in first.items() if not torch.equal(x, other[key])} | {"updates": first["updates"]}
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[State]:
-    return on_ranks(learn_all, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.parametrize("name", [*WHOLE, "ars"])
-def test_two_ranks_with_one_minibatch_are_one_rank_with_all_rows(ranks: list[State], name: str) -> None:
-    one, other = (state[name] for state in ranks)
-    alone = learn_by_search(None) if name == "ars" else learn(None, *WHOLE[name])
+@pytest.mark.parametrize("name", EQUAL)
+def test_two_ranks_are_one_rank_with_all_rows(ranks: Any, name: str) -> None:
+    (one, other), alone = (found[f"equal {name}"] for found in ranks), learn(name, None)
     assert sorted(one) == sorted(alone)
     for key, x in alone.items():
         torch.testing.assert_close(one[key], other[key], rtol=0, atol=0)
         torch.testing.assert_close(one[key], x, rtol=1e-5, atol=1e-5, msg=lambda told, key=key: f"{key}: {told}")
 
 
-def test_with_several_minibatches_the_ranks_stay_equal(ranks: list[State]) -> None:
-    one, other = (state["minibatches"] for state in ranks)
-    assert all(torch.equal(x, other[name]) for name, x in one.items())
-    assert float(one["metrics/optimizer_steps"]) < 12  # the ranks agreed to stop
+@pytest.mark.parametrize("name", RUNS)
+def test_ranks_with_other_episodes_stay_equal(ranks: Any, name: str) -> None:
+    one, other = (found[f"run {name}"] for found in ranks)
+    assert not torch.equal(one.pop("own"), other.pop("own"))
+    assert one.pop("episodes") >= other.pop("episodes") == 0  # rank 0 reports those of all
+    assert one["updates"] > 0
+    assert one["steps"] >= STEPS
+    assert all(torch.equal(x, other[key]) for key, x in one.items())
 
 
-def test_ranks_of_a_replay_agent_make_the_same_number_of_updates(ranks: list[State]) -> None:
-    one, other = (state["replay"] for state in ranks)
-    assert one["steps"] != other["steps"]
-    assert one["updates"] == other["updates"] > 10
-    assert torch.equal(one["parameters"], other["parameters"])
-    counted = "normalizer.statistics.observation/observation.count"
-    assert 0 < one[counted] <= one["steps"] + other["steps"]
-    assert all(torch.equal(x, other[name]) for name, x in one.items() if name.startswith("normalizer."))
+@pytest.mark.parametrize("name", RESUMED)
+def test_every_rank_goes_on_from_its_part_of_a_checkpoint(ranks: Any, name: str) -> None:
+    assert [list(found[f"resume {name}"]) for found in ranks] == [["updates"], ["updates"]]
+
+
+def test_updates_follow_the_steps_of_all_ranks(ranks: Any) -> None:
+    """Two ranks that each had a credit of their own would make half of the updates, or those of the slower one."""
+    done = ranks[0]["run dqn"]
+    assert float(done["updates"]) == pytest.approx(0.2 * (float(done["steps"]) - 32), abs=2)
+
+
+def test_tracing_an_update_runs_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker: Any = make_worker("CartPole-v1", "ppo", **NORMALIZED, env__num=ROWS, agent__minibatches=1)
+    updater, traced = DistribUpdater(worker.agent, RankGroup(0, RANKS, 60)), []  # not connected: a sum would fail
+
+    def keep(graph: Any, inputs: Any) -> Any:
+        traced.append(graph)
+        raise RuntimeError("not compiled")
+
+    monkeypatch.setattr(compiled, "compile_graph", keep)
+    batch = worker.agent.prepare(made_up_batch(0, slice(0, ROWS)))
+    rows = worker.agent.with_shares(batch.without_last_observation())
+    part = updater.parts["all"]
+    step = compiled.CompiledStep(updater, worker.agent.compute_loss, part, lambda build: build())
+    with pytest.raises(RuntimeError, match="not compiled"):
+        step.prepare(rows)
+    assert sum("sum_over_ranks" in str(node.target) for node in traced[0].graph.nodes) == 1
+    worker.close()
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "rows": ({"env.num": 5}, "env.num is 5, which 2 ranks cannot share equally; set env.num to 6"),
+    "ranks": ({"distrib.ranks": -1}, "distrib.ranks is -1"),
+    "timeout": ({"distrib.timeout": 0.0}, "distrib.timeout is 0"),
+    "local": ({"container": "local"}, "distrib.ranks is 2, but container is local"),
+    "name": ({"container": "ditrib"}, "container"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_that_ranks_cannot_share_are_refused(name: str) -> None:
+    changes, said = REFUSED[name]
+    with pytest.raises(UserError, match=said):
+        resolve_settings("CartPole-v1", overrides={"container": "distrib", "ranks": 2} | changes)
+
+
+def settings_with(**changes: Any) -> Resolved:
+    return resolve_settings("CartPole-v1", overrides={"container": "distrib"} | dotted(changes))
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
+    with pytest.raises(UserError, match=r"agent.batch_size is 33, which 2 ranks cannot share equally; set it to 34"):
+        make_rank(RankGroup(0, RANKS, 60), "CartPole-v1", "dqn", agent__batch_size=33, agent__warmup=10)
+
+
+def test_ranks_are_decided_by_torchrun_the_setting_or_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ludus.containers.distrib.cores", lambda: 4)
+    assert decide_ranks(settings_with(device="cpu")).settings.ranks == 4
+    assert decide_ranks(settings_with(ranks=8)).settings.ranks == 8
+    for key, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1}.items():
+        monkeypatch.setenv(key, str(value))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert decide_ranks(settings_with()).settings.ranks == 2
+    with pytest.raises(UserError, match=r"distrib.ranks is 8, but torchrun started 2 processes"):
+        decide_ranks(settings_with(ranks=8))
+    with pytest.raises(UserError, match="torchrun started 2 processes, but container is local"):
+        ludus.train("CartPole-v1")
+
+
+def test_more_ranks_than_cores_are_told_with_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ludus.containers.distrib.cores", lambda: 2)
+    assert more_ranks_than_cores(settings_with(ranks=2).settings) == ""
+    assert "8 ranks on 2 cores" in more_ranks_than_cores(settings_with(ranks=8).settings)
+
+
+def test_each_rank_needs_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [rank_device(settings_with(ranks=2).settings, rank) for rank in (0, 1)] == ["cuda:0", "cuda:1"]
+    assert rank_device(settings_with(ranks=4).settings) == "cpu"  # auto: there are too few
+    with pytest.raises(UserError, match="this machine has 2 GPUs for 4 ranks"):
+        rank_device(settings_with(ranks=4, device="cuda").settings)
+    with pytest.raises(UserError, match="device is cuda:1, but each of 2 ranks needs its own"):
+        rank_device(settings_with(ranks=2, device="cuda:1").settings)
+
+
+def test_code_that_only_this_process_has_is_refused() -> None:
+    with pytest.raises(UserError, match=r"container is distrib, but .*lambda.* cannot be imported by another process"):
+        ludus.train(lambda: None, container="distrib", ranks=2)

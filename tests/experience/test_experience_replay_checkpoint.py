@@ -12,13 +12,13 @@ from replay_model import CPU, PLAIN, STACK, STACKED, Moment, World
 from test_experience_replay import check, play
 
 from ludus.core.batch import Batch
+from ludus.core.encoding import decode, encode
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec
 from ludus.core.types import State
 from ludus.experience.config import ReplayConfig
 from ludus.experience.memory import check_memory, replay_bytes
 from ludus.experience.replay import ExperienceReplay
-from ludus.runs.encoding import decode, encode
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},

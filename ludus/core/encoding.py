@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from io import FileIO
+from io import BytesIO, FileIO
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.core.types import Tensors
+from ludus.core.types import State, Tensors
 
 _FLOAT, _TENSOR, _ARRAY = "$float", "$tensor", "$array"
 _SCALARS = (np.bool_, np.integer, np.float16, np.float32, np.float64, np.str_)
@@ -84,6 +84,21 @@ def serialize(tensors: Tensors) -> Iterator[memoryview]:
         yield flat.view(torch.uint8).numpy().data
 
 
+def to_bytes(state: State) -> bytes:
+    """Return a state as bytes, to send it to another process."""
+    tensors: Tensors = {}
+    text = json.dumps(encode(state, tensors), allow_nan=False).encode()
+    return b"".join([len(text).to_bytes(8, "little"), text, *serialize(tensors)])
+
+
+def from_bytes(data: bytes) -> State:
+    """Return the state that ``to_bytes`` was given, on the CPU."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    tensors = TensorFile(BytesIO(data[end:]))
+    state: State = decode(json.loads(data[8:end]), tensors.read(tensors.outline))
+    return state
+
+
 def tensor_names(node: Any) -> Iterator[str]:
     """Yield the names of the tensors in what ``encode`` returned."""
     if isinstance(node, list):
@@ -100,7 +115,7 @@ def tensor_names(node: Any) -> Iterator[str]:
 class TensorFile:
     """An open ``.safetensors`` file; names, shapes and types are known before any tensor is read."""
 
-    def __init__(self, file: FileIO) -> None:
+    def __init__(self, file: FileIO | BytesIO) -> None:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         length = int.from_bytes(file.read(8), "little")

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ludus.runs.encoding import TensorFile, decode, encode, serialize
+from ludus.core.encoding import TensorFile, decode, encode, serialize
 
 plain = st.none() | st.booleans() | st.integers() | st.integers(2**60, 2**130) | st.floats() | st.text(max_size=6)
 keys = (
