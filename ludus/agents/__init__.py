@@ -1,12 +1,15 @@
 """One file per algorithm. The tables below are what ``--agent NAME`` looks up."""
 
+PPO = "ludus.agents.ppo:PPO"
 DQN = "ludus.agents.dqn:DQN"
 DDPG = "ludus.agents.ddpg:DDPG"
 SAC = "ludus.agents.sac:SAC"
 ACER = "ludus.agents.acer:ACER"
 AGENTS = {
     "a2c": "ludus.agents.actor_critic:ActorCritic",
-    "ppo": "ludus.agents.ppo:PPO",
+    "a3c": "ludus.agents.a3c:A3C",
+    "ppo": PPO,
+    "appo": PPO,
     "vtrace": "ludus.agents.vtrace:ActorCriticVTrace",
     "trpo": "ludus.agents.trpo:TRPO",
     "reinforce": "ludus.agents.reinforce:REINFORCE",
@@ -33,6 +36,7 @@ AGENTS = {
     "acer_vtrace": ACER,
 }
 CONFIGS = {  # known combinations of an agent's settings: other defaults
+    "appo": "ludus.agents.ppo:APPOConfig",
     "double_dqn": "ludus.agents.dqn_family:DoubleDQNConfig",
     "dueling_dqn": "ludus.agents.dqn_family:DuelingDQNConfig",
     "c51": "ludus.agents.dqn_family:C51Config",

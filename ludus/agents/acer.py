@@ -117,6 +117,7 @@ class ACER(ActorCritic):
     """One step on each fresh rollout, then some on replayed ones, within a trust region around an average policy."""
 
     Config: type[Any] = ACERConfig
+    corrects_old_unrolls = True
 
     @classmethod
     def adapt_defaults(cls, config: Any, run: RunOutline) -> dict[str, Any]:
@@ -168,6 +169,10 @@ class ACER(ActorCritic):
         config, ranks = self.config.for_rows(rows), rows.total // rows.size
         given = (self._observation, self.device, config.normalize_reward, ranks)
         return RolloutReplay(config, rows.size, config.gamma, *given)
+
+    def acting_state(self) -> Tensors:
+        """Leave out the average policy, which only learning uses."""
+        return {name: x for name, x in super().acting_state().items() if not name.startswith("average.")}
 
     @torch.inference_mode()
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:

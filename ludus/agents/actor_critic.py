@@ -40,6 +40,7 @@ from ludus.ops.policy_gradient import (
     value_loss,
 )
 from ludus.ops.returns import gae, n_step_returns
+from ludus.ops.vtrace import vtrace
 from ludus.preprocess.normalization import ObsNormalizer, RewardScaler, unused_normalizer
 from ludus.preprocess.observation import ObsPreprocessor
 
@@ -314,6 +315,35 @@ class ActorCritic(Agent):
             advantage = gae(reward, batch.discount, batch.continues, value, value_t, self.config.gae_lambda)
             target = advantage + value
         added = {"value": value, "advantage": advantage, "return": target}
+        return replace(batch, experience=batch.experience | added)
+
+    def prepare_vtrace(
+        self, batch: Batch, trace_lambda: float, pg_rho_bar: float | None, sum_over_ranks: SumOverRanks
+    ) -> Batch:
+        """Do what ``prepare`` does by V-trace: the policy that acted may be some updates old.
+
+        The settings must have ``rho_clip`` and ``c_clip``; ``pg_rho_bar`` is as in ``ludus.ops.vtrace``.
+        """
+        outputs, _ = self.outputs(batch.observation, batch.state, batch.first)
+        values = outputs["value"].squeeze(-1)  # [T+1, B]
+        taken = {name: x[:-1] for name, x in outputs.items()}
+        observation = {name: x[:-1] for name, x in batch.observation.items()}
+        log_ratio = self.policy.evaluate(taken, batch.action, observation)["log_prob"] - batch.experience["log_prob"]
+        value_t = batch.next_value(values, self._final_values(batch))
+        reward, config = self.scaled_reward(batch, sum_over_ranks), self.config
+        corrected = vtrace(
+            log_ratio,
+            reward,
+            batch.discount,
+            batch.continues,
+            values[:-1],
+            value_t,
+            rho_bar=config.rho_clip,
+            c_bar=config.c_clip,
+            lambda_=trace_lambda,
+            pg_rho_bar=pg_rho_bar,
+        )
+        added = {"advantage": corrected.advantage, "return": corrected.target, "value": values[:-1]}
         return replace(batch, experience=batch.experience | added)
 
     def _values(self, batch: Batch) -> Tensor:

@@ -234,6 +234,10 @@ class DDPG(OffPolicy):
             action = smoothed_action(action, normal, config.target_noise, config.target_noise_clip)
         return min_over_critics(self.q(inputs, action, state, first, target=True))[-len(batch.reward) :]
 
+    @torch.no_grad()
+    def td_errors(self, batch: Batch) -> Tensor:
+        return self.critic_loss(self.prepare(batch))[1]["priority"]
+
     def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return the squared TD errors of all critics."""
         config, inputs = self.config, self.inputs(batch.observation)

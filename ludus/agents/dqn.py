@@ -30,7 +30,7 @@ from ludus.core.noise import Noise
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, mask_name
 from ludus.core.step import AgentStep, EnvStep, Episode
-from ludus.core.types import Tensors
+from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.epsilon import Epsilon, epsilon_greedy, epsilon_greedy_numpy
@@ -238,11 +238,9 @@ class DQN(OffPolicy):
             "action and policy.value its Q."
         )
 
-    def learn(self, batch: Batch, updater: Updater) -> Learned:
-        """Take one step, and update the target network every ``target_every`` updates."""
+    def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
+        """Scale rewards, apply the burn-in, draw quantile levels and set shares."""
         batch = self.with_scaled_reward(batch)
-        if self.config.noisy:
-            resample_noise(self, self.generator)
         if self.config.sequence:
             state = self.burn_in_state(batch, ("q",))
             state |= self.burn_in_state(batch, ("q",), target=True).with_prefix("target")
@@ -250,9 +248,19 @@ class DQN(OffPolicy):
         if self.head.needs_taus:
             shape = (3, *batch.reward.shape, self.config.atoms)
             batch = with_experience(batch, **dict(zip(TAUS, self.draw(*shape, uniform=True), strict=True)))
-        metrics = updater.step(self.compute_loss, self.with_shares(batch, updater.sum), "all")
+        return self.with_shares(batch, sum_over_ranks)
+
+    def learn(self, batch: Batch, updater: Updater) -> Learned:
+        """Take one step, and update the target network every ``target_every`` updates."""
+        if self.config.noisy:
+            resample_noise(self, self.generator)
+        metrics = updater.step(self.compute_loss, self.prepare(batch, updater.sum), "all")
         self.finish_update(self.config.target_every)
         return Learned(metrics, metrics.pop("priority", None))
+
+    @torch.no_grad()
+    def td_errors(self, batch: Batch) -> Tensor:
+        return self.compute_loss(self.prepare(batch))[1]["priority"]
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return the Huber loss of TD errors, or the distributional loss, weighted by importance."""

@@ -23,6 +23,7 @@ from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Updater
 from ludus.experience.hindsight import RewardFunction
 from ludus.experience.replay import ExperienceReplay
+from ludus.experience.replay_unroll import ReplayUnroll
 from ludus.networks.placement import device_of
 from ludus.networks.target import TargetNetworks
 from ludus.ops.policy_gradient import shares
@@ -31,6 +32,7 @@ from ludus.preprocess.observation import ObsPreprocessor
 
 CURRENT, NEXT = slice(-1), slice(1, None)  # of the T+1 observations of a batch
 MEAN = "mean_share"  # importance weights normalized to sum 1, for means in metrics
+UNROLL = 32  # steps of an unroll of transitions
 
 
 class OffPolicy(Agent):
@@ -41,6 +43,7 @@ class OffPolicy(Agent):
     """
 
     generator: torch.Generator
+    corrects_old_unrolls = True  # they go to the replay
     acting: tuple[str, ...]
     with_target: tuple[str, ...]
 
@@ -120,6 +123,31 @@ class OffPolicy(Agent):
         config, ranks = self.config.for_rows(rows), rows.total // rows.size
         kept = (self.action, self.initial_state(1), self.soft, ranks)
         return ExperienceReplay(config, rows.size, config.gamma, self.observation, self.device, reward, *kept)
+
+    def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> ReplayUnroll:
+        """Make what a worker sends to the replay: the steps between two starts of sequences, or ``UNROLL`` of them."""
+        config = self.config
+        length = config.stride if config.sequence else UNROLL
+        items = None
+        if config.prioritized:
+            kept = (self.action, self.initial_state(1), self.soft)
+            small = config.for_unrolls(length, rows.size)
+            items = ExperienceReplay(small, rows.size, config.gamma, self.observation, self.device, None, *kept)
+        return ReplayUnroll(length, rows, self.device, memory, items, self.td_errors)
+
+    def td_errors(self, batch: Batch) -> Tensor:
+        """Return the |δ| ``[B]`` of items read from a prioritized replay, as ``learn`` computes their priorities."""
+        raise NotImplementedError
+
+    def acting_state(self) -> Tensors:
+        """Add the number of updates; without target networks, unless workers compute TD errors."""
+        state = super().acting_state() | {"updates": torch.tensor(self.updates)}
+        return {k: x for k, x in state.items() if self.config.prioritized or not k.startswith("target.")}
+
+    def load_acting_state(self, state: Tensors) -> None:
+        """Copy the tensors, and set the number of updates."""
+        super().load_acting_state(state)
+        self.updates = int(state["updates"])
 
     def critic_inputs(self, batch: Batch) -> Tensors:
         """Return what critics see besides observations: the batch's actions ``[T, B, K]`` in [−1, 1], if anything."""

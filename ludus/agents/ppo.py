@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from ludus.core.config import Plan, RunOutline
 from ludus.core.errors import UserError, check_ranges
 from ludus.core.network import Network
 from ludus.core.spec import Specs
-from ludus.core.types import Tensors
+from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
 from ludus.ops.optimizers import kl_adaptive_lr
 from ludus.ops.policy_gradient import (
@@ -55,6 +55,10 @@ class PPOConfig(ActorCriticConfig):
     # schedule kl: the KL per minibatch to keep; else stop the epochs above 1.5 × this; 0: off
     target_kl: float = 0.0
     normalize_advantage: bool = True  # to mean 0 and standard deviation 1 per minibatch
+    # advantages and returns by V-trace with gae_lambda, for unrolls of older policies (APPO), as of --container impala
+    vtrace: bool = False
+    rho_clip: float = 1.0  # V-trace: largest importance ratio of targets; higher: less bias, more variance
+    c_clip: float = 1.0  # V-trace: largest importance ratio of the trace: how far corrections reach back
     entropy_coef: float = 0.0  # raise when the policy becomes deterministic too early
     optimizer: OptimizerName = "adam"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     optimizer_eps: float = 1e-5  # eps of the optimizer; raise for smoother steps
@@ -63,7 +67,11 @@ class PPOConfig(ActorCriticConfig):
     def validate(self) -> None:
         """Refuse values that cannot train."""
         super().validate()
-        check_ranges(self, positive=("epochs", "minibatches", "clip"), nonnegative=("value_clip", "target_kl"))
+        check_ranges(
+            self,
+            positive=("epochs", "minibatches", "clip", "rho_clip", "c_clip"),
+            nonnegative=("value_clip", "target_kl"),
+        )
         if self.learning_rate_schedule == "kl" and not self.target_kl:
             raise UserError("agent.learning_rate_schedule is kl, which needs agent.target_kl (0.01 is usual).")
         if self.learning_rate_schedule == "kl" and self.epochs * self.minibatches == 1:
@@ -71,6 +79,14 @@ class PPOConfig(ActorCriticConfig):
                 "agent.learning_rate_schedule is kl, but agent.epochs and agent.minibatches are 1: the KL is measured "
                 "from the second step on each rollout; raise one of them."
             )
+
+    def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
+        """Also n-step returns with V-trace, and its clips without."""
+        yield from super().unused(observation, action, rows)
+        if self.vtrace:
+            yield "n_step", "agent.vtrace is on, and V-trace takes the place of n-step returns"
+        else:
+            yield from ((name, "agent.vtrace is off") for name in ("rho_clip", "c_clip"))
 
     def plan(self, rows: int) -> Plan:
         """Epochs × minibatches optimizer steps per rollout."""
@@ -81,6 +97,13 @@ class PPOConfig(ActorCriticConfig):
             optimizer_steps=plan.optimizer_steps * self.epochs * self.minibatches,
             batch=plan.batch // self.minibatches,
         )
+
+
+@dataclass(frozen=True)
+class APPOConfig(PPOConfig):
+    """Asynchronous PPO: learns from unrolls of older policies, corrected by V-trace."""
+
+    vtrace: bool = True  # advantages and returns by V-trace with gae_lambda, for unrolls of older policies
 
 
 class PPO(ActorCritic):
@@ -115,6 +138,18 @@ class PPO(ActorCritic):
         self.clip: Tensor
         self.register_buffer("clip", torch.tensor(config.clip), persistent=False)
         self.generator = torch.Generator()  # of minibatches
+
+    @property
+    def corrects_old_unrolls(self) -> bool:  # type: ignore[override]
+        """Whether V-trace is on."""
+        return bool(self.config.vtrace)
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
+        """Use GAE, or V-trace without its weight in the advantage, since the loss has the ratio."""
+        if self.config.vtrace:
+            return self.prepare_vtrace(batch, self.config.gae_lambda, None, sum_over_ranks)
+        return super().prepare(batch, sum_over_ranks)
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Run epochs of minibatches, each with a new permutation; ``target_kl`` may stop them or adapt the rate."""

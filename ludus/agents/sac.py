@@ -137,6 +137,10 @@ class SoftActorCritic(OffPolicy):
         """Scale rewards, apply the burn-in and set shares."""
         return self.with_shares(apply_burn_in(self, self.with_scaled_reward(batch)), sum_over_ranks)
 
+    @torch.no_grad()
+    def td_errors(self, batch: Batch) -> Tensor:
+        return self.critic_loss(self.prepare(batch))[1]["priority"]
+
     def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return half the squared TD errors of all critics."""
         inputs = self.inputs(batch.observation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -16,7 +16,6 @@ from ludus.core.spec import Specs
 from ludus.core.types import SumOverRanks, single_rank
 from ludus.core.updater import OptimizerName
 from ludus.networks.policy_config import PolicyConfig
-from ludus.ops.vtrace import vtrace
 from ludus.preprocess.normalization import unused_normalizer
 
 
@@ -65,27 +64,10 @@ class ActorCriticVTrace(ActorCritic):
     """A2C with off-policy correction: the policy that acted may be some updates older than the learner's."""
 
     Config: type[Any] = VTraceConfig
+    corrects_old_unrolls = True
 
     @torch.no_grad()
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
-        """Add ``advantage`` and ``return``, from the current values and policy."""
-        outputs, _ = self.outputs(batch.observation, batch.state, batch.first)
-        values = outputs["value"].squeeze(-1)  # [T+1, B]
-        taken = {name: x[:-1] for name, x in outputs.items()}
-        observation = {name: x[:-1] for name, x in batch.observation.items()}
-        log_ratio = self.policy.evaluate(taken, batch.action, observation)["log_prob"] - batch.experience["log_prob"]
-        value_t = batch.next_value(values, self._final_values(batch))
-        reward, config = self.scaled_reward(batch, sum_over_ranks), self.config
-        clips = {"rho_bar": config.rho_clip, "c_bar": config.c_clip, "pg_rho_bar": config.rho_clip}
-        corrected = vtrace(
-            log_ratio,
-            reward,
-            batch.discount,
-            batch.continues,
-            values[:-1],
-            value_t,
-            lambda_=config.trace_lambda,
-            **clips,
-        )
-        added = {"advantage": corrected.advantage, "return": corrected.target, "value": values[:-1]}
-        return replace(batch, experience=batch.experience | added)
+        """Add ``value``, ``advantage`` and ``return``, from the current values and policy."""
+        config = self.config
+        return self.prepare_vtrace(batch, config.trace_lambda, config.rho_clip, sum_over_ranks)

@@ -63,6 +63,8 @@ class Arguments:
     stop_at: float | None = None
     # short for --distrib.ranks
     ranks: int = 0
+    # short for --impala.workers
+    workers: int = 2
     settings: Settings[Any]
 
 
@@ -179,6 +181,7 @@ def _show_help(settings: Settings[Any], preset: str | None, file: str | None) ->
         network=settings.network.name,
         stop_at=settings.evaluation.stop_at,
         ranks=settings.distrib.ranks,
+        workers=settings.impala.workers,
         settings=settings,
     )
     show_help(shown, "train")

@@ -3,4 +3,5 @@
 CONTAINERS = {  # what ``--container NAME`` looks up
     "local": "ludus.containers.local:LocalWorker",
     "distrib": "ludus.containers.distrib:DistribWorker",
+    "impala": "ludus.containers.impala:ImpalaHost",
 }

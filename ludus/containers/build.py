@@ -66,7 +66,8 @@ def build_agent(settings: Settings[Any], observation: Specs, action: Specs, devi
         torch.manual_seed(settings.seed)
         planned = planned_networks(settings, observation, action)
         networks = {name: build_network(*plan) for name, plan in planned.items()}
-        agent: Agent = kind(observation, action, settings.agent, networks, settings.env.num // settings.ranks)
+        rows = settings.batch_rows // settings.ranks
+        agent: Agent = kind(observation, action, settings.agent, networks, rows)
     freeze(agent, settings.freeze)
     if isinstance(device, str):
         device = choose_device(device, memory_needed(settings, agent, observation))
@@ -123,7 +124,7 @@ def build_cache(
 
 def _refuse_large_rollout(settings: Settings[Any], observation: Specs) -> None:
     """Refuse a rollout that does not fit in memory."""
-    plan, rows = settings.agent.plan(settings.env.num), settings.env.num
+    plan, rows = settings.agent.plan(settings.batch_rows), settings.batch_rows
     if length := plan.rollout:
         needed = rollout_bytes(length, rows, observation, plan.rollout_copies, plan.rollout_floats)
         what = f"agent.rollout is {length}, and learning from {length} steps of {rows} environments needs"
@@ -228,8 +229,8 @@ def memory_needed(settings: Settings[Any], agent: Agent, observation: Specs) -> 
     """Return the bytes of parameters, gradients, two moments and stored experience."""
     parameters = sum(p.numel() * p.element_size() for p in agent.parameters())
     row = sum(spec.size * np.dtype(spec.dtype).itemsize // spec.stack for spec in observation.values())
-    plan: Plan = settings.agent.plan(settings.env.num)
-    return 4 * parameters + row * (settings.env.num * (plan.rollout + 1) + plan.replay)
+    plan: Plan = settings.agent.plan(settings.batch_rows)
+    return 4 * parameters + row * (settings.batch_rows * (plan.rollout + 1) + plan.replay)
 
 
 def choose_engines(settings: Settings[Any], agent: Agent) -> Engines:
@@ -251,7 +252,7 @@ def default_threads(module: nn.Module) -> int:
 
 def _choose_update(settings: Settings[Any], agent: Agent, device: torch.device) -> tuple[str, str]:
     """Return ``update`` and ``obstacle`` of the engines."""
-    plan: Plan = settings.agent.plan(settings.env.num)
+    plan: Plan = settings.agent.plan(settings.batch_rows)
     episodes = f"{settings.agent_name} learns from batches of whole episodes, whose shapes change"
     obstacle = _compile_obstacle(agent) if plan.fixed_shapes else episodes
     if settings.compile == "on":
@@ -324,7 +325,7 @@ def refuse_nameless(id: str, environment: Callable[..., Any] | None) -> None:
 def build_manager(
     settings: Settings[Any], environment: Callable[..., Any] | None = None, rank: int = 0
 ) -> EnvironmentManager:
-    """Make the training environments of a rank."""
+    """Make the training environments of a rank; one, which shows what they are like, if workers have the others."""
     refuse_nameless(settings.env.id, environment)
-    rows = Rows.of_rank(rank, settings.ranks, settings.env.num)
+    rows: int | Rows = 1 if settings.container == "impala" else Rows.of_rank(rank, settings.ranks, settings.env.num)
     return make_manager(settings.env, rows, environment=environment, preprocess=settings.preprocess)

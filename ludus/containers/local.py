@@ -16,6 +16,7 @@ from ludus.containers.hook import HOOK, OnUpdate, UpdateHook, UpdateNumbers
 from ludus.containers.loop import begin, collect, improve
 from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent
+from ludus.core.cache import ExperienceCache
 from ludus.core.container import Container
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
@@ -64,14 +65,9 @@ class LocalWorker(Container):
         self.compiling = False
         self.device = device_of(agent)
         seeds = torch.Generator().manual_seed(settings.seed)
-        env_seed, noise_seed, *own_seeds = torch.randint(2**31 - 1, (4,), generator=seeds).tolist()
-        self.env_seed = env_seed
+        self.env_seed, noise_seed, *own_seeds = torch.randint(2**31 - 1, (4,), generator=seeds).tolist()
         rows = Rows.all(manager.batch) if rows is None else rows
-        noise = agent.make_noise(rows, torch.Generator(self.device).manual_seed(noise_seed))
-        rewards = make_reward_ops(settings.preprocess.reward)
-        self.cache = build_cache(agent, manager, rows, rewards)
-        self.seat = Seat(agent, self.cache, noise, rows, self.device, preprocess_reward=rewards)
-        self.seats = [self.seat]
+        self.cache = self._make_cache(rows, noise_seed)
         for generator, own_seed in zip((agent.generator, self.cache.generator), own_seeds, strict=True):
             if generator is not None:
                 generator.manual_seed(own_seed + rows.start)  # other numbers on other ranks
@@ -89,6 +85,16 @@ class LocalWorker(Container):
         self.in_call = False  # interrupted inside a call of an environment, so the cache is consistent
         self.between, self.owed = True, False  # between updates; an evaluation is due (again)
 
+    def _make_cache(self, rows: Rows, noise_seed: int) -> ExperienceCache:
+        """Make the cache, and the seat that writes to it."""
+        agent = self.agent
+        noise = agent.make_noise(rows, torch.Generator(self.device).manual_seed(noise_seed))
+        rewards = make_reward_ops(self.settings.preprocess.reward)
+        cache = build_cache(agent, self.manager, rows, rewards)
+        self.seat = Seat(agent, cache, noise, rows, self.device, preprocess_reward=rewards)
+        self.seats = [self.seat]
+        return cache
+
     @classmethod
     def make_updater(cls, agent: Agent, settings: Settings[Any]) -> LocalUpdater:
         """Make the updater of this kind of container."""
@@ -103,7 +109,7 @@ class LocalWorker(Container):
         self.local_step_count, self._target = initial_step, nb_step
         if not self.began:
             with self.started:
-                begin(self, self.env_seed)
+                self._begin()
             self.began = True
         if self.owed:
             self.evaluate()
@@ -121,6 +127,9 @@ class LocalWorker(Container):
             self.between = True
             self._after_update(before, metrics)
         return self
+
+    def _begin(self) -> None:
+        begin(self, self.env_seed)
 
     def _stops(self) -> bool:
         """Return whether something asks to end the run before ``nb_step``."""
@@ -156,8 +165,7 @@ class LocalWorker(Container):
             values = UpdateNumbers(self.local_step_count, metrics, self.progress)
             if log_due:
                 values.add(self.episodes.take_infos())
-                if self.reporter is not None:
-                    self.reporter.log(self.local_step_count, {k: x for k, x in values.items() if k != "step"})
+                self._log({k: x for k, x in values.items() if k != "step"})
             if self._hook is not None:
                 if reason := self._hook(values, self):
                     self.stopping = reason
@@ -181,6 +189,19 @@ class LocalWorker(Container):
     def _save(self) -> None:
         if self.reporter is not None:
             self.reporter.checkpoint(self)
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        if self.reporter is not None:
+            self.reporter.log(self.local_step_count, metrics)
+
+    @property
+    def backend(self) -> str:
+        """How environments are stepped, for the user."""
+        return self.manager.backend
+
+    def advice(self) -> str:
+        """Return what would make the run faster, for the user; empty if nothing is known."""
+        return ""
 
     @property
     def interrupted(self) -> bool:
@@ -233,15 +254,12 @@ class LocalWorker(Container):
         return {
             "agent": dict(self.agent.state_dict()),
             "updater": self.updater.state_dict(),
-            "noise": self.seat.noise.state_dict(),
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "generators": {name: generator.get_state() for name, generator in generators(self.agent).items()},
-            "manager": self.manager.state_dict() if whole else None,
             "cache": self.cache.state_dict() if whole or replay else None,
-            "groups": [[rows.start, rows.stop] for rows in self.manager.groups],
-            "hidden_state": dict(self.seat.hidden_state),
             "evaluator": self.evaluator.state_dict(),
+            **self._collector_state(whole),
             "counters": {
                 "step": self.local_step_count,
                 "updates": self.updates,
@@ -268,7 +286,6 @@ class LocalWorker(Container):
     def _load(self, state: State) -> str:
         self.agent.load_state_dict(state["agent"])
         self.updater.load_state_dict(state["updater"])
-        self.seat.noise.load_state_dict(state["noise"])
         self.evaluator.load_state_dict(state["evaluator"])
         torch.set_rng_state(state["torch"])
         if state["cuda"] is not None and self.device.type == "cuda":
@@ -283,6 +300,20 @@ class LocalWorker(Container):
         last = counters["evaluation"]
         self.last_evaluation = None if last is None else Evaluation(*last)
         self.episodes.load_state_dict(counters)
+        return self._load_collector(state)
+
+    def _collector_state(self, whole: bool) -> State:
+        """Return what continues the collection of experience; without the environments unless ``whole``."""
+        return {
+            "noise": self.seat.noise.state_dict(),
+            "manager": self.manager.state_dict() if whole else None,
+            "groups": [[rows.start, rows.stop] for rows in self.manager.groups],
+            "hidden_state": dict(self.seat.hidden_state),
+        }
+
+    def _load_collector(self, state: State) -> str:
+        """Restore the cache and what ``_collector_state`` returned; return how the environments were restored."""
+        self.seat.noise.load_state_dict(state["noise"])
         groups = [[rows.start, rows.stop] for rows in self.manager.groups]
         if state["cache"] is not None and state["groups"] != groups:
             raise UserError(

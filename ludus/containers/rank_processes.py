@@ -77,10 +77,14 @@ def open_store(folder: str, ranks: int) -> Store:
     return FileStore(f"{folder}/store", ranks)
 
 
-def refuse_local_code(settings: Settings[Any], environment: Callable[..., Any] | None) -> None:
-    """Refuse classes and functions that the processes of other ranks cannot import, and other systems than Linux."""
+def refuse_local_code(settings: Settings[Any], environment: Callable[..., Any] | None, instead: str) -> None:
+    """Refuse classes and functions that other processes cannot import, and other systems than Linux.
+
+    The error says what to do ``instead``.
+    """
+    container = settings.container
     if sys.platform != "linux":
-        raise UserError("container is distrib, whose processes need Linux here; start them with torchrun.")
+        raise UserError(f"container is {container}, whose processes need Linux here; {instead}.")
     local = [
         name
         for names in dict(find_imports(to_flat(settings))).values()
@@ -91,6 +95,6 @@ def refuse_local_code(settings: Settings[Any], environment: Callable[..., Any] |
         local.append(getattr(environment, "__qualname__", repr(environment)))
     if local:
         raise UserError(
-            f"container is distrib, but {local[0]} cannot be imported by another process; define it at the top of a "
-            "module, or start the ranks with torchrun."
+            f"container is {container}, but {local[0]} cannot be imported by another process; define it at the top of "
+            f"a module, or {instead}."
         )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.core.batch import Batch, Learned
-from ludus.core.cache import CacheReader, CacheWriter, ExperienceCache
+from ludus.core.cache import CacheReader, ExperienceCache, UnrollWriter
 from ludus.core.config import AgentConfig, RunOutline
 from ludus.core.environment import GoalReward
 from ludus.core.errors import UserError
@@ -36,6 +36,7 @@ class Agent(nn.Module, ABC):
     config: Any
     recurrent = False  # whether a network has a hidden state
     generator: torch.Generator | None = None  # random numbers of learning; the container seeds it
+    corrects_old_unrolls = False  # whether it can learn from unrolls of policies that are some updates old
     needs_goal_reward = False  # hindsight replay: ``goal_reward`` must be set before ``make_cache``
     goal_reward: GoalReward | None = None  # the environments' reward function
 
@@ -102,12 +103,25 @@ class Agent(nn.Module, ABC):
     def make_cache(self, rows: Rows) -> ExperienceCache:
         """Return the cache that this agent learns from."""
 
-    def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> CacheWriter:
+    def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> UnrollWriter:
         """Return the cache that a worker fills and submits to a learner.
 
         It writes to ``memory``, the tensors of an ``Unroll`` by name, or allocates its own.
         """
-        raise UserError(f"{type(self).__name__} cannot learn from workers' unrolls; use acer_vtrace, ppo or a2c.")
+        raise UserError(f"{type(self).__name__} cannot learn from workers' unrolls; use vtrace, appo or acer.")
+
+    def acting_state(self) -> Tensors:
+        """Return all tensors that acting depends on, by name, without copying them.
+
+        Scheduled values are not among them: a worker calls ``schedule`` with the learner's progress.
+        """
+        return {name: x for named in (self.named_parameters(), self.named_buffers()) for name, x in named}
+
+    @torch.no_grad()
+    def load_acting_state(self, state: Tensors) -> None:
+        """Copy the ``acting_state`` of the same agent in another process."""
+        own = self.acting_state()
+        torch._foreach_copy_([own[name] for name in state], list(state.values()))
 
     @abstractmethod
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:

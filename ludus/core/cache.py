@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -25,12 +25,11 @@ class Unroll(NamedTuple):
     tensors: Tensors  # observation/…, first, action/…, reward, … [T or T+1, B, …]; state/… and last_state/… [B, …]
     rows: Rows
     version: int  # of the weights that acted
+    number: int = 0  # among the unrolls of these rows; where one is missing, the next does not continue the last
 
 
 class CacheWriter(ABC):
     """The interface used while stepping."""
-
-    version = 0  # of the weights that act, if another process learns them
 
     @abstractmethod
     def env_write(self, step: EnvStep, state: HiddenState, start: int = 0, final_value: Tensor | None = None) -> None:
@@ -51,9 +50,30 @@ class CacheWriter(ABC):
     def amend(self, step: EnvStep) -> None:
         """Replace the last step of all rows: after a resume, some may have started new episodes."""
 
+
+class UnrollWriter(CacheWriter):
+    """A cache that a worker fills and submits to a learner."""
+
+    version = 0  # of the weights that act
+
+    @abstractmethod
     def submit(self) -> Unroll:
-        """Return the finished unroll for the learner; the next write starts another one."""
-        raise UserError(f"A {type(self).__name__} cannot be submitted by a worker; use acer_vtrace, ppo or a2c.")
+        """Return the finished unroll; the next write starts another one."""
+
+    @abstractmethod
+    def continue_from(self, last: Self) -> None:
+        """Start an unroll with the last observation of ``last``, a cache on other memory that was submitted."""
+
+    @abstractmethod
+    def outline(self, rows: int) -> Tensors:
+        """Return meta tensors like those of an unroll of ``rows`` rows; the cache must hold a step of some rows."""
+
+    @abstractmethod
+    def state_dict(self) -> State:
+        """Return what a resumed worker needs to start its next unroll."""
+
+    @abstractmethod
+    def load_state_dict(self, state: State) -> None: ...
 
 
 class CacheReader(ABC):
@@ -62,6 +82,7 @@ class CacheReader(ABC):
     on_warning: Callable[[str], object] = staticmethod(warnings.warn)  # called with warnings for the user
     generator: torch.Generator | None = None  # random numbers of sampling; the container seeds it
     bytes = 0  # memory of a replay when it is full
+    partial = False  # whether a batch may have fewer unrolls than it has room for
 
     @abstractmethod
     def ready(self) -> bool:
@@ -87,8 +108,15 @@ class CacheReader(ABC):
         return
 
     def receive(self, unroll: Unroll) -> None:
-        """Copy an unroll that a worker submitted; batches are filled in order of arrival."""
-        raise UserError(f"A {type(self).__name__} cannot receive workers' unrolls; use acer_vtrace, ppo or a2c.")
+        """Add an unroll that a worker submitted; batches are filled in order of arrival.
+
+        A batch of a single unroll may be read from its memory, which must not change before the next unroll arrives.
+        """
+        raise UserError(f"A {type(self).__name__} cannot receive workers' unrolls; use vtrace, appo or acer.")
+
+    def finish(self) -> None:
+        """End the batch with the unrolls received so far, if ``partial``."""
+        raise NotImplementedError
 
     @property
     def max_bytes(self) -> int:

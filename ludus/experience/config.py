@@ -133,6 +133,12 @@ class ReplayConfig(AgentConfig):
             updates_per_step=self.updates_per_step * ranks,
         )
 
+    def for_unrolls(self, length: int, rows: int) -> Self:
+        """Return the settings of a replay that holds the items which unrolls of ``length`` steps complete."""
+        kept, items = self.span + length + 2 * self.stride, length // self.stride
+        same = replace(self, prioritized=False, hindsight=0.0, warmup=0, replay_folder="")
+        return replace(same, replay=kept * rows, batch_size=items * rows)
+
     def check_replay_size(self, batch: int, device: torch.device) -> None:
         """Refuse a replay that can never hold one batch, and files unless the device is the CPU."""
         length = self.replay // batch

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ludus.core.batch import Batch
-from ludus.core.cache import ExperienceCache
+from ludus.core.cache import ExperienceCache, Unroll
 from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
@@ -21,11 +21,13 @@ from ludus.experience.hindsight import Hindsight, RewardFunction, check_hindsigh
 from ludus.experience.memory import check_memory, free_bytes, replay_bytes
 from ludus.experience.priorities import Priorities
 from ludus.experience.reader import Reader
+from ludus.experience.rollout import select_prefix
 from ludus.experience.storage import FINAL, FLAGS, Integers, PackedFlags, Ring, RowGroup, SlotIndex, as_numpy
 from ludus.ops.returns import running_returns
 
 PAUSE = 32  # env steps after which control returns to the container, while updates are rarer than that
 ONE_UPDATE = 1 - 1e-9  # credit of an update: 1, less the rounding error of sums such as 10 × 0.1
+NOTHING: Integers = np.zeros(0, np.int64)
 
 
 class ExperienceReplay(ExperienceCache):
@@ -104,10 +106,7 @@ class ExperienceReplay(ExperienceCache):
         """Write a step at the next slot, and make the items that it completes drawable."""
         group = self._groups.get(start)
         if group is None:
-            for name in self._unstacked:
-                x = step.observation[name]
-                self._ring.add(f"observation/{name}", tuple(x.shape[1:]), x.dtype)
-            group = self._add_group(slice(start, start + len(step.first)))
+            group = self._add_rows(slice(start, start + len(step.first)), step.observation)
         group.time += 1
         time, slot = group.time, group.time % self.length
         if step is not group.env_step:  # managers overwrite the same step, so its arrays are usually known
@@ -130,19 +129,10 @@ class ExperienceReplay(ExperienceCache):
             self._hindsight.check(start, step, first)
             self._hindsight.write(group.row_numbers, time, first)
         if self.config.sequence and time % self._stride == 0:
-            for name, x in state.items():
-                self._hidden.add(name, tuple(x.shape[1:]), x.dtype)
-                self._hidden.columns[name][group.rows, time // self._stride % self._hidden.length] = x
+            self._write_hidden(group, time, state)
         self._expire(group)
-        for name, frames in self._frames.items():
-            if frames.irregular and not frames.whole:
-                self._store_whole_stacks(name)
-                self.on_warning(
-                    f'Observation "{name}": a stack of {frames.stack} frames was not the one before it shifted by one, '
-                    "as under a wrapper around the frame stack that skips frames. The replay stores whole stacks and "
-                    f"will take {self.bytes / 1e6:,.1f} MB when it is full; with the frame stack as the outermost "
-                    "wrapper it stores each frame once."
-                )
+        if self._frames:
+            self._check_stacks()
         if time - self._span >= group.oldest:
             self._make_drawable(group, time - self._span)
         if time:
@@ -159,6 +149,88 @@ class ExperienceReplay(ExperienceCache):
             self._find_agent_columns(group)
         for (field, name), column in zip(self._agent_keys, group.agent_columns, strict=True):
             column[:, slot] = as_numpy(step[field][name])
+
+    def receive(self, unroll: Unroll) -> None:
+        """Write all steps of a worker's unroll at once, and make the items that they complete drawable.
+
+        If unrolls of its rows are missing before it, no transition leads to it. Among its tensors, ``td_error`` is the
+        |δ| of the item that each step completes, or NaN.
+        """
+        given = unroll.tensors
+        observation = {name: given[f"observation/{name}"] for name in (*self._unstacked, *self._frames)}
+        group = self._groups.get(unroll.rows.start)
+        if group is None:
+            group = self._add_rows(unroll.rows.slice, {name: x[0] for name, x in observation.items()})
+        gap = self._gap(group, unroll)
+        times = np.arange(group.time + 1, group.time + gap + len(given["first"]))
+        flags = {name: _after_gap(given[name], gap) for name in ("reward", "terminated", "truncated", "real")}
+        flags["first"] = _after_gap(given["first"][1:], gap)
+        flags["first"][max(gap - 1, 0) : gap] = given["first"][:1]
+        seen = {name: torch.cat([x[:1].expand(gap, *x.shape[1:]), x[1:]]) for name, x in observation.items()}
+        acted = {name: x for name, x in given.items() if name.startswith(("action/", "experience/"))}
+        final = {name: x for name, x in given.items() if name.startswith(FINAL) and not self.config.sequence}
+        for name, frames in self._frames.items():
+            if (x := final.get(FINAL + name)) is not None:
+                newest = frames.newest(x.flatten(0, 1))
+                final[FINAL + name] = newest.view(*x.shape[:2], *newest.shape[1:])
+        if final:
+            self._add_finals({name.removeprefix(FINAL): x[0] for name, x in final.items()})
+        for name, x in acted.items():
+            self._ring.add(name, tuple(x.shape[2:]), x.dtype)
+        columns = self._ring.columns
+        self._write_steps(group, times, [(getattr(self._flags, name), x) for name, x in flags.items()])
+        self._write_steps(group, times, [(columns[f"observation/{name}"], seen[name]) for name in self._unstacked])
+        self._write_steps(group, times[gap:] - 1, [(columns[name], x) for name, x in acted.items()])
+        self._write_steps(group, times[gap:], [(columns[name], x) for name, x in final.items()])
+        drawable = flags["real"]
+        if not self._has_finals:
+            drawable = drawable & ~(flags["first"] & ~flags["terminated"])
+        self._drawable[group.rows, times % self.length] = drawable.T.numpy()
+        if self.config.sequence:
+            self._write_hidden(group, int(times[gap]) - 1, select_prefix(given, "state"))
+        for i, time in enumerate(times.tolist() if self._frames or self._hindsight else ()):
+            first = flags["first"][i].numpy()
+            for name, frames in self._frames.items():
+                frames.write(group.row_numbers, time, seen[name][i].to(self.device), first)
+            if self._hindsight is not None:
+                self._hindsight.write(group.row_numbers, time, first)
+        group.time = int(times[-1])
+        self._slot_index.now[group.rows] = group.time
+        self._expire(group)
+        self._check_stacks()
+        self._complete_all(group, times, given.get("td_error"), gap)
+        self._earn_credit(group, int(flags["real"].sum()))
+
+    def _gap(self, group: RowGroup, unroll: Unroll) -> int:
+        """Return the number of steps to write before an unroll's second observation; 0 if it follows the last one.
+
+        Otherwise its first observation is written too, at the next time at which a sequence may start.
+        """
+        last, group.unroll = group.unroll, unroll.number
+        if group.time < 0:
+            return 1
+        return 0 if unroll.number == last + 1 else self._stride - group.time % self._stride
+
+    def _write_steps(self, group: RowGroup, times: Integers, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        """Write tensors ``[steps, B, …]`` to their columns at these times."""
+        slots = torch.from_numpy(times % self.length).to(self.device)
+        for column, x in pairs:
+            column[group.rows].index_copy_(1, slots, x.to(self.device).transpose(0, 1))
+
+    def _complete_all(self, group: RowGroup, times: Integers, td_error: Tensor | None, gap: int) -> None:
+        """Make the items drawable that were completed at these times, with their priorities if these are known."""
+        for i, time in enumerate(times.tolist()):
+            if time - self._span < group.oldest:
+                continue
+            numbers = self._complete(group, time - self._span)
+            if self._priorities is None or not len(numbers):
+                continue
+            items = torch.from_numpy(numbers)
+            self._priorities.add(items)
+            if td_error is not None and i >= gap:
+                error = td_error[i - gap][items % self.batch - group.rows.start]
+                known = ~error.isnan()
+                self._priorities.update(items[known], error[known])
 
     def ready(self) -> bool:
         """Whether enough steps have been taken for another update."""
@@ -188,6 +260,20 @@ class ExperienceReplay(ExperienceCache):
         # the weights are (N·P)^−β over the largest of the batch, in which N and Σp cancel
         numbers, ratio = self._priorities.draw(self.config.batch_size, self.generator)
         return self._reader.read(numbers, ratio.pow_(-self.importance_exponent), self.generator)
+
+    def completed(self, steps: int) -> tuple[Tensor, Tensor]:
+        """Return the numbers of the items that the last ``steps`` steps completed, and by which of these steps each."""
+        numbers, at = [NOTHING], [NOTHING]
+        for group in self._groups.values():
+            low = group.time + 1 - steps - self._span  # the earliest start of such an item
+            new = group.numbers[group.numbers >= low * self.batch]
+            numbers.append(new)
+            at.append(new // self.batch - low)
+        return torch.from_numpy(np.concatenate(numbers)), torch.from_numpy(np.concatenate(at))
+
+    def read_items(self, numbers: Tensor) -> Batch:
+        """Return the batch of some items, ``config.batch_size`` of them."""
+        return self._reader.read(numbers, None, self.generator)
 
     def fresh(self, names: Sequence[str], with_returns: bool = False) -> tuple[Tensors, Tensor | None]:
         """Return the observations ``[n, …]`` of real steps since the last call, each as it was before its action.
@@ -281,6 +367,12 @@ class ExperienceReplay(ExperienceCache):
         for saved in state["groups"]:
             self._load(saved)
 
+    def _add_rows(self, rows: slice, observation: Tensors) -> RowGroup:
+        """Add the first group of these rows, whose observations ``[B, …]`` are like the given ones."""
+        for name in self._unstacked:
+            self._ring.add(f"observation/{name}", tuple(observation[name].shape[1:]), observation[name].dtype)
+        return self._add_group(rows)
+
     def _add_group(self, rows: slice) -> RowGroup:
         capacity = (rows.stop - rows.start) * (self.length // self._stride + 1)
         group, flags = RowGroup(rows, capacity, self.device), self._flags
@@ -298,14 +390,36 @@ class ExperienceReplay(ExperienceCache):
     def _write_final(self, group: RowGroup, final: Tensors) -> None:
         """Store the final observations of episodes that were reset in the same step; of a stack, its newest frame."""
         final = {name: self._frames[name].newest(x) if name in self._frames else x for name, x in final.items()}
+        self._add_finals(final)
+        for name, x in final.items():
+            self._ring.columns[FINAL + name][group.rows, group.time % self.length] = x
+
+    def _add_finals(self, final: Tensors) -> None:
+        """Allocate memory for final observations like these ``[B, …]``, unless it exists."""
         if not self._has_finals:
             needed = sum(self.batch * self.length * x[0].numel() * x.element_size() for x in final.values())
             self._check_memory(needed, "The environments reset in the same step, and storing final observations too ")
             for name, x in final.items():
                 self._ring.add(FINAL + name, tuple(x.shape[1:]), x.dtype)
             self._has_finals, self.bytes = True, self.bytes + needed
-        for name, x in final.items():
-            self._ring.columns[FINAL + name][group.rows, group.time % self.length] = x
+
+    def _write_hidden(self, group: RowGroup, time: int, state: Tensors) -> None:
+        """Store the hidden state of a sequence that starts at ``time``."""
+        for name, x in state.items():
+            self._hidden.add(name, tuple(x.shape[1:]), x.dtype)
+            self._hidden.columns[name][group.rows, time // self._stride % self._hidden.length] = x
+
+    def _check_stacks(self) -> None:
+        """Store whole stacks of frames from now on where one was not the one before it shifted by one."""
+        for name, frames in self._frames.items():
+            if frames.irregular and not frames.whole:
+                self._store_whole_stacks(name)
+                self.on_warning(
+                    f'Observation "{name}": a stack of {frames.stack} frames was not the one before it shifted by one, '
+                    "as under a wrapper around the frame stack that skips frames. The replay stores whole stacks and "
+                    f"will take {self.bytes / 1e6:,.1f} MB when it is full; with the frame stack as the outermost "
+                    "wrapper it stores each frame once."
+                )
 
     def _expire(self, group: RowGroup) -> None:
         """Remove the items of which a part has been overwritten."""
@@ -340,16 +454,21 @@ class ExperienceReplay(ExperienceCache):
         check_memory(needed, free_bytes(self.device, folder), folder, self.device.type, why)
 
     def _make_drawable(self, group: RowGroup, time: int) -> None:
-        """Add the items that start at ``time`` to the queue: real transitions, or sequences."""
+        """Add the items that start at ``time`` to the queue, with the largest priority so far."""
+        numbers = self._complete(group, time)
+        if self._priorities is not None:
+            self._priorities.add(torch.from_numpy(numbers))
+
+    def _complete(self, group: RowGroup, time: int) -> Integers:
+        """Add the items that start at ``time`` to the queue, real transitions or sequences; return their numbers."""
         if time % self._stride:
-            return
+            return NOTHING
         rows = group.row_numbers
         if not self.config.sequence:
             rows = rows[self._drawable[group.rows, (time + 1) % self.length]]
         numbers = rows + time * self.batch
         group.push(numbers)
-        if self._priorities is not None:
-            self._priorities.add(torch.from_numpy(numbers))
+        return numbers
 
     def _earn_credit(self, group: RowGroup, real: int) -> None:
         """Count real steps; after the warm-up, each adds ``updates_per_step`` to the credit."""
@@ -380,6 +499,7 @@ class ExperienceReplay(ExperienceCache):
             "start": rows.start,
             "stop": rows.stop,
             "time": group.time,
+            "unroll": group.unroll,
             "low": low,
             "start_time": group.start_time if whole else group.time,
             "fresh": max(group.fresh, low),
@@ -403,6 +523,7 @@ class ExperienceReplay(ExperienceCache):
         self._find_agent_columns(group)
         group.time, group.start_time, group.oldest = time, saved["start_time"], saved["low"]
         group.fresh, group.carried = saved["fresh"], saved["carried"].to(self.device)
+        group.unroll = saved["unroll"]
         self._slot_index.now[rows], self._slot_index.oldest[rows] = time, saved["low"]
         flags = self._flags
         first, real, terminated = (x[rows].cpu().numpy() for x in (flags.first, flags.real, flags.terminated))
@@ -420,3 +541,8 @@ class ExperienceReplay(ExperienceCache):
             else:
                 self._priorities.set(numbers[fits], priorities[fits])
         self._expire(group)
+
+
+def _after_gap(x: Tensor, gap: int) -> Tensor:
+    """Return steps ``[T, B]`` after ``gap`` steps of zeros, as a copy."""
+    return torch.cat([torch.zeros_like(x[:1]).expand(gap, -1), x])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor
 
 from ludus.core.batch import Batch
-from ludus.core.cache import ExperienceCache, Unroll
+from ludus.core.cache import ExperienceCache, Unroll, UnrollWriter
 from ludus.core.hidden_state import HiddenState
 from ludus.core.rows import Rows
 from ludus.core.step import AgentStep, EnvStep
@@ -20,12 +22,13 @@ FINAL_VALUE = "experience/final_value"  # written by env_write, unlike the rest 
 class RolloutGroup:
     """Rows that step together. Views of each time step are created once, since indexing costs more than copying."""
 
-    def __init__(self, rows: slice, blocks: Tensors) -> None:
+    def __init__(self, rows: slice, blocks: Tensors, received: bool = False) -> None:
         self.rows, self.size = rows, rows.stop - rows.start
         self.cursor = -1  # time step of the last observation; -1 before the first
         self.state, self.last_state = HiddenState(), HiddenState()  # at the first and at the last time step
         self.last_return = torch.zeros(self.size, dtype=torch.float64, device=blocks["first"].device)
-        self.make_views(blocks)
+        if not received:  # else nothing is written step by step
+            self.make_views(blocks)
 
     def make_views(self, blocks: Tensors) -> None:
         """Create views of all blocks; those of actions and final observations are allocated after the first step."""
@@ -41,12 +44,14 @@ class RolloutGroup:
         self.final = _by_time(final if final_value is None else [final_value])
 
 
-class RolloutCache(ExperienceCache):
+class RolloutCache(ExperienceCache, UnrollWriter):
     """Preallocated blocks ``[T+1, B, …]`` or ``[T, B, …]``, one per tensor.
 
     The observation at T is also the first of the next rollout: the agent acts on it after learning. Groups of
     environments that step independently write their own rows, each at its own time step.
     """
+
+    partial = True
 
     def __init__(
         self,
@@ -63,6 +68,7 @@ class RolloutCache(ExperienceCache):
         self.versions: Tensor | None = None  # [B] version of the weights that acted, for received unrolls
         self.with_returns = with_returns  # whether batches contain each row's running return (Batch.row_state)
         self.length, self.batch, self.gamma, self.device = length, batch, gamma, device
+        self.columns = batch  # of the batch that is filled; fewer after ``finish``
         self.consumed = False
         self.blocks: Tensors = {}
         self.groups: dict[int, RolloutGroup] = {}  # by first row
@@ -108,7 +114,7 @@ class RolloutCache(ExperienceCache):
     def ready(self) -> bool:
         """Whether all rows have T steps that have not been read."""
         full = sum([group.size for group in self.groups.values() if group.cursor == self.length])
-        return full == self.batch and not self.consumed
+        return full == self.columns and not self.consumed
 
     def accepts(self, start: int) -> bool:
         """Whether these rows have fewer than T steps."""
@@ -117,23 +123,26 @@ class RolloutCache(ExperienceCache):
     def read(self) -> Batch:
         """Return the rollout as views into the blocks."""
         self.consumed = True
-        terminated, reward = self.blocks["terminated"], self.blocks["reward"]
+        blocks = self.blocks
+        if self.columns < self.batch:
+            blocks = {name: x[:, : self.columns] for name, x in blocks.items()}
+        terminated, reward = blocks["terminated"], blocks["reward"]
         return Batch(
-            observation=self._named("observation"),
-            first=self.blocks["first"],
-            action=self._named("action"),
+            observation=select_prefix(blocks, "observation"),
+            first=blocks["first"],
+            action=select_prefix(blocks, "action"),
             reward=reward,
             terminated=terminated,
-            truncated=self.blocks["truncated"],
+            truncated=blocks["truncated"],
             discount=(~terminated).to(torch.float32).mul_(self.gamma),
-            real=self.blocks["real"],
+            real=blocks["real"],
             weight=torch.ones_like(reward),
-            experience=self._named("experience"),
+            experience=select_prefix(blocks, "experience"),
             state=HiddenState.concatenate([group.state for group in self.groups.values()]),
             last_state=HiddenState.concatenate([group.last_state for group in self.groups.values()]),
-            final=self._named("final"),
-            version=self.versions,
-            row_state=self._named("row_state"),
+            final=select_prefix(blocks, "final"),
+            version=None if self.versions is None else self.versions[: self.columns],
+            row_state=select_prefix(blocks, "row_state"),
         )
 
     def submit(self) -> Unroll:
@@ -148,26 +157,59 @@ class RolloutCache(ExperienceCache):
                 tensors[key] = self.memory[key].copy_(x) if key in self.memory else x
         return Unroll(tensors, self.rows, self.version)
 
+    def continue_from(self, last: Self) -> None:
+        """Start an unroll with the last observation of ``last``, which was submitted."""
+        for name, x in last.blocks.items():
+            self._allocate({name: x[0]}, len(x))
+        for start, before in last.groups.items():
+            group = self.groups.get(start) or self._add_group(start, before.rows.stop)
+            torch._foreach_copy_(group.observation[0], before.observation[self.length])
+            group.cursor, group.state, group.last_return = 0, before.last_state, before.last_return
+        self.consumed = False
+
+    def outline(self, rows: int) -> Tensors:
+        """Return meta tensors like those of an unroll of ``rows`` rows, given one step of any number of rows."""
+        meta = torch.device("meta")
+        tensors = {name: zeros_like_step(x[0], len(x), rows, meta) for name, x in self.blocks.items()}
+        (group,) = self.groups.values()
+        if self.with_returns:
+            tensors["row_state/return"] = torch.zeros(self.length, rows, dtype=group.last_return.dtype, device=meta)
+        for kind in ("state", "last_state"):
+            for name, x in group.state.items():
+                tensors[f"{kind}/{name}"] = torch.zeros(rows, *x.shape[1:], dtype=x.dtype, device=meta)
+        return tensors
+
     def receive(self, unroll: Unroll) -> None:
-        """Copy an unroll into the next free columns; the first one after a read starts a new batch."""
+        """Add an unroll as the next free columns; the first one after a read starts a new batch.
+
+        It is copied, unless it has all columns and is on this device.
+        """
         if self.consumed or self.versions is None:
-            self.consumed, self.groups = False, {}
+            self.consumed, self.groups, self.columns = False, {}, self.batch
             self.versions = torch.zeros(self.batch, dtype=torch.int64)
         start = max((group.rows.stop for group in self.groups.values()), default=0)
         stop = start + unroll.rows.size
         if stop > self.batch:
             raise ValueError(f"the batch has {self.batch} columns, of which {start} are full; read it first")
+        whole = unroll.rows.size == self.batch and self.device.type == "cpu"
         states: dict[str, HiddenState] = {"state": HiddenState(), "last_state": HiddenState()}
         for key, x in unroll.tensors.items():
             kind, _, name = key.partition("/")
             if kind in states:
-                states[kind][name] = x.to(self.device, copy=True)
+                states[kind][name] = x if whole else x.to(self.device, copy=True)
+            elif whole:
+                self.blocks[key] = x
             else:
                 self._allocate({key: x[0]}, len(x))
                 self.blocks[key][:, start:stop].copy_(x)
-        group = self._add_group(start, stop)
+        group = RolloutGroup(slice(start, stop), self.blocks, received=True)
         group.cursor, group.state, group.last_state = self.length, states["state"], states["last_state"]
+        self.groups[start] = group
         self.versions[start:stop] = unroll.version
+
+    def finish(self) -> None:
+        """End the batch with the columns received so far."""
+        self.columns = max(group.rows.stop for group in self.groups.values())
 
     def amend(self, step: EnvStep) -> None:
         """Overwrite the last observation of every row; where an episode was lost, the transition to it is not real."""
@@ -181,8 +223,10 @@ class RolloutCache(ExperienceCache):
 
     def state_dict(self) -> State:
         """Return the unfinished rollout; of one that was read, only the last observation, which starts the next."""
-        blocks = self.blocks
-        if self.consumed:
+        blocks, groups = self.blocks, self.groups
+        if self.consumed and self.versions is not None:
+            blocks, groups = {}, {}  # the workers continue their unrolls
+        elif self.consumed:
             blocks = {name: x[self.length :] for name, x in blocks.items() if _has_last_step(name)}
         return {
             "consumed": self.consumed,
@@ -190,7 +234,7 @@ class RolloutCache(ExperienceCache):
             "groups": [
                 {"start": group.rows.start, "stop": group.rows.stop, "cursor": group.cursor}
                 | {"state": dict(group.state), "last_state": dict(group.last_state), "last_return": group.last_return}
-                for group in self.groups.values()
+                for group in groups.values()
             ],
         }
 
@@ -232,9 +276,6 @@ class RolloutCache(ExperienceCache):
                 given = self.memory.get(name)
                 self.blocks[name] = zeros_like_step(x, length, self.batch, self.device) if given is None else given
 
-    def _named(self, kind: str) -> Tensors:
-        return {name[len(kind) + 1 :]: x for name, x in self.blocks.items() if name.startswith(f"{kind}/")}
-
 
 def zeros_like_step(x: Tensor, length: int, batch: int, device: torch.device) -> Tensor:
     """Return zeros ``[length, batch, …]`` for steps ``[B, …]`` like ``x``; images are channels-last in memory."""
@@ -242,6 +283,11 @@ def zeros_like_step(x: Tensor, length: int, batch: int, device: torch.device) ->
         channels, height, width = x.shape[1:]
         return torch.zeros(length, batch, height, width, channels, dtype=x.dtype, device=device).movedim(-1, 2)
     return torch.zeros((length, batch, *x.shape[1:]), dtype=x.dtype, device=device)
+
+
+def select_prefix(blocks: Tensors, kind: str) -> Tensors:
+    """Return the blocks named ``kind/…``, without the prefix."""
+    return {name[len(kind) + 1 :]: x for name, x in blocks.items() if name.startswith(f"{kind}/")}
 
 
 def _by_time(views: list[tuple[Tensor, ...]]) -> list[list[Tensor]]:

@@ -60,6 +60,8 @@ class RolloutReplay(RolloutCache):
     et al. 2017, algorithm 1). A replayed batch has B columns drawn uniformly from all stored ones and an ``index``.
     """
 
+    partial = False
+
     def __init__(
         self,
         config: RolloutReplayConfig,

@@ -134,6 +134,7 @@ class RowGroup:
         self.fresh = 0  # time of the first observation that ``ExperienceReplay.fresh`` has not returned
         # γ times each row's running return before that step, if ``fresh`` returns them
         self.carried = torch.zeros(rows.stop - rows.start, dtype=torch.float64, device=device)
+        self.unroll = -1  # number of the last unroll that was received
         self.env_columns: list[Any] = []  # [rows, length, …]: first, real, reward, terminated, truncated, observations
         self.env_step: EnvStep | None = None  # last step written, and its arrays in the order of env_columns
         self.env_arrays: list[Any] = []

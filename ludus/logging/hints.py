@@ -46,7 +46,7 @@ def hints(worker: LocalWorker, explained_variance: float, first_step: int = 0) -
             f"Hint: the value function explains only {max(explained_variance, 0.0):.0%} of the returns' variance. "
             "If the return does not improve, try --agent.normalize-reward or a higher --agent.learning-rate."
         )
-    share = worker.clock.shares()["environment"]
+    share = worker.clock.shares().get("environment", 0.0)  # of this process
     if (
         share > HIGH_ENVIRONMENT_SHARE
         and cores() > 1
@@ -59,6 +59,8 @@ def hints(worker: LocalWorker, explained_variance: float, first_step: int = 0) -
                 f"Hint: stepping the environments took {share:.0%} of the time; try --env.backend subproc, which uses "
                 f"{cores()} processes."
             )
+    if advice := worker.advice():
+        found.append(f"Hint: {advice[0].lower()}{advice[1:]}")
     if worker.network_check is not None and worker.network_check.last is not None:
         last_check = worker.network_check.last
         found += [f"Hint: at the last network check, {problem.text}" for problem in last_check.problems[:MAX_PROBLEMS]]

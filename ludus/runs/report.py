@@ -42,6 +42,9 @@ SHOWN = {  # metrics on the console and their labels; metrics.jsonl has all
     "entropy": "entropy",
     "kl": "kl",
     "explained_variance": "explained variance",
+    "impala/lag": "lag",
+    "impala/queue": "queue",
+    "impala/workers_wait": "workers wait",
 }
 
 

@@ -181,16 +181,18 @@ def follows() -> bool:
 
 
 def _choose_container(resolved: Resolved, environment: Callable[..., Any] | None) -> Resolved:
-    """Decide the number of ranks; refuse what they cannot run."""
+    """Decide the number of ranks; refuse what other processes cannot run."""
     settings, place = resolved.settings, torchrun()
     if settings.container != "distrib":
         if place is not None and place.ranks > 1:
             raise UserError(
                 f"torchrun started {place.ranks} processes, but container is {settings.container}; set it to distrib."
             )
+        if settings.container == "impala":
+            refuse_local_code(settings, environment, "set container to local")
         return resolved
     if place is None:
-        refuse_local_code(settings, environment)
+        refuse_local_code(settings, environment, "start the ranks with torchrun")
     return decide_ranks(resolved)
 
 
@@ -248,7 +250,9 @@ def _build(
     chosen = {key: "chosen" for key, value in to_flat(decided).items() if value != given[key]}
     if "threads" in chosen and requested_threads():
         chosen["threads"] = VARIABLE
-    worker = kind(settings, agent, manager, updater, evaluator, on_update)
+    with started:
+        worker = kind(settings, agent, manager, updater, evaluator, on_update)
+    stack.callback(worker.close)
     if settings.network_check.every:
         worker.network_check = NetworkCheck(agent, updater, settings.network_check)
     early: list[str] = []  # reports before there is a reporter
@@ -266,7 +270,7 @@ def _build(
     else:
         run, signs = saved.run, saved.signs
     origins = resolved.origins | chosen
-    reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count, signs, manager.backend)
+    reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count, signs, worker.backend)
     stack.callback(reporter.close)
     worker.reporter = reporter
     if transfer is not None:

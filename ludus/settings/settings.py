@@ -32,6 +32,7 @@ ALIASES = {  # short names of settings
     "network": "network.name",
     "stop_at": "evaluation.stop_at",
     "ranks": "distrib.ranks",
+    "workers": "impala.workers",
 }
 PIECES = ("network.body", *(f"network.{place}{rank}d" for place in ("net", "head") for rank in (1, 2, 3, 4)))
 # known names of the settings that name a class
@@ -105,6 +106,51 @@ class DistribConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImpalaConfig:
+    """Settings of the container impala: worker processes that act while this one learns from their unrolls."""
+
+    workers: int = 2  # worker processes, which share the env.num environments equally
+    # device on which workers compute actions: cpu, cuda, cuda:1, …; with a GPU, env.backend subproc lets each worker
+    # compute the actions of many environment processes in one batch
+    device: str = "cpu"
+    # unrolls (agent.rollout steps of a worker's environments) per batch; 0: as many as workers
+    unrolls: int = 0
+    # learn from the unrolls that have arrived, at least one and at most impala.unrolls, instead of waiting for all
+    dynamic: bool = False
+    # unrolls of a worker that may wait while it fills another; more: it waits less for the learner, and unrolls are
+    # older; 0: it waits until each unroll was learned from
+    queue: int = 1
+    max_lag: int = 10  # drop unrolls of weights that are more than this many updates old
+    max_restarts: int = 10  # how often workers that fail or hang are replaced before the run stops
+    timeout: float = 60.0  # seconds that one step or reset of a worker's environments may take before it counts as hung
+
+    def validate(self, environments: int) -> None:
+        """Refuse invalid settings."""
+        for name, smallest in (("workers", 1), ("unrolls", 0), ("queue", 0), ("max_lag", 0), ("max_restarts", 0)):
+            check_minimum(f"impala.{name}", getattr(self, name), smallest)
+        if not 0 < self.timeout < 1e9:
+            raise UserError(f"impala.timeout is {self.timeout:g}; give a number of seconds, such as 60.")
+        check_maximum("impala.queue", self.queue, 32)  # each slot takes file descriptors
+        if not self.queue and self.unrolls > self.workers:
+            raise UserError(
+                f"impala.queue is 0, so each of {self.workers} workers gives one unroll per batch, but impala.unrolls "
+                f"is {self.unrolls}; lower it to {self.workers} at most, or raise impala.queue."
+            )
+        if environments % self.workers:
+            more = -(-environments // self.workers) * self.workers
+            raise UserError(
+                f"env.num is {environments}, which {self.workers} workers cannot share equally; set env.num to {more}, "
+                "or impala.workers to a number that divides it."
+            )
+
+    def batch_rows(self, environments: int) -> tuple[int, int]:
+        """Return the rows of the smallest and of the largest batch, given the number of environments."""
+        each = environments // self.workers
+        largest = each * (self.unrolls or self.workers)
+        return each if self.dynamic else largest, largest
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings(Generic[A]):
     """All settings of a run; ``A`` is the Config of the agent."""
 
@@ -119,8 +165,9 @@ class Settings(Generic[A]):
     # compile the update with torch.compile; auto: if the run is long enough for compiling to pay off
     compile: Literal["auto", "on", "off"] = "auto"
     engine: Literal["auto", "torch"] = "auto"  # what computes actions; auto: numpy for MLPs on the CPU, else torch
-    # how to run: local: in this process; distrib: in several, which share one gradient (data-parallel training)
-    container: Literal["local", "distrib"] = "local"
+    # how to run: local: in this process; distrib: in several, which share one gradient (data-parallel training);
+    # impala: in this process, with workers that act meanwhile
+    container: Literal["local", "distrib", "impala"] = "local"
     name: str = ""  # name of the run, appended to the name of its folder and shown by `ludus list runs`
     tags: tuple[str, ...] = ()  # tags of the run, shown by `ludus list runs`; --tag WORD adds one and may be repeated
     runs: Annotated[str, "FOLDER"] = "runs"  # folder in which the folder of the run is created
@@ -142,6 +189,7 @@ class Settings(Generic[A]):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     network_check: NetworkCheckConfig = field(default_factory=NetworkCheckConfig)
     distrib: DistribConfig = field(default_factory=DistribConfig)
+    impala: ImpalaConfig = field(default_factory=ImpalaConfig)
     # settings of single networks: network.critic.hidden is {"critic": {"hidden": …}}
     per_network: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -153,6 +201,13 @@ class Settings(Generic[A]):
     def ranks(self) -> int:
         """The number of processes that learn together."""
         return max(1, self.distrib.ranks) if self.container == "distrib" else 1
+
+    @property
+    def batch_rows(self) -> int:
+        """The rows of the learner's batches, of the smallest one if they differ."""
+        if self.container != "impala" or not self.agent.plan(self.env.num).rollout:
+            return self.env.num
+        return self.impala.batch_rows(self.env.num)[0]
 
     def validate(self) -> None:
         """Refuse values out of range, here and in every group."""
@@ -183,7 +238,9 @@ class Settings(Generic[A]):
     def _validate_container(self) -> None:
         if self.container == "distrib":
             self.distrib.validate(self.env.num)
-        for name, group in {"distrib": self.distrib}.items():  # settings of one container alone
+        if self.container == "impala":
+            self.impala.validate(self.env.num)
+        for name, group in {"distrib": self.distrib, "impala": self.impala}.items():  # settings of one container alone
             changed = [key for key, value in vars(group).items() if value != getattr(type(group), key)]
             if changed and self.container != name:
                 raise UserError(
@@ -430,6 +487,7 @@ def _make(nested: Flat, config: type[A]) -> Settings[A]:
         "evaluation": EvaluationConfig,
         "network_check": NetworkCheckConfig,
         "distrib": DistribConfig,
+        "impala": ImpalaConfig,
     }
     network = nested.get("network", {})
     per_network = {key: network.pop(key) for key, value in list(network.items()) if isinstance(value, dict)}

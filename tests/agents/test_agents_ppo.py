@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from agents_setup import make_worker
 from torch import Tensor
 
+from ludus.agents.actor_critic import ActorCritic
 from ludus.agents.ppo import PPO
 from ludus.containers.loop import begin, collect, improve
 from ludus.core.batch import Batch
@@ -170,3 +173,22 @@ def test_one_step_returns_are_gae_with_lambda_0() -> None:
         advantages.append(worker.agent.prepare(worker.cache.read()).experience["advantage"])  # type: ignore[operator]
         worker.close()
     torch.testing.assert_close(*advantages)
+
+
+def test_advantages_by_vtrace_are_those_of_gae_on_policy_and_have_no_weight_off_policy() -> None:
+    worker = make_worker("CartPole-v1", "appo")
+    begin(worker, 0)
+    collect(worker)
+    batch, agent = worker.cache.read(), worker.agent
+    assert isinstance(agent, PPO)
+    assert agent.corrects_old_unrolls
+    by_vtrace, by_gae = agent.prepare(batch), ActorCritic.prepare(agent, batch)
+    for name in ("value", "advantage", "return"):
+        assert torch.allclose(by_vtrace.experience[name], by_gae.experience[name], atol=1e-5), name
+    older = batch.experience | {"log_prob": batch.experience["log_prob"] - 1}  # the ratio is e, the clips are 1
+    assert torch.allclose(
+        agent.prepare(replace(batch, experience=older)).experience["advantage"],
+        by_gae.experience["advantage"],
+        atol=1e-5,
+    )
+    worker.close()

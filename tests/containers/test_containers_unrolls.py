@@ -11,9 +11,11 @@ import pytest
 import torch
 from containers_setup import make_worker
 
+from ludus.agents.actor_critic import ActorCritic
 from ludus.containers.build import build_agent
 from ludus.containers.local import LocalWorker
 from ludus.containers.loop import begin, collect, improve
+from ludus.core.agent import Agent
 from ludus.core.errors import UserError
 from ludus.core.rows import Rows
 from ludus.core.seat import Seat
@@ -115,8 +117,9 @@ def test_columns_are_filled_in_the_order_of_arrival_with_their_versions() -> Non
     parts.close()
 
 
-def test_what_has_no_unrolls_says_so() -> None:
-    worker = make_worker("CartPole-v1", "dqn")
+def test_what_has_no_unrolls_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = make_worker("CartPole-v1", "ppo")
+    monkeypatch.setattr(ActorCritic, "make_unroll", Agent.make_unroll)
     with pytest.raises(UserError, match="cannot learn from workers' unrolls"):
         worker.agent.make_unroll(Rows.all(4))
     worker.close()

@@ -126,6 +126,14 @@ def test_vtrace(seed: int, time: int, batch: int, lambda_: float) -> None:
         close(x, expected[name], rtol=1e-6)
 
 
+def test_vtrace_without_a_weight_of_the_advantage() -> None:
+    data = tensors(reference.rollout(1, 30, 4))
+    log_ratio = torch.linspace(-1, 1, 120, dtype=torch.float64).view(30, 4)
+    plain, weighted = (vtrace(log_ratio, **data, lambda_=0.8, pg_rho_bar=clip) for clip in (None, 2.0))
+    close(plain.advantage * log_ratio.exp().clamp(max=2.0), weighted.advantage)
+    close(plain.target, weighted.target)
+
+
 def test_vtrace_on_policy_is_gae() -> None:
     data = tensors(reference.rollout(1, 30, 4))
     result = vtrace(torch.zeros(30, 4, dtype=torch.float64), **data, lambda_=0.8)

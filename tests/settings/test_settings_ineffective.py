@@ -19,8 +19,8 @@ OWN = "my.module:Net"
 
 
 def named(agent="ppo", observation=VECTOR, action=CHOICE, **changes) -> set[str]:
-    """Return the ineffective settings without those of ``test_settings_of_a_policy``."""
-    return everything(agent, observation, action, **changes) - POLICY
+    """Return the ineffective settings without those of the two tests below."""
+    return everything(agent, observation, action, **changes) - POLICY - CLIPS
 
 
 def everything(agent="ppo", observation=VECTOR, action=CHOICE, **changes) -> set[str]:
@@ -30,6 +30,7 @@ def everything(agent="ppo", observation=VECTOR, action=CHOICE, **changes) -> set
 
 
 POLICY = {f"agent.{name}" for name in ("bins", "ordinal", "gsde_interval", "head_width")}
+CLIPS = {"agent.rho_clip", "agent.c_clip"}
 
 
 def test_settings_of_a_policy() -> None:
@@ -43,6 +44,12 @@ def test_settings_of_a_policy() -> None:
     assert "head_width" not in dict(config.unused_distribution({"a": AMOUNT, "b": CHOICE}))
     assert "agent.log_std_init" in everything(action=AMOUNT, agent__distribution="discretized")
     assert everything(action=CHOICE, agent__distribution="gsde") >= {"agent.distribution", "agent.gsde_interval"}
+
+
+def test_settings_of_vtrace() -> None:
+    assert everything() >= CLIPS
+    assert not everything("appo") & (CLIPS | {"agent.gae_lambda"})
+    assert "agent.n_step" in everything("appo", agent__n_step=3)
 
 
 GAUSSIAN = {"agent.distribution", "agent.log_std_init"}  # for a Discrete

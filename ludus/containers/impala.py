@@ -1,0 +1,317 @@
+"""IMPALA on one machine (Espeholt et al. 2018): workers act while the host learns from their unrolls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+from ludus.containers.build import build_cache, choose_device
+from ludus.containers.channel import ActingState, Delivery, HostChannel
+from ludus.containers.evaluate import Evaluator
+from ludus.containers.hook import OnUpdate
+from ludus.containers.impala_worker import WORKER_PHASES
+from ludus.containers.local import LocalWorker
+from ludus.containers.loop import begin, collect
+from ludus.containers.shared_channel import SharedHostChannel
+from ludus.core.agent import Agent
+from ludus.core.cache import CacheWriter, ExperienceCache, UnrollWriter
+from ludus.core.environment import EnvironmentManager
+from ludus.core.errors import UserError
+from ludus.core.hidden_state import HiddenState
+from ludus.core.rows import Rows
+from ludus.core.seat import Seat
+from ludus.core.step import AgentStep, EnvStep, Episode
+from ludus.core.types import State, Tensors
+from ludus.core.updater import Updater
+from ludus.experience.memory import check_fits
+from ludus.logging.clock import Clock
+from ludus.parallel.resources import cores, free_memory
+from ludus.preprocess.rewards import make_reward_ops
+from ludus.settings.settings import Settings, to_flat
+
+HOST_PHASES = ("waiting", "learning", "evaluation", "other")
+BUSY = 0.2  # share of waiting above which a side is said to wait for the other
+FIRST_ADVICE = 50  # updates before the user is told who waits for whom
+
+
+class ImpalaHost(LocalWorker):
+    """Learns from batches of unrolls, publishes the weights after each, and does all else that LocalWorker does.
+
+    ``manager`` has one environment, which shows what observations and actions look like; those that are learned from
+    are in the workers.
+    """
+
+    def __init__(
+        self,
+        settings: Settings[Any],
+        agent: Agent,
+        manager: EnvironmentManager,
+        updater: Updater,
+        evaluator: Evaluator,
+        on_update: OnUpdate | None = None,
+    ) -> None:
+        refuse_unsuitable(settings, agent)
+        choose_device(settings.impala.device)  # refused here if it does not exist
+        self._replays = not settings.agent.plan(settings.env.num).rollout  # unrolls go to a replay of all rows
+        self._largest_batch = settings.env.num if self._replays else settings.impala.batch_rows(settings.env.num)[1]
+        super().__init__(settings, agent, manager, updater, evaluator, on_update)
+        impala = settings.impala
+        if impala.dynamic and not self.cache.partial:
+            raise UserError(
+                f"impala.dynamic is on, but agent {settings.agent_name} replays batches of a fixed size; turn it off."
+            )
+        self.clock = Clock(HOST_PHASES)
+        self.version = 0  # of the weights that were published last
+        # whether workers wait for each update: then they take turns, so that results are reproducible
+        self._synchronous, self._turn = not impala.queue and impala.unrolls in (0, impala.workers), 0
+        self._held: list[Delivery] = []  # unrolls whose memory is still in use
+        self._finished: list[Episode] = []
+        self._lags: Counter[int] = Counter()  # unrolls by lag, since the last line of metrics
+        self._dropped, self._received, self._queued = 0, 0, 0
+        self._worker_seconds = dict.fromkeys(WORKER_PHASES, 0.0)
+        self._worker_steps, self._learned_steps = 0, 0
+        self._reported = ""  # the last bottleneck that the user was told
+        each = settings.env.num // impala.workers
+        rows = [Rows(i * each, (i + 1) * each, settings.env.num) for i in range(impala.workers)]
+        given = {"settings": to_flat(settings), "env_seed": self.env_seed, "noise_seed": self._noise_seed}
+        unroll, slots = outline_unroll(settings, agent, manager, each), impala.queue + 1
+        check_fits(
+            f"impala.queue is {impala.queue}, and memory for the unrolls of {impala.workers} workers takes",
+            impala.workers * slots * sum(x.nbytes for x in unroll.values()),
+            free_memory(),
+            "lower impala.queue, env.num or the length of unrolls",
+        )
+        self.channel: HostChannel = SharedHostChannel(
+            rows,
+            slots,
+            unroll,
+            agent.acting_state(),
+            given,
+            impala.timeout,
+            impala.max_restarts,
+        )
+        self.channel.on_warning = lambda text: manager.on_warning(f"{manager.name}: {text}")
+
+    def _make_cache(self, rows: Rows, noise_seed: int) -> ExperienceCache:
+        """Make the cache that receives unrolls; nothing acts here."""
+        self._noise_seed = noise_seed
+        rewards = make_reward_ops(self.settings.preprocess.reward)
+        return build_cache(self.agent, self.manager, Rows.all(self._largest_batch), rewards)
+
+    def _begin(self) -> None:
+        self.channel.start([None] * self.settings.impala.workers)
+
+    def _collect(self) -> int:
+        """Publish the weights and receive unrolls until there is a batch; return their environment steps."""
+        self.version += 1
+        progress = self.local_step_count / self.settings.nb_step
+        self.channel.publish(ActingState(self.version, progress, self.agent.acting_state()))
+        for delivery in self._held:
+            self.channel.release(delivery)
+        self._held.clear()
+        self._queued = self.channel.queued()
+        steps, unrolls = 0, 0
+        while not self.cache.ready() and not (self._replays and unrolls):
+            self.clock.lap("other")
+            delivery = self.channel.receive(self._turn if self._synchronous else None)
+            self.clock.lap("waiting")
+            self._turn = (delivery.worker + 1) % self.settings.impala.workers
+            steps += delivery.report.steps
+            unrolls += self._take(delivery)
+            if self.settings.impala.dynamic and unrolls and not self.channel.queued():
+                self.cache.finish()
+        self.clock.lap("other")
+        return steps
+
+    def _take(self, delivery: Delivery) -> bool:
+        """Add an unroll to the batch, unless it is too old; return whether it was added."""
+        unroll, report = delivery.unroll, delivery.report
+        self._finished += report.episodes
+        for warning in report.warnings:
+            self.manager.on_warning(warning)
+        for phase, seconds in report.seconds.items():
+            self._worker_seconds[phase] += seconds
+        self._worker_steps += report.steps
+        self._received += 1
+        lag = self.version - unroll.version
+        self._lags[lag] += 1
+        if lag > self.settings.impala.max_lag and not self._replays:
+            self._dropped += 1
+            self.channel.release(delivery)
+            return False
+        self._learned_steps += report.steps
+        self.cache.receive(unroll)
+        whole = unroll.rows.size == self._largest_batch  # the batch is this memory
+        if whole or not self.settings.impala.queue:
+            self._held.append(delivery)  # until it was learned from, and with queue 0 until the weights are published
+        else:
+            self.channel.release(delivery)
+        return True
+
+    def _episodes(self) -> list[Episode]:
+        finished, self._finished = self._finished, []
+        return finished
+
+    @property
+    def backend(self) -> str:
+        """How environments are stepped, for the user."""
+        return f"{self.settings.impala.workers} worker{'s' * (self.settings.impala.workers > 1)}"
+
+    def progress(self) -> dict[str, float]:
+        """Return the metrics of the loop, and who waits for whom."""
+        waits = self.waiting()
+        busy = max(sum(self._worker_seconds.values()) - self._worker_seconds["waiting"], 1e-9)
+        learning = max(self.clock.nanoseconds["learning"] / 1e9, 1e-9)
+        total = max(sum(self._lags.values()), 1)
+        slots = self.settings.impala.workers * (self.settings.impala.queue + 1)
+        return super().progress() | {
+            "impala/version": float(self.version),
+            "impala/lag": sum(lag * n for lag, n in self._lags.items()) / total,
+            **{f"impala/lag_{lag}": n / total for lag, n in sorted(self._lags.items())},
+            "impala/dropped": self._dropped / max(self._received, 1),
+            "impala/queue": self._queued / slots,
+            "impala/restarts": float(self.channel.restarts),
+            "impala/learner_waits": waits["learner"],
+            "impala/workers_wait": waits["workers"],
+            "impala/learner_steps_per_second": self._learned_steps / learning,
+            "impala/worker_steps_per_second": self._worker_steps / busy,
+        }
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        super()._log(metrics)
+        self._lags.clear()
+        bottleneck = self.bottleneck()
+        if bottleneck != self._reported and self.updates >= FIRST_ADVICE and self.reporter is not None:
+            self._reported = bottleneck
+            if advice := self.advice():
+                self.reporter.note(advice)
+
+    def waiting(self) -> dict[str, float]:
+        """Return the share of the time that the learner waited for unrolls, and that workers waited for the learner.
+
+        Evaluations and the like do not count.
+        """
+        spent = self.clock.nanoseconds
+        learner = spent["waiting"] / max(spent["waiting"] + spent["learning"], 1)
+        workers = self._worker_seconds["waiting"] / max(sum(self._worker_seconds.values()), 1e-9)
+        return {"learner": learner, "workers": workers}
+
+    def bottleneck(self) -> str:
+        """Return which side the other waits for, ``learner`` or ``workers``; empty if both are busy."""
+        waits = self.waiting()
+        if max(waits.values()) <= BUSY:
+            return ""
+        return "workers" if waits["learner"] > waits["workers"] else "learner"
+
+    def advice(self) -> str:
+        """Return which side waits for the other, and what to change; empty if both are busy."""
+        waits, workers, bottleneck = self.waiting(), self.settings.impala.workers, self.bottleneck()
+        if bottleneck == "workers":
+            more = "environments per worker (env.num)"
+            if workers + 1 < cores():
+                more = f"workers (impala.workers; this machine has {cores()} cores) or {more}"
+            return f"The learner waits for unrolls {waits['learner']:.0%} of the time: add {more}."
+        if bottleneck == "learner":
+            faster = "fewer updates (agent.updates_per_step)" if self._replays else "larger batches (impala.unrolls)"
+            return (
+                f"The workers wait for the learner {waits['workers']:.0%} of the time: more of them would not help; "
+                f"{faster} or a GPU make the learner faster."
+            )
+        return ""
+
+    def _collector_state(self, whole: bool) -> State:
+        impala: State = {"version": self.version, "restarts": self.channel.restarts, "turn": self._turn}
+        impala["incarnations"] = list(self.channel.incarnations)
+        return {"workers": self.channel.save() if whole else None, "impala": impala}
+
+    def _load_collector(self, state: State) -> str:
+        """Start the workers where they were, or, if that is unknown, with new episodes."""
+        saved, number = state["workers"], self.settings.impala.workers
+        impala = state["impala"]
+        if len(impala["incarnations"]) != number:
+            raise UserError(
+                f"The checkpoint was made with {len(impala['incarnations'])} workers, and impala.workers is {number}; "
+                "set it back."
+            )
+        if state["cache"] is not None:
+            self.cache.load_state_dict(state["cache"])
+        states: list[State | None] = saved or [None] * number
+        self.version, self.channel.restarts, self._turn = impala["version"], impala["restarts"], impala["turn"]
+        lost = [worker for worker, known in enumerate(states) if not known]
+        self.channel.incarnations = [before + (worker in lost) for worker, before in enumerate(impala["incarnations"])]
+        restored = self.channel.start(states)
+        self.began = True
+        if not saved:
+            return "restarted at an episode boundary: the run was interrupted in the middle of an update"
+        reasons = [f"worker {worker}: it had failed" for worker in lost]
+        reasons += [f"worker {worker}: {text}" for worker, text in enumerate(restored) if text not in ("", "exactly")]
+        if reasons:
+            return f"restarted at an episode boundary: {'; '.join(reasons)}"
+        if self._synchronous:
+            return "exactly"
+        return "were restored where they were; unrolls that workers had finished ahead of the learner were discarded"
+
+    def close(self) -> None:
+        """End the workers, and close all else."""
+        try:
+            self.channel.close()
+        finally:
+            super().close()
+
+
+def refuse_unsuitable(settings: Settings[Any], agent: Agent) -> None:
+    """Refuse an agent that cannot learn from unrolls of older policies."""
+    if not agent.corrects_old_unrolls:
+        raise UserError(
+            f"container is impala, but agent {settings.agent_name} cannot learn from unrolls of older policies; use "
+            "vtrace, appo, acer, or one with a replay buffer, such as dqn or sac."
+        )
+    impala = settings.impala
+    if not settings.agent.plan(settings.env.num).rollout and (impala.unrolls or impala.dynamic):
+        name = "unrolls" if impala.unrolls else "dynamic"
+        raise UserError(
+            f"impala.{name} is {getattr(impala, name)}, but agent {settings.agent_name} learns from its replay, not "
+            "from batches of unrolls; leave it out."
+        )
+
+
+class OneStep(CacheWriter):
+    """Writes to an unroll, and stops after one step."""
+
+    def __init__(self, unroll: UnrollWriter) -> None:
+        self._unroll = unroll
+
+    def env_write(
+        self, step: EnvStep, state: HiddenState, start: int = 0, final_value: torch.Tensor | None = None
+    ) -> None:
+        self._unroll.env_write(step, state, start, final_value)
+
+    def agent_write(self, step: AgentStep, start: int = 0) -> None:
+        self._unroll.agent_write(step, start)
+
+    def accepts(self, start: int) -> bool:
+        return False
+
+    def amend(self, step: EnvStep) -> None:
+        self._unroll.amend(step)
+
+
+class _Probe:
+    """What ``collect`` needs."""
+
+    def __init__(self, manager: EnvironmentManager, seat: Seat) -> None:
+        self.manager, self.seats, self.clock = manager, [seat], Clock()
+
+
+def outline_unroll(settings: Settings[Any], agent: Agent, manager: EnvironmentManager, rows: int) -> Tensors:
+    """Return meta tensors like those of an unroll, known after one step of one environment."""
+    one = Rows.all(manager.batch)
+    unroll, device = agent.make_unroll(one), next(iter(agent.acting_state().values())).device
+    noise = agent.make_noise(one, torch.Generator(device).manual_seed(0))
+    rewards = make_reward_ops(settings.preprocess.reward)
+    probe = _Probe(manager, Seat(agent, OneStep(unroll), noise, one, device, preprocess_reward=rewards))
+    begin(probe, settings.seed)
+    collect(probe)
+    return unroll.outline(rows)

@@ -1,0 +1,381 @@
+"""Workers and a learner in processes of their own, and the parts of the channel between them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from containers_setup import dotted, make_worker, saved, small, train
+
+import ludus
+from benchmarks.soak_watch import MARK, alive, left_behind, named_memory, start
+from ludus.containers.build import build_agent, build_evaluator, build_manager
+from ludus.containers.channel import ActingState
+from ludus.containers.impala import ImpalaHost
+from ludus.containers.impala_worker import ImpalaWorkerCPU, stream_seed
+from ludus.containers.shared_channel import PublishedState, SharedHostChannel, SharedWorkerChannel, layout_of
+from ludus.containers.updater import LocalUpdater
+from ludus.core.errors import UserError
+from ludus.core.rows import Rows
+from ludus.core.types import State
+from ludus.logging.metrics import read_metrics
+from ludus.managers.make import make_manager
+from ludus.settings.settings import resolve_settings
+
+VTRACE: dict[str, Any] = {"container": "impala", "agent__rollout": 8, "env__num": 4}
+LOCKSTEP: dict[str, Any] = {"impala__workers": 1, "impala__queue": 0}
+
+
+class Here(SharedHostChannel):
+    """A channel to workers in this process, which take turns with the host."""
+
+    def start(self, states: Any) -> list[str]:
+        self.made = [self._make(worker) for worker in self._workers]
+        for worker, state in zip(self.made, states, strict=True):
+            if state is not None:
+                worker.load_state_dict(state)
+        return [""] * len(self.made)
+
+    def _make(self, known: Any) -> ImpalaWorkerCPU:
+        names = {"memory": known.memory.block.fd, "published": self._published.block.fd}
+        fds = {name: os.dup(fd) for name, fd in names.items()} | {"go": known.go, "done": self._done}
+        fds |= {"letter": known.letter} | {f"report {i}": fd for i, fd in enumerate(known.reports)}
+        given = {"slots": self._slots, "layout": self._layout, "state_layout": self._state_layout}
+        settings = ludus.settings.settings.from_flat(self._settings["settings"])
+        manager = make_manager(settings.env, known.rows)
+        agent = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
+        seeds = [stream_seed(self._settings[name], known.number, 0) for name in ("env_seed", "noise_seed")]
+        return ImpalaWorkerCPU(settings, agent, manager, SharedWorkerChannel(given, fds), known.rows, *seeds)
+
+    def receive(self, worker: int | None = None) -> Any:
+        """Let a worker fill an unroll if there is none: the one asked for, or each in turn."""
+        if worker is not None or not self.queued():
+            turn = self.__dict__.setdefault("turn", 0) if worker is None else worker
+            self.turn = (turn + 1) % len(self.made)
+            self.made[turn].run(1)
+        return super().receive(worker)
+
+
+@contextmanager
+def host_here(monkeypatch: pytest.MonkeyPatch, agent: str = "vtrace", **changes: Any) -> Iterator[ImpalaHost]:
+    monkeypatch.setattr("ludus.containers.impala.SharedHostChannel", Here)
+    torch.set_num_threads(1)
+    given = small(agent) | {"nb_step": 10_000} | dotted(VTRACE | changes)
+    settings = resolve_settings("CartPole-v1", agent, "none", None, given).settings
+    manager = build_manager(settings)
+    made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
+    host = ImpalaHost(settings, made, manager, LocalUpdater(made), build_evaluator(settings, made))
+    try:
+        yield host
+    finally:
+        host.close()
+
+
+def assert_equal(one: State, other: State) -> None:
+    assert list(one) == list(other)
+    for name, x in one.items():
+        assert torch.equal(x, other[name]), name
+
+
+@pytest.mark.parametrize(
+    ("body", "agent"), [("mlp", "vtrace"), ("lstm", "vtrace"), ("lstm", "acer_vtrace"), ("mlp", "appo")]
+)
+def test_one_worker_in_lockstep_is_the_local_worker(body: str, agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: dict[str, Any] = {"network__body": body} | ({"agent__warmup": 32} if agent == "acer_vtrace" else {})
+    local = make_worker("CartPole-v1", agent, agent__rollout=8, nb_step=10_000, **changes)
+    local.run(256)
+    with host_here(monkeypatch, agent, **LOCKSTEP, **changes) as host:
+        host.run(256)
+        assert (host.local_step_count, host.updates) == (local.local_step_count, local.updates)
+        assert host.episodes.state_dict() == local.episodes.state_dict()
+        assert_equal(host.agent.state_dict(), local.agent.state_dict())
+        assert host.progress()["impala/lag"] == 0
+    local.close()
+
+
+def test_environment_processes_with_actions_of_one_batch_are_those_of_a_local_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changes: dict[str, Any] = {"env__backend": "subproc", "env__workers": 2, "env__alternate": True}
+    local = make_worker("CartPole-v1", "vtrace", agent__rollout=8, nb_step=10_000, **changes)
+    local.run(256)
+    with host_here(monkeypatch, "vtrace", **LOCKSTEP, **changes) as host:
+        host.run(256)
+        assert_equal(host.agent.state_dict(), local.agent.state_dict())
+        for worker in host.channel.made:
+            worker.close()
+    local.close()
+
+
+def test_processes_in_lockstep_stopped_and_resumed_are_the_local_worker(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"agent__rollout": 8, "nb_step": 320, "evaluation__every": 160, "log_every": 32}
+    local = train(tmp_path / "local", "CartPole-v1", "vtrace", **given)
+    lockstep = given | VTRACE | LOCKSTEP
+    stopped = train(tmp_path, "CartPole-v1", "vtrace", lambda values: values["step"] < 170, **lockstep)
+    assert stopped.steps < 300
+    resumed = ludus.resume(stopped.run)
+    assert "Environments were restored exactly" in (resumed.run / "log.txt").read_text()
+    assert resumed.evaluation == local.evaluation
+    assert_equal(saved(resumed.run)["agent"], saved(local.run)["agent"])
+    lines, expected = (
+        [{k: x for k, x in line.items() if not k.startswith(("time", "impala/"))} for line in read_metrics(path)]
+        for path in (resumed.run / "metrics.jsonl", local.run / "metrics.jsonl")
+    )
+    assert lines == expected
+
+
+def test_old_unrolls_are_dropped_and_lags_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"impala__workers": 2, "impala__queue": 2, "impala__max_lag": 1, "impala__unrolls": 1, "log_every": 0}
+    with host_here(monkeypatch, **changes) as host:
+        host.run(1)
+        second = host.channel.made[1]
+        for _ in range(3):
+            second.run(1)  # three unrolls of version 1
+        for _ in range(2):
+            host.run(host.local_step_count + 1, host.local_step_count)
+        numbers = host.progress()
+        assert {k: x for k, x in numbers.items() if k.startswith("impala/lag_")} == {
+            "impala/lag_0": 0.4,
+            "impala/lag_1": 0.2,
+            "impala/lag_2": 0.4,
+        }
+        assert (numbers["impala/version"], numbers["impala/dropped"], host.updates) == (3, 0.4, 3)
+        assert host.local_step_count == host._worker_steps > host._learned_steps
+
+
+def test_a_batch_of_one_unroll_is_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    with host_here(monkeypatch, impala__workers=2, impala__unrolls=1) as host:
+        host.run(1)
+        slots = [x.data_ptr() for worker in host.channel._workers for x in (u["reward"] for u in worker.memory.unrolls)]
+        assert host.cache.blocks["reward"].data_ptr() in slots
+        assert len(host._held) == 1
+
+
+def test_a_dynamic_batch_has_what_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    with host_here(monkeypatch, impala__workers=2, impala__unrolls=4, impala__dynamic=True) as host:
+        learn = host.guard.learn
+        monkeypatch.setattr(host.guard, "learn", lambda batch: sizes.append(batch.reward.shape[1]) or learn(batch))
+        host.run(1)
+        for _ in range(2):
+            for worker in host.channel.made:
+                worker.run(1)
+        host.run(host.local_step_count + 1, host.local_step_count)
+        host.run(host.local_step_count + 1, host.local_step_count)
+    assert sizes == [2, 8, 2]
+
+
+def test_workers_wait_when_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    with host_here(monkeypatch, impala__workers=2, impala__queue=1) as host:
+        host.run(1)
+        worker, known = host.channel.made[0], host.channel._workers[0]
+        while known.memory.worker[0] - known.memory.host[0] < 2:
+            worker.run(1)
+        monkeypatch.setattr(os, "eventfd_read", lambda fd: pytest.fail("waits") if fd == known.go else 0)
+        with pytest.raises(pytest.fail.Exception, match="waits"):
+            worker.run(1)
+        assert host.channel.queued() == 2
+
+
+def test_a_reader_never_sees_a_mixed_version() -> None:
+    tensors = {"a": torch.zeros(3), "b": torch.zeros((), dtype=torch.float64)}
+    host = PublishedState(layout_of(tensors))
+    reader = PublishedState(layout_of(tensors), os.dup(host.block.fd))
+    for version in range(1, 6):
+        host.write(ActingState(version, version / 10, {name: x + version for name, x in tensors.items()}))
+        state = reader.read(version - 1)
+        assert state is not None
+        assert (state.version, state.progress) == (version, version / 10)
+        assert {float(x.max()) for x in state.tensors.values()} == {float(version)}
+    assert reader.read(5) is None
+    host._versions[5 % 2, 0] = 0  # being written: the reader tries again, until it is done
+    clone, seen = torch.Tensor.clone, []
+
+    def cloning(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x)
+        if len(seen) == 4:
+            host._versions[5 % 2, 0] = 5
+        return clone(x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "clone", cloning)
+        state = reader.read(4)
+    assert state is not None
+    assert len(seen) == 4
+    for part in (host, reader):
+        part.close()
+
+
+def test_seeds_of_workers_differ_and_the_first_is_that_of_a_local_run() -> None:
+    assert stream_seed(7, 0, 0) == 7
+    assert len({stream_seed(7, worker, number) for worker in range(4) for number in range(4)}) == 16
+
+
+@pytest.mark.parametrize(
+    ("agent", "changes", "words"),
+    [
+        ("a2c", {}, "agent a2c cannot learn from unrolls of older policies; use vtrace"),
+        ("ppo", {}, "agent ppo cannot learn from unrolls of older policies"),
+        ("dqn", {"impala__unrolls": 1}, "impala.unrolls is 1, but agent dqn learns from its replay"),
+        ("acer", {"impala__dynamic": True}, "impala.dynamic is on, but agent acer"),
+        ("vtrace", {"env__num": 5}, "env.num is 5, which 2 workers cannot share equally"),
+        ("vtrace", {"impala__queue": 0, "impala__unrolls": 3}, "impala.queue is 0"),
+        ("vtrace", {"impala__device": "mars"}, 'device is "mars", which this machine does not have'),
+        ("vtrace", {"impala__workers": 0}, "impala.workers is 0, but must be at least 1"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_training(
+    agent: str, changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=words):
+        train(tmp_path, "CartPole-v1", agent, **{"container": "impala", "env__num": 4, "nb_step": 5000} | changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_environment_that_only_this_process_has_is_refused(tmp_path: Path) -> None:
+    import gymnasium
+
+    with pytest.raises(UserError, match=r"container is impala, but .*<lambda> cannot be imported by another process"):
+        train(tmp_path, lambda: gymnasium.make("CartPole-v1"), "vtrace", **VTRACE)
+
+
+def test_settings_of_impala_are_refused_in_a_local_run(tmp_path: Path) -> None:
+    from ludus.cli.train import parse
+    from ludus.runs.train import train_resolved
+
+    with pytest.raises(UserError, match=r"impala\.workers is 3, but container is local"):
+        train_resolved(parse(["CartPole-v1", "--workers", "3", "--runs", str(tmp_path), "--quiet"]))
+
+
+def test_killed_and_stopped_workers_are_replaced_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARK, tmp_path.name)
+    seen: list[float] = []
+
+    def hurt(values: Any, host: Any) -> None:
+        workers = [worker.process for worker in host.channel._workers]
+        seen.append(values["impala/version"])
+        if len(seen) == 3:
+            workers[0].send(signal.SIGKILL)
+        if len(seen) == 6:
+            workers[1].send(signal.SIGSTOP)
+
+    settings = VTRACE | {"nb_step": 100_000, "impala__timeout": 3.0, "impala__max_restarts": 30}
+
+    def stop(values: Any, host: Any) -> bool:
+        hurt(values, host)
+        return host.channel.restarts < 2 or len(seen) < 20
+
+    result = train(tmp_path, "CartPole-v1", "vtrace", stop, **settings)
+    assert seen == sorted(seen)
+    log = (result.run / "log.txt").read_text()
+    assert "was killed by SIGKILL; it is replaced" in log
+    assert "hung: no answer within 3 s; it is replaced" in log
+    assert alive(tmp_path.name) == []
+
+
+@pytest.mark.slow
+def test_the_error_of_a_worker_that_cannot_start_is_raised() -> None:
+    with host_channel() as channel, pytest.raises(UserError, match="the wheel fell off"):
+        channel.start([None])
+
+
+@contextmanager
+def host_channel() -> Iterator[SharedHostChannel]:
+    unroll, state = {"reward": torch.zeros(2, 1)}, {"weight": torch.zeros(3)}
+    channel = SharedHostChannel([Rows.all(1)], 1, unroll, state, {}, target="impala_worlds:fail")
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_host_that_is_killed_and_a_resume_continues(tmp_path: Path) -> None:
+    words = "train CartPole-v1 --agent vtrace --container impala --nb-step 100000000 --checkpoint-every 1 --compile off"
+    before = named_memory()
+    host = start([*words.split(), "--threads", "1", "--quiet"], tmp_path.name, tmp_path)
+    while not (found := list(tmp_path.glob("runs/*/*/checkpoints/step_*"))) and host.poll() is None:
+        time.sleep(0.05)
+    assert len(alive(tmp_path.name)) == 4  # host, server and two workers
+    host.kill()
+    host.wait()
+    while alive(tmp_path.name):
+        time.sleep(0.05)
+    assert left_behind(before) == []
+    run = found[0].parents[1]
+    resumed = ludus.resume(run, on_update=lambda values: False)
+    assert resumed.steps > 0
+    assert "unrolls that workers had finished ahead" in (run / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("body", ["mlp", "lstm"])
+def test_a3c_with_one_worker_in_lockstep_is_a2c(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: dict[str, Any] = {"network__body": body, "agent__rollout": 8, "agent__n_step": 0}
+    local = make_worker("CartPole-v1", "a2c", nb_step=10_000, **changes)
+    local.run(256)
+    with host_here(monkeypatch, "a3c", **LOCKSTEP, **changes) as host:
+        host.run(256)
+        assert (host.local_step_count, host.updates) == (local.local_step_count, local.updates)
+        expected = local.agent.state_dict()
+        for name, x in host.agent.state_dict().items():
+            assert torch.allclose(x, expected[name], atol=1e-5), name
+    local.close()
+
+
+def test_gradients_of_several_workers_are_applied_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with host_here(monkeypatch, "a3c", impala__workers=2, log_every=0) as host:
+        for _ in range(6):
+            host.run(host.local_step_count + 1, host.local_step_count)
+        assert host.updates == host.version == 6
+        assert host._held == []
+
+
+@pytest.mark.parametrize("agent", ["vtrace", "a3c", "dqn"])
+def test_workers_take_turns_where_they_wait_for_each_update(agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: dict[str, Any] = {"impala__workers": 2, "impala__queue": 0} | (
+        {"agent__warmup": 0} if agent == "dqn" else {"agent__rollout": 8}
+    )
+    monkeypatch.delitem(VTRACE, "agent__rollout")
+    seen = []
+    with host_here(monkeypatch, agent, **changes) as host:
+        take = host._take
+        monkeypatch.setattr(host, "_take", lambda delivery: seen.append(delivery.worker) or take(delivery))
+        for _ in range(4):
+            host.run(host.local_step_count + 1, host.local_step_count)
+    assert seen == [0, 1] * (len(seen) // 2)
+    assert len(seen) == (8 if agent == "vtrace" else 4)
+
+
+@pytest.mark.parametrize(
+    ("agent", "changes"),
+    [
+        ("dqn", {"agent__prioritized": True, "agent__n_step": 3, "agent__epsilon_ladder": 7.0}),
+        pytest.param("dqn", {"agent__normalize_observation": True}, marks=pytest.mark.slow),
+        ("r2d2", {"agent__sequence": 8, "agent__burn_in": 4, "agent__overlap": 4}),
+        pytest.param("discrete_sac", {"agent__prioritized": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_replay_agents_learn_from_workers(agent: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"agent__warmup": 64, "agent__batch_size": 16, "agent__replay": 2000, "agent__updates_per_step": 0.1}
+    changes = {"impala__workers": 2, "env__num": 4} | given | changes
+    monkeypatch.delitem(VTRACE, "agent__rollout")
+    with host_here(monkeypatch, agent, **changes) as host:
+        host.run(400)
+        numbers = host.cache.metrics()
+        assert host.updates > 10
+        assert abs(numbers["replay/updates_per_step"] - 0.1) < 0.03
+        assert numbers["replay/size"] > (40 if agent == "r2d2" else 250)
+        worker = host.channel.made[0]
+        worker._take_weights()
+        assert 5 < worker.agent.updates <= host.agent.updates
+        if agent == "dqn" and host.settings.agent.prioritized:
+            assert host.cache._priorities.largest != 1.0

@@ -1,0 +1,53 @@
+"""CartPole with workers that act while the host learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from learning_tasks import BLIND_CARTPOLE, Task, run
+
+IMPALA: dict[str, Any] = {"container": "impala", "impala.workers": 2, "compile": "off"}
+PLAIN: dict[str, Any] = {"agent.normalize_observation": False, "agent.normalize_reward": False}
+PPO: dict[str, Any] = PLAIN | {
+    "agent.rollout": 32,
+    "agent.minibatches": 1,
+    "agent.epochs": 20,
+    "agent.gamma": 0.98,
+    "agent.gae_lambda": 0.8,
+    "agent.learning_rate": 1e-3,
+    "agent.learning_rate_schedule": "linear",
+    "agent.clip_schedule": "linear",
+}
+VTRACE: dict[str, Any] = {
+    "agent.rollout": 20,
+    "agent.optimizer": "adam",
+    "agent.optimizer_eps": 1e-5,
+    "agent.learning_rate": 2e-3,
+    "agent.learning_rate_schedule": "linear",
+}
+APEX: dict[str, Any] = {
+    "agent.prioritized": True,
+    "agent.epsilon_schedule": "constant",
+    "agent.epsilon_start": 0.4,
+    "agent.epsilon_ladder": 7.0,
+}
+TASKS = {
+    task.name: task
+    for task in (
+        Task("vtrace", "CartPole-v1", "vtrace", 475, 200_000, 3, IMPALA | VTRACE),
+        Task("appo", "CartPole-v1", "appo", 475, 200_000, 3, IMPALA | PPO),
+        Task("a3c", "CartPole-v1", "a3c", 475, 500_000, 3, IMPALA | VTRACE | {"agent.rollout": 16}),
+        Task("apex", "CartPole-v1", "dqn", 475, 100_000, 3, IMPALA | APEX),
+        Task("r2d2", BLIND_CARTPOLE, "r2d2", 475, 200_000, 3, IMPALA),
+    )
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_cartpole_is_learned_from_workers(name: str, tmp_path: Path) -> None:
+    task = TASKS[name]
+    outcomes = [run(task, seed, tmp_path) for seed in range(task.seeds)]
+    assert all(outcome.passes(task) for outcome in outcomes), outcomes
