@@ -252,15 +252,27 @@ def test_a_stopped_and_resumed_run_is_the_run_that_was_never_stopped(kind: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gsde", "autoregressive", "ordinal"])
-def test_a_compiled_step_is_an_eager_one(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ppo", "gsde"),
+        ("ppo", "autoregressive"),
+        ("ppo", "ordinal"),
+        ("ppo", "conditional masks"),
+        ("acer_vtrace", "autoregressive"),
+    ],
+)
+def test_a_compiled_step_is_an_eager_one(name: str, kind: str) -> None:
     environment, changes = KINDS[kind]
-    worker = make_worker(environment, "ppo", **keywords(changes))
+    changes = changes | ({"agent.rollout": 8, "agent.warmup": 16} if name == "acer_vtrace" else {})
+    worker = make_worker(environment, name, **keywords(changes))
     begin(worker, 0)
     collect(worker)
     agent: Any = worker.agent
     reference = copy.deepcopy(agent)
-    rows = agent.with_shares(agent.prepare(worker.cache.read()).without_last_observation())
+    rows = agent.prepare(worker.cache.read())
+    if name == "ppo":
+        rows = agent.with_shares(rows.without_last_observation())
     compiled, eager = LocalUpdater(agent), LocalUpdater(reference)
     compiled.compile(on_failure=pytest.fail)
     for _ in range(3):
