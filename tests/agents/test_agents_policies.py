@@ -318,7 +318,7 @@ def test_padding_of_a_renamed_list_is_not_chosen(agent: str) -> None:
             {"agent.autoregressive": ("function",), "agent.warmup": 50},
             'agent.autoregressive is "function" alone',
         ),
-        ("sac", {"agent.distribution": "gsde"}, "sac has no such setting; a2c, ppo"),
+        ("sac", {"agent.distribution": "gsde"}, "sac has no such setting; a2c, a3c, ppo"),
         ("ppo", {"agent.bins": 1, "agent.distribution": "discretized"}, "agent.bins is 1"),
     ],
 )

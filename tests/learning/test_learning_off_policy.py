@@ -157,6 +157,7 @@ def test_importance_weights_undo_the_bias_of_priorities(
     assert values_of(result).mean() == pytest.approx(0.1 if corrected else 0.25, abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_burn_in_makes_stale_states_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stored states are those of networks long gone; where a burn-in holds an episode's start, its result is exact.
 
