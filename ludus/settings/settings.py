@@ -160,7 +160,8 @@ class Settings(Generic[A]):
     nb_step: int = 100_000
     seed: int = 0  # random seed; the same seed, settings and machine give the same run
     device: str = "auto"  # cpu, cuda, cuda:1, …; auto: the GPU with the most free memory if there is one
-    # CPU threads of torch and numpy; 0: OMP_NUM_THREADS if set, else all cores for CNNs on the CPU and one for MLPs
+    # CPU threads of torch; 0: OMP_NUM_THREADS if set, else all cores for CNNs on the CPU, and for MLPs one, or one for
+    # each 2,048 rows of a batch
     threads: int = 0
     # compile the update with torch.compile; auto: if the run is long enough for compiling to pay off
     compile: Literal["auto", "on", "off"] = "auto"

@@ -57,11 +57,11 @@ def test_omp_num_threads_is_read_as_openmp_reads_it(
     assert requested_threads() == expected
 
 
-def test_torch_and_blas_use_the_same_number_and_get_the_old_one_back() -> None:
+def test_blas_has_one_thread_and_both_get_the_old_number_back() -> None:
     before = torch.get_num_threads(), blas_threads()
     for number in (1, 2):
         with use_threads(number):
-            assert (torch.get_num_threads(), blas_threads()) == (number, {number})
+            assert (torch.get_num_threads(), blas_threads()) == (number, {1})
     assert (torch.get_num_threads(), blas_threads()) == before
 
 
@@ -76,7 +76,7 @@ def test_a_run_trains_with_the_threads_that_were_asked_for(
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     Watched.seen.clear()
     result = train(tmp_path, Watched, threads=given, nb_step=32)
-    assert Watched.seen == {(expected, frozenset({expected}))}
+    assert Watched.seen == {(expected, frozenset({1}))}
     assert read_config(result.run / "config.toml")["threads"] == expected
     assert read_origins(result.run / "config.toml")["threads"] == origin
     assert f"cpu, {expected} thread" in (result.run / "log.txt").read_text()
@@ -88,7 +88,7 @@ def test_a_resume_keeps_the_threads_of_the_run(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     Watched.seen.clear()
     ludus.resume(result.run, nb_step=64, environment=Watched)
-    assert Watched.seen == {(2, frozenset({2}))}
+    assert Watched.seen == {(2, frozenset({1}))}
     assert read_config(result.run / "config.toml")["threads"] == 2
 
 
@@ -105,6 +105,17 @@ def test_cnns_take_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert build.default_threads(module) == cores()
     assert build.default_threads(torch.nn.Linear(2, 2)) == 1
     assert build.default_threads(module.to("meta")) == 1  # another device computes
+
+
+def test_mlps_take_a_thread_for_each_2048_rows_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "cores", lambda: 4)
+    module = torch.nn.Linear(2, 2)
+    assert [build.default_threads(module, rows) for rows in (256, 4_095, 4_096, 65_536)] == [1, 1, 2, 4]
+    for agent_settings, expected in (({"agent__rollout": 512}, 2), ({"agent__rollout": 256}, 1)):
+        worker = make_worker("CartPole-v1", "ppo", threads=0, env__num=32, **agent_settings)
+        assert build.choose_engines(worker.settings, worker.agent).threads == expected
+        worker.close()
+        worker.manager.close()
 
 
 @pytest.mark.parametrize(("variable", "expected"), [(None, "1"), ("3", "3")])
