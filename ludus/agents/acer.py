@@ -19,7 +19,7 @@ from ludus.core.errors import UserError, check_ranges
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec, Shapes
 from ludus.core.rows import Rows
-from ludus.core.spec import Specs
+from ludus.core.spec import Specs, is_one_discrete
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
@@ -50,9 +50,11 @@ class ACERConfig(PolicyConfig, RolloutReplayConfig):
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
-    targets: Literal["retrace", "vtrace"] = "retrace"  # retrace: Q of each choice of a Discrete; vtrace: V, any action
+    # retrace: Q of each choice of one Discrete; vtrace: V, any action, and the default for other actions
+    targets: Literal["retrace", "vtrace"] = "retrace"
     trace_lambda: float = 1.0  # λ of the targets: 0: one step; lower: less variance, more bias
-    importance_clip: float = 10.0  # largest importance ratio; the bias of the truncation is corrected with Retrace
+    # largest importance ratio; the bias of the truncation is corrected with Retrace; 1 by default with other actions
+    importance_clip: float = 10.0
     trust_region: float = 1.0  # δ: bound on the KL gradient to the average policy; lower is slower; 0: no bound
     average_decay: float = 0.99  # of the average policy per update
     entropy_coef: float = 0.01  # raise when the policy becomes deterministic too early
@@ -121,14 +123,17 @@ class ACER(ActorCritic):
 
     @classmethod
     def adapt_defaults(cls, config: Any, run: RunOutline) -> dict[str, Any]:
-        """Keep the defaults: replayed rollouts give short runs enough updates."""
-        return {}
+        """Use V-trace for other actions than one Discrete; replayed rollouts give short runs enough updates."""
+        if run.one_discrete or config.targets == "vtrace":
+            return {}
+        usual = ACERVTraceConfig()
+        return {"targets": usual.targets, "importance_clip": usual.importance_clip}
 
     def __init__(
         self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
     ) -> None:
         super().__init__(observation, action, config, networks, batch)
-        self._one_discrete = _is_one_discrete(action)
+        self._one_discrete = is_one_discrete(action)
         self._action = next(iter(action))
         self._logits, self._observation = f"policy/{self._action}", observation
         acting: dict[str, nn.Module] = {name: network for name, network in networks.items() if name != "critic"}
@@ -140,11 +145,11 @@ class ACER(ActorCritic):
     @staticmethod
     def make_policy(action: Specs, config: Any, inputs: Shapes) -> Policy:
         """Make the policy; Retrace needs one Discrete action."""
-        if config.targets == "retrace" and not _is_one_discrete(action):
+        if config.targets == "retrace" and not is_one_discrete(action):
             found = ", ".join(f"{name} ({spec.kind}, shape {spec.shape})" for name, spec in action.items())
             raise UserError(
-                f"ACER needs one Discrete action for Retrace, but this environment has {found}; use acer_vtrace, ppo "
-                "or a2c."
+                f"agent.targets is retrace, which needs one Discrete action, but this environment has {found}; set it "
+                "to vtrace."
             )
         return make_policy(action, config, inputs)
 
@@ -330,10 +335,6 @@ class ACER(ActorCritic):
         if batch.index is None:
             self.update_statistics(batch, updater.sum)
         return Learned(metrics)
-
-
-def _is_one_discrete(action: Specs) -> bool:
-    return [(spec.kind, spec.shape) for spec in action.values()] == [("categorical", ())]
 
 
 def _run(networks: Any, ready: Tensors, state: HiddenState, first: Tensor) -> Tensors:

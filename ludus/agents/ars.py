@@ -143,7 +143,7 @@ class ARS(Agent):
         return {name: p for name, p in self.networks["actor"].named_parameters() if p.requires_grad}
 
     def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
-        """Return the number of each row, which says what perturbation it plays."""
+        """Return the number of each row, by which its perturbation is chosen."""
 
         def draw(steps: int, g: torch.Generator) -> Tensors:
             return {"row": torch.arange(rows.total, device=g.device).expand(steps, -1)}

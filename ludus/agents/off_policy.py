@@ -137,7 +137,7 @@ class OffPolicy(Agent):
 
     def td_errors(self, batch: Batch) -> Tensor:
         """Return the |δ| ``[B]`` of items read from a prioritized replay, as ``learn`` computes their priorities."""
-        raise NotImplementedError
+        raise UserError(f"{type(self).__name__} computes no priorities of single items; turn off agent.prioritized.")
 
     def acting_state(self) -> Tensors:
         """Add the number of updates; without target networks, unless workers compute TD errors."""

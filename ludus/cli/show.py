@@ -80,7 +80,7 @@ def _take_svg(argv: list[str]) -> tuple[list[str], str]:
 
 def find_networks(resolved: Resolved) -> dict[str, tuple[NetworkSummary, int]]:
     """Build the networks of the agent, without the agent; return a summary and the number of members of each."""
-    from ludus.containers.build import adapt_to_observation, planned_networks
+    from ludus.containers.build import adapt_to_environment, planned_networks
     from ludus.managers.make import make_manager
     from ludus.networks.build import build_network
     from ludus.networks.summary import summarize
@@ -92,7 +92,7 @@ def find_networks(resolved: Resolved) -> dict[str, tuple[NetworkSummary, int]]:
         observation, action = manager.observation, manager.action
     finally:
         manager.close()
-    resolved = adapt_to_observation(resolved, observation)
+    resolved = adapt_to_environment(resolved, observation, action)
     refuse_ineffective(resolved, observation, action)
     found: dict[str, tuple[NetworkSummary, int]] = {}
     for name, (config, spec) in planned_networks(resolved.settings, observation, action).items():

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Store
 
 import ludus
 from ludus.containers.build import (
-    adapt_to_observation,
+    adapt_to_environment,
     build_agent,
     build_evaluator,
     build_manager,
@@ -301,7 +301,7 @@ def build_rank(
         manager = build_manager(settings, environment, group.rank)
     stack.callback(manager.close)
     if new:
-        settings = adapt_to_observation(resolved, manager.observation).settings
+        settings = adapt_to_environment(resolved, manager.observation, manager.action).settings
     agent = build_agent(settings, manager.observation, manager.action, rank_device(settings, group.rank))
     manager.set_action_transform(agent.action_transform)
     updater, engines = DistribUpdater(agent, group), choose_engines(settings, agent)

@@ -116,7 +116,7 @@ class CacheReader(ABC):
 
     def finish(self) -> None:
         """End the batch with the unrolls received so far, if ``partial``."""
-        raise NotImplementedError
+        raise UserError(f"A {type(self).__name__} cannot end a batch early; turn off impala.dynamic.")
 
     @property
     def max_bytes(self) -> int:

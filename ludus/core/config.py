@@ -29,6 +29,7 @@ class RunOutline(NamedTuple):
     environments: int
     recurrent: bool  # whether a network may be recurrent
     images: bool  # whether an observation is an image; False until the environment exists
+    one_discrete: bool  # whether the action is a single Discrete; True until the environment exists
 
 
 class UnusedSetting(NamedTuple):

@@ -152,3 +152,8 @@ def mask_condition(action: str, actions: Specs, observation: Container[str]) -> 
 def network_inputs(observation: Specs) -> Specs:
     """Return the observations that a network gets: all except action masks."""
     return {name: spec for name, spec in observation.items() if not is_mask(name)}
+
+
+def is_one_discrete(action: Specs) -> bool:
+    """Return whether the action is a single Discrete."""
+    return [(spec.kind, spec.shape) for spec in action.values()] == [("categorical", ())]

@@ -15,7 +15,7 @@ import torch
 
 from ludus.containers import CONTAINERS
 from ludus.containers.build import (
-    adapt_to_observation,
+    adapt_to_environment,
     build_cache,
     build_evaluator,
     build_learner,
@@ -229,7 +229,7 @@ def _build(
         manager = build_manager(settings, environment)
     stack.callback(manager.close)
     if saved is None:
-        resolved = adapt_to_observation(resolved, manager.observation)
+        resolved = adapt_to_environment(resolved, manager.observation, manager.action)
         settings = resolved.settings
     if saved is not None and saved.checkpoint is not None:
         outline = outline_agent(settings, manager.observation, manager.action)
@@ -315,7 +315,7 @@ def check_settings(resolved: Resolved, trust: bool = False) -> None:
     with ExitStack() as stack:
         manager = make_manager(resolved.settings.env, 1, preprocess=resolved.settings.preprocess)
         stack.callback(manager.close)
-        resolved = adapt_to_observation(resolved, manager.observation)
+        resolved = adapt_to_environment(resolved, manager.observation, manager.action)
         settings = resolved.settings
         agent = build_learner(resolved, manager.observation, manager.action, settings.device)
         if settings.init_from:

@@ -40,14 +40,17 @@ TABLES = {"agent.name": AGENTS, "network.name": NETWORKS, **dict.fromkeys(PIECES
 MINIMUM = {"nb_step": 1, "seed": 0, "threads": 0, "log_every": 0, "checkpoint_every": 0, "keep": 1}
 MAX_NAME_LENGTH = 80  # characters of a run's name or tag
 MAXIMUM = {"seed": 2**63 - 1, "threads": 1024}  # seeds: limit of torch; threads: far more end the process
-ADAPTED = "default for this run"  # origin of defaults that the agent adapted to the run
+ADAPTED = "default for this run"  # origin of defaults that were adapted to the run
+# Evaluations and checkpoints are by default at least so many rollouts apart, unless a run has no more than so many.
+ROLLOUTS_APART, MOST_EVALUATIONS = 10, 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
     """When and how the policy is evaluated, in separate environments."""
 
-    every: int = 25_000  # env steps between evaluations; 0: only at the end. Lower gives a finer curve, but costs time
+    # env steps between evaluations, by default at least 10 rollouts; 0: only at the end. Lower: a finer curve, slower
+    every: int = 25_000
     episodes: int = 20  # episodes per evaluation; more narrow the confidence interval but take longer
     environments: int = 0  # parallel environments for evaluation; 0: env.num
     stop_at: float | None = None  # stop the run once the mean return of an evaluation reaches this
@@ -160,8 +163,8 @@ class Settings(Generic[A]):
     nb_step: int = 100_000
     seed: int = 0  # random seed; the same seed, settings and machine give the same run
     device: str = "auto"  # cpu, cuda, cuda:1, …; auto: the GPU with the most free memory if there is one
-    # CPU threads of torch; 0: OMP_NUM_THREADS if set, else all cores for CNNs on the CPU, and for MLPs one, or one for
-    # each 2,048 rows of a batch
+    # CPU threads of torch; 0: OMP_NUM_THREADS if set, else all cores for CNNs on the CPU, and for MLPs one, or more if
+    # batches or layers are large
     threads: int = 0
     # compile the update with torch.compile; auto: if the run is long enough for compiling to pay off
     compile: Literal["auto", "on", "off"] = "auto"
@@ -180,7 +183,7 @@ class Settings(Generic[A]):
     # parameters and normalizers that are not learned, by name: networks.*.pieces.source/*
     freeze: Annotated[tuple[str, ...], "PATTERN"] = ()
     log_every: int = 2_000  # env steps between lines of metrics; 0: none
-    checkpoint_every: int = 50_000  # env steps between checkpoints; 0: only at the end
+    checkpoint_every: int = 50_000  # env steps between checkpoints, by default at least 10 rollouts; 0: only at the end
     keep: int = 3  # number of newest checkpoints to keep, besides the best
     quiet: bool = False  # no live console; log.txt is written in any case
     env: EnvConfig
@@ -304,13 +307,16 @@ def resolve_settings(
     return resolved
 
 
-def adapt_defaults(resolved: Resolved, images: bool = False) -> Resolved:
-    """Replace defaults by those that the agent recommends for this run, also those that were replaced before."""
+def adapt_defaults(resolved: Resolved, images: bool = False, one_discrete: bool = True) -> Resolved:
+    """Replace defaults by those that the agent recommends for this run, also those that were replaced before.
+
+    Evaluations and checkpoints are further apart if rollouts are large.
+    """
     settings, origins = resolved
     kind = resolve(settings.agent_name, AGENTS, "agent")
     networks = (settings.network, *map(settings.network_for, settings.per_network))
     recurrent = any(network.may_be_recurrent for network in networks)
-    run = RunOutline(settings.nb_step, settings.env.num, recurrent, images)
+    run = RunOutline(settings.nb_step, settings.env.num, recurrent, images, one_discrete)
     usual = vars(type(settings.agent)())
     before = {name: value for name, value in usual.items() if origins.get(f"agent.{name}") == ADAPTED}
     agent = replace(settings.agent, **before)
@@ -320,10 +326,17 @@ def adapt_defaults(resolved: Resolved, images: bool = False) -> Resolved:
         for name, value in kind.adapt_defaults(agent, run).items()
         if origins.get(f"agent.{name}") == "default" and value != vars(agent)[name]
     }
-    return Resolved(
-        replace(settings, agent=replace(agent, **adapted)),
-        origins | {f"agent.{name}": ADAPTED for name in adapted},
-    )
+    settings = replace(settings, agent=replace(agent, **adapted))
+    origins = origins | {f"agent.{name}": ADAPTED for name in adapted}
+    rollout = settings.batch_rows * settings.agent.plan(settings.batch_rows).rollout
+    apart = min(ROLLOUTS_APART * rollout, settings.nb_step // MOST_EVALUATIONS)
+    if origins.get("evaluation.every") == "default" and apart > settings.evaluation.every:
+        settings = replace(settings, evaluation=replace(settings.evaluation, every=apart))
+        origins["evaluation.every"] = ADAPTED
+    if origins.get("checkpoint_every") == "default" and apart > settings.checkpoint_every:
+        settings = replace(settings, checkpoint_every=apart)
+        origins["checkpoint_every"] = ADAPTED
+    return Resolved(settings, origins)
 
 
 def to_import_path(key: str, value: Any) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from agents_setup import make_worker
+from containers_setup import train
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -20,6 +22,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network
 from ludus.core.spec import Spec
 from ludus.core.types import Tensors
+from ludus.settings.config_file import read_config, read_origins
 
 NAME = "ludus.agents.acer:ACER"
 TOY = "ludus.environments.toy:"
@@ -363,11 +366,14 @@ def test_the_named_combination_differs_by_its_targets() -> None:
 
 
 @pytest.mark.parametrize("environment", ["Pendulum-v1", TOY + "MixedActionEnv"])
-def test_other_actions_than_one_discrete_are_refused(environment: str) -> None:
-    with pytest.raises(
-        UserError, match=r"ACER needs one Discrete action for Retrace, but this environment has .*use acer_vtrace"
-    ):
-        make_worker(environment, NAME, **SMALL)
+def test_other_actions_than_one_discrete_are_learned_by_vtrace(environment: str, tmp_path: Path) -> None:
+    result = train(tmp_path, environment, "acer", nb_step=200, **SMALL)
+    config, origins = read_config(result.run / "config.toml"), read_origins(result.run / "config.toml")
+    chosen = {f"agent.{key}": getattr(ACERVTraceConfig(), key) for key in ("targets", "importance_clip")}
+    assert {key: config[key] for key in chosen} == chosen
+    assert {origins[key] for key in chosen} == {"default for this run"}
+    with pytest.raises(UserError, match=r"agent.targets is retrace, which needs one Discrete .* set it to vtrace"):
+        train(tmp_path, environment, "acer", **SMALL, agent__targets="retrace")
 
 
 @pytest.mark.parametrize(

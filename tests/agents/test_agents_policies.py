@@ -312,7 +312,7 @@ def test_padding_of_a_renamed_list_is_not_chosen(agent: str) -> None:
     ("agent", "changes", "words"),
     [
         ("ppo", {"agent.heads": ("place=spatial",), "network.net3d": "small_cnn"}, "needs a map of the same size"),
-        ("acer", {"agent.warmup": 50}, "ACER needs one Discrete action"),
+        ("acer", {"agent.warmup": 50, "agent.targets": "retrace"}, "retrace, which needs one Discrete action"),
         (
             "acer_vtrace",
             {"agent.autoregressive": ("function",), "agent.warmup": 50},

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ludus.containers.build import _choose_update, adapt_to_observation, build_agent, choose_device, flattened_maps
+from ludus.containers.build import _choose_update, adapt_to_environment, build_agent, choose_device, flattened_maps
 from ludus.core.spec import Spec
 from ludus.settings.settings import resolve_settings
 
@@ -39,7 +39,7 @@ def test_policy_and_value_of_large_images_share_one(shape: tuple[int, ...]) -> N
 def test_short_runs_have_a_larger_learning_rate_unless_there_are_images(shape: tuple[int, ...], rate: float) -> None:
     observation = {"vector": Spec((2,), "float32"), "other": Spec(shape, "uint8", low=0, high=255)}
     resolved = resolve_settings("CartPole-v1", "ppo", "none", None, {"nb_step": 40_000})
-    assert adapt_to_observation(resolved, observation).settings.agent.learning_rate == rate
+    assert adapt_to_environment(resolved, observation, {}).settings.agent.learning_rate == rate
 
 
 @pytest.mark.parametrize(

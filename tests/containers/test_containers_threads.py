@@ -92,14 +92,6 @@ def test_a_resume_keeps_the_threads_of_the_run(tmp_path: Path, monkeypatch: pyte
     assert read_config(result.run / "config.toml")["threads"] == 2
 
 
-@pytest.mark.parametrize(("agent", "environment"), [("sac", "Pendulum-v1"), ("rainbow", "CartPole-v1")])
-def test_large_mlps_take_one_thread(agent: str, environment: str) -> None:
-    worker = make_worker(environment, agent, threads=0, network__hidden=(512, 512), nb_step=5_000)
-    assert build.choose_engines(worker.settings, worker.agent).threads == 1
-    worker.close()
-    worker.manager.close()
-
-
 def test_cnns_take_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     module = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Linear(2, 2))
     assert build.default_threads(module) == cores()
@@ -107,15 +99,29 @@ def test_cnns_take_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert build.default_threads(module.to("meta")) == 1  # another device computes
 
 
-def test_mlps_take_a_thread_for_each_2048_rows_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+WIDE = {"env__num": 32, "network__hidden": (64, 64)}
+
+
+@pytest.mark.parametrize(
+    ("environment", "agent", "changes", "expected"),
+    [
+        ("CartPole-v1", "ppo", {"agent__rollout": 256} | WIDE, 1),
+        ("CartPole-v1", "ppo", {"agent__rollout": 512} | WIDE, 2),
+        ("CartPole-v1", "ppo", {"agent__rollout": 512, "network__body": "lstm"} | WIDE, 1),
+        ("Pendulum-v1", "sac", {"network__hidden": (256, 256)}, 2),
+        ("Pendulum-v1", "sac", {"network__hidden": (512, 512)}, 4),
+        ("CartPole-v1", "dqn", {"network__hidden": (256, 256), "agent__batch_size": 32}, 1),
+    ],
+)
+def test_mlps_with_large_batches_or_layers_take_more_threads(
+    environment: str, agent: str, changes: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(build, "cores", lambda: 4)
-    module = torch.nn.Linear(2, 2)
-    assert [build.default_threads(module, rows) for rows in (256, 4_095, 4_096, 65_536)] == [1, 1, 2, 4]
-    for agent_settings, expected in (({"agent__rollout": 512}, 2), ({"agent__rollout": 256}, 1)):
-        worker = make_worker("CartPole-v1", "ppo", threads=0, env__num=32, **agent_settings)
-        assert build.choose_engines(worker.settings, worker.agent).threads == expected
-        worker.close()
-        worker.manager.close()
+    batch = {"agent__batch_size": 256, "agent__replay": 1000} if agent == "sac" else {}
+    worker = make_worker(environment, agent, threads=0, **batch | changes)
+    assert build.choose_engines(worker.settings, worker.agent).threads == expected
+    worker.close()
+    worker.manager.close()
 
 
 @pytest.mark.parametrize(("variable", "expected"), [(None, "1"), ("3", "3")])

@@ -194,7 +194,17 @@ REFUSED_ACTIONS = [
 @pytest.mark.parametrize(("agent", "action", "said"), REFUSED_ACTIONS)
 def test_actions_that_an_agent_does_not_have_are_refused(agent: str, action: str, said: str, tmp_path: Path) -> None:
     network = "lstm body" if agent == "r2d2" else "separate"
-    assert_refused((network, "vector", action, agent, "simple", False), {}, said, tmp_path)
+    changes = {"agent.targets": "retrace"} if agent == "acer" else {}
+    assert_refused((network, "vector", action, agent, "simple", False), changes, said, tmp_path)
+
+
+@pytest.mark.parametrize("action", NO_CHOICE)
+@pytest.mark.parametrize("network", ["separate", "lstm body"])
+def test_acer_learns_other_actions_than_one_discrete(
+    action: str, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned = check_before(monkeypatch, lambda agent, batch: None)
+    train_and_play((network, "nested dict", action, "acer", "simple", False), tmp_path, learned)
 
 
 NO_WARMTH = {"agent.burn_in": 0, "agent.overlap": 0}

@@ -209,6 +209,29 @@ def test_given_settings_are_not_adapted_to_a_short_run() -> None:
     assert from_flat(to_flat(settings) | {"nb_step": 1_000_000}).agent == settings.agent  # as a resume to a new end
 
 
+@pytest.mark.parametrize(
+    ("environments", "nb_step", "given", "expected"),
+    [
+        (8, 10_000_000, {}, (25_000, 50_000)),
+        (512, 100_000_000, {}, (655_360, 655_360)),
+        (512, 2_000_000, {}, (100_000, 100_000)),  # a 20th of the run
+        (32, 100_000_000, {}, (40_960, 50_000)),
+        (512, 100_000_000, {"evaluation.every": 30_000, "checkpoint_every": 0}, (30_000, 0)),
+    ],
+)
+def test_evaluations_and_checkpoints_are_rollouts_apart(
+    environments: int, nb_step: int, given: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    overrides = {"env.num": environments, "nb_step": nb_step} | given
+    resolved = resolve_settings(COUNTING, "ppo", overrides=overrides)
+    settings, origins = resolved
+    assert (settings.evaluation.every, settings.checkpoint_every) == expected
+    changed = {key for key in ("evaluation.every", "checkpoint_every") if origins[key] == "default for this run"}
+    usual = {"evaluation.every": 25_000, "checkpoint_every": 50_000}
+    assert changed == {key for key, value in zip(usual, expected, strict=True) if value > usual[key] and not given}
+    assert adapt_defaults(resolved) == resolved
+
+
 def test_short_runs_with_images_keep_the_learning_rate_of_ppo() -> None:
     """The environment tells whether there are images, after the settings are resolved."""
 
