@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import gymnasium
@@ -14,7 +15,29 @@ Clip = NDArray[np.uint8]
 Info = dict[str, Any]
 
 
-class MatchEnv(gymnasium.Env[tuple[Floats, ...], np.int64]):
+class _QuestionEnv(gymnasium.Env[Any, np.int64]):
+    """A new question at every step; right answers are rewarded by 1."""
+
+    length: int  # of an episode
+    _answer = 0
+    _step = 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._draw(), {}
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, Info]:
+        self._step += 1
+        reward = float(action == self._answer)
+        return self._draw(), reward, self._step >= self.length, False, {}
+
+    @abstractmethod
+    def _draw(self) -> Any:
+        """Draw a question, remember its answer, and return the observation."""
+
+
+class MatchEnv(_QuestionEnv):
     """Find the entity with the same key as the question and answer with its value; a right answer is rewarded by 1.
 
     An observation is an unordered list of ``least`` to ``most`` entities. Each is [is the question, one-hot key,
@@ -30,17 +53,6 @@ class MatchEnv(gymnasium.Env[tuple[Floats, ...], np.int64]):
         self.least, self.most, self.keys, self.values, self.length = least, most, keys, values, length
         self.observation_space = spaces.Sequence(spaces.Box(0, 1, (1 + keys + values,), np.float32), stack=True)
         self.action_space = spaces.Discrete(values)
-        self._answer, self._step = 0, 0
-
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
-        super().reset(seed=seed)
-        self._step = 0
-        return self._draw(), {}
-
-    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, Info]:
-        self._step += 1
-        reward = float(action == self._answer)
-        return self._draw(), reward, self._step >= self.length, False, {}
 
     def _draw(self) -> Floats:
         """Draw entities in a random order and return them."""
@@ -56,7 +68,7 @@ class MatchEnv(gymnasium.Env[tuple[Floats, ...], np.int64]):
         return shuffled
 
 
-class NeighbourEnv(gymnasium.Env[spaces.GraphInstance, np.int64]):
+class NeighbourEnv(_QuestionEnv):
     """Answer with the colour of the node that the edge from the marked node leads to; right answers are rewarded by 1.
 
     A node is [is marked, one-hot colour]; an edge has a random weight, which does not matter. There are 2 to ``most``
@@ -68,17 +80,6 @@ class NeighbourEnv(gymnasium.Env[spaces.GraphInstance, np.int64]):
         nodes, edges = spaces.Box(0, 1, (1 + colours,), np.float32), spaces.Box(0, 1, (1,), np.float32)
         self.observation_space = spaces.Graph(nodes, edges)
         self.action_space = spaces.Discrete(colours)
-        self._answer, self._step = 0, 0
-
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
-        super().reset(seed=seed)
-        self._step = 0
-        return self._draw(), {}
-
-    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, Info]:
-        self._step += 1
-        reward = float(action == self._answer)
-        return self._draw(), reward, self._step >= self.length, False, {}
 
     def _draw(self) -> spaces.GraphInstance:
         count = int(self.np_random.integers(2, self.most + 1))
@@ -94,7 +95,7 @@ class NeighbourEnv(gymnasium.Env[spaces.GraphInstance, np.int64]):
         return spaces.GraphInstance(nodes, edges, np.stack([starts, ends], 1).astype(np.int32))
 
 
-class MotionEnv(gymnasium.Env[Clip, np.int64]):
+class MotionEnv(_QuestionEnv):
     """Answer in which of four directions a bright square moves; a right answer is rewarded by 1.
 
     An observation is a movie ``[frames, size, size, 1]`` in which the square starts anywhere and leaves on one side to
@@ -107,17 +108,6 @@ class MotionEnv(gymnasium.Env[Clip, np.int64]):
         self.frames, self.size, self.length = frames, size, length
         self.observation_space = spaces.Box(0, 255, (frames, size, size, 1), np.uint8)
         self.action_space = spaces.Discrete(len(self.DIRECTIONS))
-        self._answer, self._step = 0, 0
-
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Clip, Info]:
-        super().reset(seed=seed)
-        self._step = 0
-        return self._draw(), {}
-
-    def step(self, action: np.int64) -> tuple[Clip, float, bool, bool, Info]:
-        self._step += 1
-        reward = float(action == self._answer)
-        return self._draw(), reward, self._step >= self.length, False, {}
 
     def _draw(self) -> Clip:
         self._answer = int(self.np_random.integers(len(self.DIRECTIONS)))
