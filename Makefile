@@ -27,7 +27,7 @@ test-slow: $(INSTALLED)  ## learning tests that take minutes to hours
 bench: $(INSTALLED_BENCH)  ## compare PPO with Stable-Baselines3
 	$(BIN)/python -m benchmarks.harness $(BENCH_ARGS)
 
-soak: $(INSTALLED)  ## train under injected faults for a quarter of an hour
+soak: $(INSTALLED)  ## train under injected faults for about 20 minutes
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
 format: $(INSTALLED)  ## format the code

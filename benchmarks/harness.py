@@ -61,9 +61,9 @@ CONTESTS: dict[str, tuple[tuple[Side, ...], ...]] = {  # for each side its varia
 }
 
 
-def call(module: str, *arguments: str) -> Result:
+def call(module: str, *arguments: str, python: str = sys.executable) -> Result:
     """Run a module and return the JSON of its last line."""
-    done = subprocess.run([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run([python, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, check=True)
     result: Result = json.loads(done.stdout.splitlines()[-1])
     print(" ", json.dumps(result), flush=True)
     return result
@@ -150,7 +150,7 @@ def machine() -> Result:
 
 def save(job: str, result: Result, taken_on: Result) -> None:
     OUT.mkdir(exist_ok=True)
-    command = f"python -m benchmarks.harness {' '.join(sys.argv[1:])}".strip()
+    command = f"python -m benchmarks.{Path(sys.argv[0]).stem} {' '.join(sys.argv[1:])}".strip()
     (OUT / f"{job}.json").write_text(json.dumps({"command": command, "machine": taken_on} | result, indent=1) + "\n")
 
 

@@ -58,17 +58,22 @@ SOLVED, EVALUATION_EPISODES, EVALUATION_EVERY = 475.0, 100, 5_000
 
 
 class Meter:
-    """Measures environment steps per second over whole updates, starting with the first after the warm-up."""
+    """Measures environment steps per second over whole updates, starting with the first after the warm-up.
 
-    def __init__(self, warm_up: float, seconds: float) -> None:
+    The warm-up begins now, or with the first update.
+    """
+
+    def __init__(self, warm_up: float, seconds: float, at_first_update: bool = False) -> None:
         self.warm_up, self.seconds = warm_up, seconds
-        self._began = time.perf_counter()
+        self._began = None if at_first_update else time.perf_counter()
         self._first: tuple[int, float] | None = None
         self._last: tuple[int, float] | None = None
 
     def update(self, step: int) -> bool:
         """Record that ``step`` environment steps are done; return whether to stop."""
         now = time.perf_counter()
+        if self._began is None:
+            self._began = now
         if self._first is None:
             if now - self._began >= self.warm_up:
                 self._first = (step, now)

@@ -1,6 +1,6 @@
 """Train under injected faults and check the guarantees of docs/robustness.md: ``make soak``.
 
-``python -m benchmarks.soak`` runs all parts (about a quarter of an hour), ``python -m benchmarks.soak kills sockets``
+``python -m benchmarks.soak`` runs all parts (about 20 minutes), ``python -m benchmarks.soak kills sockets``
 some. What was found is printed as a table, kept in ``benchmarks/out/soak.json``, and the exit code is 1 where a promise
 of docs/robustness.md is broken.
 """
@@ -81,7 +81,12 @@ PARTS = {
     "workers": Plan(
         "Worker kills in one training",
         0.5,  # for each kill
-        lambda args, tell: soak_workers.run(args.worker_kills, args.seed, tell),
+        lambda args, tell: soak_workers.run(soak_workers.ENVIRONMENTS, args.worker_kills, args.seed, tell),
+    ),
+    "impala": Plan(
+        "Worker kills in one IMPALA run",
+        0.5,  # for each kill
+        lambda args, tell: soak_workers.run(soak_workers.IMPALA, args.worker_kills, args.seed, tell),
     ),
     "faults": Plan(
         "Training under a random injector of faults",
@@ -131,7 +136,7 @@ def table(name: str, part: Part, seconds: float) -> str:
 
 def expected(args: argparse.Namespace) -> dict[str, float]:
     """Return the approximate seconds of each part."""
-    times = {"kills": args.kills, "workers": args.worker_kills, "faults": args.minutes}
+    times = {"kills": args.kills, "faults": args.minutes} | dict.fromkeys(("workers", "impala"), args.worker_kills)
     return {name: PARTS[name].seconds * times.get(name, 1) for name in args.parts}
 
 

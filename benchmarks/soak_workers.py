@@ -1,4 +1,4 @@
-"""Kill and stop environment workers repeatedly in one run, which must continue and learn."""
+"""Kill workers repeatedly in one run, which must continue and learn: environment workers, and those of IMPALA."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.soak_kills import the_run
 from benchmarks.soak_watch import (
@@ -29,24 +30,41 @@ from benchmarks.soak_watch import (
 from ludus.logging.metrics import read_metrics
 
 STEPS, TARGET = 200_000, 475.0
-TRAIN = f"""CartPole-v1 --nb-step {STEPS} --env.backend subproc --env.workers 2 --env.max-restarts 100000
---env.timeout 1 --log-every 250 --evaluation.every 20000 --threads 1 --compile off --quiet"""
-SIGNALS = [signal.SIGKILL] * 7 + [signal.SIGTERM] * 2 + [signal.SIGSTOP]
+WATCHED = f"--nb-step {STEPS} --log-every 250 --evaluation.every 20000 --threads 1 --compile off --quiet"
 SPREAD = 0.9  # the last kill is due when so much of the run is done
 FDS, MEMORY = 4, 20.0  # growth of descriptors and of memory (MB) that is no leak
 PATIENCE = 900.0  # seconds for the whole run
 
 
-def run(count: int, seed: int, tell: Tell) -> Part:
+class Victim(NamedTuple):
+    """A kind of run, and the signals that its workers get at random."""
+
+    train: str
+    signals: list[signal.Signals]
+
+
+ENVIRONMENTS = Victim(
+    f"CartPole-v1 {WATCHED} --env.backend subproc --env.workers 2 --env.max-restarts 100000 --env.timeout 1",
+    [signal.SIGKILL] * 7 + [signal.SIGTERM] * 2 + [signal.SIGSTOP],
+)
+IMPALA = Victim(
+    f"""CartPole-v1 {WATCHED} --agent vtrace --container impala --workers 2 --impala.max-restarts 100000
+    --agent.rollout 20 --agent.optimizer adam --agent.optimizer-eps 1e-5 --agent.learning-rate 2e-3
+    --agent.learning-rate-schedule linear""",
+    [signal.SIGKILL],
+)
+
+
+def run(victim: Victim, count: int, seed: int, tell: Tell) -> Part:
     """Kill ``count`` workers, spread evenly over the run."""
     folder, before, marked = Path(tempfile.mkdtemp(prefix="ludus-workers-")), named_memory(), mark()
     rng = random.Random(seed)
     with (folder / "stderr").open("w") as errors:
-        process = start(["train", *TRAIN.split(), "--runs", str(folder / "runs")], marked, folder, errors)
+        process = start(["train", *victim.train.split(), "--runs", str(folder / "runs")], marked, folder, errors)
     sampler = Sampler(marked)
     sampler.root = process.pid
     try:
-        sent = _inject(process, marked, folder, count, rng, tell)
+        sent = _inject(process, marked, folder, count, victim.signals, rng, tell)
     finally:
         sampler.stop()
         if process.poll() is None:
@@ -69,7 +87,15 @@ def run(count: int, seed: int, tell: Tell) -> Part:
     return Part(figures, broken)
 
 
-def _inject(process: Any, marked: str, folder: Path, count: int, rng: random.Random, tell: Tell) -> Counter[str]:
+def _inject(
+    process: Any,
+    marked: str,
+    folder: Path,
+    count: int,
+    signals: list[signal.Signals],
+    rng: random.Random,
+    tell: Tell,
+) -> Counter[str]:
     """Send a signal to a worker whenever the run has reached the next step."""
     sent, until, hit = Counter[str](), time.monotonic() + PATIENCE, set[int]()
     while process.poll() is None and time.monotonic() < until:
@@ -79,7 +105,7 @@ def _inject(process: Any, marked: str, folder: Path, count: int, rng: random.Ran
         if sent.total() < min(count, count * step / (SPREAD * STEPS)):
             fresh = [pid for pid in workers(marked, process.pid) if pid not in hit]
             if fresh:
-                victim, number = rng.choice(fresh), rng.choice(SIGNALS)
+                victim, number = rng.choice(fresh), rng.choice(signals)
                 send([victim], number)
                 hit.add(victim)
                 sent[number.name] += 1
@@ -92,7 +118,10 @@ def _figures(run: Path | None, sent: Counter[str], sampler: Sampler, broken: lis
     lines = read_metrics(run / "metrics.jsonl") if run else []
     evaluations = [(int(line["step"]), line["evaluation/mean"]) for line in lines if "evaluation/mean" in line]
     solved = next((step for step, mean in evaluations if mean >= TARGET), None)
+    steps = last_step(run / "metrics.jsonl") if run else 0
     fds, memory = sampler.growth()
+    if steps < STEPS:
+        broken.append(f"the run ended at step {steps:,} of {STEPS:,}")
     if solved is None:
         broken.append(f"no evaluation reached {TARGET:g}: {evaluations}")
     if fds > FDS or memory > MEMORY:
@@ -101,10 +130,29 @@ def _figures(run: Path | None, sent: Counter[str], sampler: Sampler, broken: lis
     return {
         "workers hit": f"{sent.total()} ({', '.join(f'{n} {name}' for name, n in sent.most_common())})",
         "reported in the log": sum(log.count(said) for said in ("was killed by SIG", "hung: no answer within")),
-        "steps": last_step(run / "metrics.jsonl") if run else 0,
+        **_versions(lines, broken),
+        "steps": steps,
         f"evaluation reached {TARGET:g} at step": solved,
         "best evaluation": max((mean for _, mean in evaluations), default=None),
         "processes at once, at most": max((s.processes for s in sampler.samples), default=0),
         "descriptors of the trainer": f"{seen.fds if seen else 0}, grew by {fds:g} (allowed: {FDS})",
         "memory of the trainer": f"{seen.memory if seen else 0:.0f} MB, grew by {memory:.1f} (allowed: {MEMORY:g})",
+    }
+
+
+def _versions(lines: list[dict[str, float]], broken: list[str]) -> dict[str, Any]:
+    """Return the figures of IMPALA, if this is it: versions of the weights must increase."""
+    versions = [int(line["impala/version"]) for line in lines if "impala/version" in line]
+    if not versions:
+        return {}
+    if any(later <= earlier for earlier, later in pairwise(versions)):
+        broken.append("versions of the weights did not increase")
+    numbers = [line for line in lines if "impala/version" in line]
+    lags = [
+        int(name.removeprefix("impala/lag_")) for line in numbers for name in line if name.startswith("impala/lag_")
+    ]
+    return {
+        "workers replaced": int(numbers[-1]["impala/restarts"]),
+        "versions of the weights, increasing in every line of metrics": versions[-1],
+        "largest lag of an unroll, in versions": max(lags),
     }

@@ -102,6 +102,7 @@ class ImpalaHost(LocalWorker):
 
     def _begin(self) -> None:
         self.channel.start([None] * self.settings.impala.workers)
+        self.clock = Clock(HOST_PHASES)  # the start of the workers is not part of training
 
     def _collect(self) -> int:
         """Publish the weights and receive unrolls until there is a batch; return their environment steps."""
@@ -242,6 +243,7 @@ class ImpalaHost(LocalWorker):
         lost = [worker for worker, known in enumerate(states) if not known]
         self.channel.incarnations = [before + (worker in lost) for worker, before in enumerate(impala["incarnations"])]
         restored = self.channel.start(states)
+        self.clock = Clock(HOST_PHASES)
         self.began = True
         if not saved:
             return "restarted at an episode boundary: the run was interrupted in the middle of an update"

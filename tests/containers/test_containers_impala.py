@@ -15,7 +15,7 @@ import torch
 from containers_setup import dotted, make_worker, saved, small, train
 
 import ludus
-from benchmarks.soak_watch import MARK, alive, left_behind, named_memory, start
+from benchmarks.soak_watch import MARK, alive, left_behind, named_memory, parent, start
 from ludus.containers.build import build_agent, build_evaluator, build_manager
 from ludus.containers.channel import ActingState
 from ludus.containers.impala import ImpalaHost
@@ -280,6 +280,51 @@ def test_killed_and_stopped_workers_are_replaced_and_nothing_is_left(
     assert "was killed by SIGKILL; it is replaced" in log
     assert "hung: no answer within 3 s; it is replaced" in log
     assert alive(tmp_path.name) == []
+
+
+def test_one_worker_computes_the_actions_of_several_environment_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARK, tmp_path.name)
+    with_torch: dict[str, list[bool]] = {}
+
+    def look(values: Any, host: Any) -> bool:
+        (worker,) = [known.process.pid for known in host.channel._workers]
+        (server,) = [pid for pid in alive(tmp_path.name) if parent(pid) == worker]
+        groups = {"worker": [worker], "environments": [pid for pid in alive(tmp_path.name) if parent(pid) == server]}
+        for name, pids in groups.items():
+            with_torch[name] = ["libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+        return False
+
+    changes = {"impala__workers": 1, "impala__device": "cpu", "env__backend": "subproc", "env__workers": 2}
+    train(tmp_path, "CartPole-v1", "vtrace", look, **VTRACE | changes | {"nb_step": 1000})
+    assert with_torch == {"worker": [True], "environments": [False, False]}
+    assert alive(tmp_path.name) == []
+
+
+@pytest.mark.slow
+def test_workers_wait_for_a_host_that_pauses_and_go_on_after_it(tmp_path: Path) -> None:
+    seen: list[tuple[float, int]] = []
+
+    def pause(values: Any, host: Any) -> None:
+        seen.append((values["impala/version"], host.channel.restarts))
+        if len(seen) != 5:
+            return
+        while host.channel.queued() < 6:  # 2 workers with 3 slots
+            time.sleep(0.01)
+        memory = [worker.memory for worker in host.channel._workers]
+        submitted = [int(known.worker[0]) for known in memory]
+        while not all(known.worker[2] for known in memory):  # they wait for the host
+            time.sleep(0.01)
+        time.sleep(2.0)
+        assert [int(known.worker[0]) for known in memory] == submitted
+        assert host.channel.queued() == 6
+
+    changes = {"impala__workers": 2, "impala__queue": 2, "impala__timeout": 20.0, "nb_step": 3000}
+    result = train(tmp_path, "CartPole-v1", "vtrace", pause, **VTRACE | changes)
+    assert result.steps >= 3000
+    assert seen == sorted(seen)
+    assert seen[-1][1] == 0
 
 
 @pytest.mark.slow

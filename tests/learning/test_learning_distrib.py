@@ -23,4 +23,5 @@ TASKS = {
 @pytest.mark.parametrize("name", TASKS)
 def test_two_ranks_learn_the_task(name: str, seed: int, tmp_path: Path) -> None:
     outcome = run(TASKS[name], seed, tmp_path)
+    print(outcome)
     assert outcome.passes(TASKS[name]), f"{outcome}, target {TASKS[name].target:g}"

@@ -46,8 +46,10 @@ TASKS = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", TASKS)
-def test_cartpole_is_learned_from_workers(name: str, tmp_path: Path) -> None:
-    task = TASKS[name]
-    outcomes = [run(task, seed, tmp_path) for seed in range(task.seeds)]
-    assert all(outcome.passes(task) for outcome in outcomes), outcomes
+def test_cartpole_is_learned_from_workers(name: str, seed: int, tmp_path: Path) -> None:
+    outcome = run(TASKS[name], seed, tmp_path)
+    print(outcome)
+    assert outcome.passes(TASKS[name]), f"{outcome}, target {TASKS[name].target:g}"
