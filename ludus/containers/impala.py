@@ -31,7 +31,7 @@ from ludus.parallel.resources import cores, free_memory
 from ludus.preprocess.rewards import make_reward_ops
 from ludus.settings.settings import Settings, to_flat
 
-HOST_PHASES = ("waiting", "learning", "evaluation", "other")
+HOST_PHASES = ("waiting", "transfer", "learning", "evaluation", "other")  # transfer: of weights and unrolls
 BUSY = 0.2  # share of waiting above which a side is said to wait for the other
 FIRST_ADVICE = 50  # updates before the user is told who waits for whom
 
@@ -115,7 +115,7 @@ class ImpalaHost(LocalWorker):
         self._queued = self.channel.queued()
         steps, unrolls = 0, 0
         while not self.cache.ready() and not (self._replays and unrolls):
-            self.clock.lap("other")
+            self.clock.lap("transfer")
             delivery = self.channel.receive(self._turn if self._synchronous else None)
             self.clock.lap("waiting")
             self._turn = (delivery.worker + 1) % self.settings.impala.workers
@@ -123,7 +123,7 @@ class ImpalaHost(LocalWorker):
             unrolls += self._take(delivery)
             if self.settings.impala.dynamic and unrolls and not self.channel.queued():
                 self.cache.finish()
-        self.clock.lap("other")
+        self.clock.lap("transfer")
         return steps
 
     def _take(self, delivery: Delivery) -> bool:
@@ -195,7 +195,7 @@ class ImpalaHost(LocalWorker):
         Evaluations and the like do not count.
         """
         spent = self.clock.nanoseconds
-        learner = spent["waiting"] / max(spent["waiting"] + spent["learning"], 1)
+        learner = spent["waiting"] / max(spent["waiting"] + spent["transfer"] + spent["learning"], 1)
         workers = self._worker_seconds["waiting"] / max(sum(self._worker_seconds.values()), 1e-9)
         return {"learner": learner, "workers": workers}
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Self, TextIO
 
 from ludus.core.text import printable
@@ -70,12 +70,13 @@ class Console:
         episode_length: float | None = None,
         losses: Mapping[str, float] | None = None,
         shares: Mapping[str, float] | None = None,
+        workers: Sequence[str] = (),
     ) -> None:
         """Show progress and metrics when due; call it after every update."""
         status = self._status
         status.step, self._stale = step, True
         status.mean_return, status.episode_length = mean_return, episode_length
-        status.losses, status.shares = losses or {}, shares or {}
+        status.losses, status.shares, status.workers = losses or {}, shares or {}, workers
         now = time.monotonic()
         self._rate.update(step, now)
         if now >= self._next:

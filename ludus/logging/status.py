@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ class Status:
     shares: Mapping[str, float] = field(default_factory=dict)
     evaluation: Evaluation | None = None
     best: Evaluation | None = None
+    workers: Sequence[str] = ()  # facts about worker processes
 
     @property
     def done(self) -> float:
@@ -52,6 +53,7 @@ class Status:
             "last 100": _format({"return": self.mean_return, "length": self.episode_length}),
             "evaluation": [] if self.evaluation is None else [str(self.evaluation)],
             "losses": _format(self.losses),
+            "workers": list(self.workers),
         }
         if self.evaluation is not None and self.best is not None and self.best.step != self.evaluation.step:
             rows["evaluation"].append(f"best {number(self.best.mean)} at {self.best.step:,}")
@@ -65,6 +67,7 @@ class Status:
             f"left {self.left}",
         ]
         cells += _format({"return": self.mean_return, "length": self.episode_length}) + _format(self.losses)
+        cells += [f"workers: {', '.join(self.workers)}"] * bool(self.workers)
         shares = " ".join(f"{phase} {percent(share)}" for phase, share in self.shares.items())
         return "  ".join(cells + ([f"[{shares}]"] if shares else []))
 

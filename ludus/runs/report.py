@@ -18,6 +18,7 @@ from ludus.logging.curve import curve
 from ludus.logging.logfile import LogFile
 from ludus.logging.metrics import Metrics, read_metrics
 from ludus.logging.rate import Rate
+from ludus.logging.status import number, percent
 from ludus.runs.checkpoint import CheckpointManager
 from ludus.runs.folder import RunDirectory
 from ludus.runs.initialise import Transfer
@@ -42,9 +43,6 @@ SHOWN = {  # metrics on the console and their labels; metrics.jsonl has all
     "entropy": "entropy",
     "kl": "kl",
     "explained_variance": "explained variance",
-    "impala/lag": "lag",
-    "impala/queue": "queue",
-    "impala/workers_wait": "workers wait",
 }
 
 
@@ -71,6 +69,7 @@ class Reporter:
         self.log_file = LogFile(run.log)
         self.console = None if settings.quiet else Console()
         self._losses: dict[str, float] = {}
+        self._workers: list[str] = []  # what the console shows of IMPALA's workers
         self._rate = Rate()
         self._rate.update(step)
         self._curve: list[tuple[int, float]] = []
@@ -166,6 +165,7 @@ class Reporter:
         self._losses = {label: values[name] for name, label in SHOWN.items() if name in values}
         if "loss/entropy" in values:
             self._losses["entropy"] = -values["loss/entropy"]  # the loss is the negative entropy
+        self._workers = describe_workers(values)
 
     def show(self, worker: LocalWorker) -> None:
         """Update the console if it is due."""
@@ -175,7 +175,9 @@ class Reporter:
     def _draw(self, worker: LocalWorker, console: Console) -> None:
         recent = worker.progress()
         shares = worker.clock.shares()
-        console.update(worker.local_step_count, recent.get("return"), recent.get("length"), self._losses, shares)
+        console.update(
+            worker.local_step_count, recent.get("return"), recent.get("length"), self._losses, shares, self._workers
+        )
 
     def evaluated(self, worker: LocalWorker, evaluation: Evaluation, better: bool) -> None:
         """Report an evaluation, and save the policy to ``best/`` if it is ``better`` than all before."""
@@ -268,6 +270,18 @@ class Reporter:
         if self.console is not None:
             self.console.finish()
         self.metrics.close()
+
+
+def describe_workers(values: Mapping[str, float]) -> list[str]:
+    """Describe the workers of IMPALA by their metrics; empty without them."""
+    if "impala/lag" not in values:
+        return []
+    return [
+        f"waiting {percent(values['impala/workers_wait'])} of the time",
+        f"queue {percent(values['impala/queue'])} full",
+        f"lag {number(values['impala/lag'])}",
+        f"{values['impala/restarts']:.0f} replaced",
+    ]
 
 
 def where_from(settings: Settings[Any], origins: Mapping[str, str]) -> str:

@@ -27,6 +27,7 @@ from ludus.core.rows import Rows
 from ludus.core.types import State
 from ludus.logging.metrics import read_metrics
 from ludus.managers.make import make_manager
+from ludus.runs.report import describe_workers
 from ludus.settings.settings import resolve_settings
 
 VTRACE: dict[str, Any] = {"container": "impala", "agent__rollout": 8, "env__num": 4}
@@ -148,6 +149,16 @@ def test_old_unrolls_are_dropped_and_lags_are_counted(monkeypatch: pytest.Monkey
         }
         assert (numbers["impala/version"], numbers["impala/dropped"], host.updates) == (3, 0.4, 3)
         assert host.local_step_count == host._worker_steps > host._learned_steps
+
+
+def test_metrics_describe_the_workers_for_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    with host_here(monkeypatch, impala__workers=2, impala__queue=1) as host:
+        host.run(500)
+        facts = describe_workers(host.progress())
+        assert [fact.split()[0] for fact in facts] == ["waiting", "queue", "lag", "0"]
+        spent = host.clock.nanoseconds
+        assert min(spent["waiting"], spent["transfer"], spent["learning"]) > 0
+    assert describe_workers({"loss/policy": 1.0}) == []
 
 
 def test_a_batch_of_one_unroll_is_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

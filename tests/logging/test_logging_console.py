@@ -44,6 +44,14 @@ def test_plain_lines_where_there_is_no_terminal():
     assert stream.getvalue().isascii()
 
 
+def test_workers_have_a_row_of_their_own():
+    facts = ["waiting 71% of the time", "queue 50% full", "lag 1.5", "2 replaced"]
+    status = Status(total=1000, step=250, losses=LOSSES, workers=facts)
+    assert "  workers: waiting 71% of the time, queue 50% full, lag 1.5, 2 replaced" in status.line()
+    assert status.rows()["workers"] == facts
+    assert "workers" not in Status(total=1000, losses=LOSSES).rows()
+
+
 class FakeTime:
     """A clock that only moves when told to."""
 
