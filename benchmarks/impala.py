@@ -2,8 +2,9 @@
 
 PYTHON is the interpreter of a virtual environment of its own with ``pip install sample-factory==2.1.1``, as it needs an
 older gymnasium. Rounds are interleaved, each in new processes. Both sides have the same workers, environments per
-worker, unrolls, minibatches, epochs and network, V-trace, and single gymnasium environments that a worker steps one
-after the other; steps are transitions of environments that the learner has learned from.
+worker, unrolls, minibatches, epochs and network, and single gymnasium environments that a worker steps one after the
+other; steps are transitions of environments that the learner has learned from. Ludus corrects for old policies by
+V-trace; Sample Factory has GAE, its default, which costs less.
 ``python -m benchmarks.impala --round ludus`` runs one round and prints one line of JSON.
 """
 
@@ -82,16 +83,16 @@ def table(rounds: dict[str, list[dict[str, Any]]]) -> str:
     ]
     for side, played in rounds.items():
         low, middle, high = quartiles([r["rate"] for r in played])
-        ratio, met, waits = "1", "|", ""
+        ratio, met, waits, lag = "1", "|", "", ""
         if side != PEER:
             r_low, r_middle, r_high = quartiles(ratios(played, rounds[PEER]))
             ratio = f"**{r_middle:.2f}** ({r_low:.2f} to {r_high:.2f})"
             met = f"{TARGET} | {'yes' if r_middle >= TARGET else 'no'}"
             waits = f"{quartiles([r['impala/learner_waits'] for r in played])[1]:.0%}"
-        lag = quartiles([r["impala/lag"] for r in played])[1]
+            lag = f"{quartiles([r['impala/lag'] for r in played])[1]:.1f}"
         returns = quartiles([r["return"] for r in played])[1]
         lines.append(
-            f"| {side} | {middle:,.0f} ({low:,.0f} to {high:,.0f}) | {ratio} | {met} | {waits} | {lag:.1f} "
+            f"| {side} | {middle:,.0f} ({low:,.0f} to {high:,.0f}) | {ratio} | {met} | {waits} | {lag} "
             f"| {returns:.0f} | {len(played)} |"
         )
     return "\n".join(lines)
