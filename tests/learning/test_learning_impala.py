@@ -1,4 +1,4 @@
-"""CartPole with workers that act while the host learns."""
+"""CartPole and MinAtar's Breakout with workers that act while the host learns."""
 
 from __future__ import annotations
 
@@ -44,6 +44,19 @@ TASKS = {
     )
 }
 
+BREAKOUT: dict[str, Any] = {
+    "env.num": 16,
+    "agent.rollout": 20,
+    "agent.optimizer": "adam",
+    "agent.optimizer_eps": 1e-5,
+    "agent.learning_rate": 1e-3,
+    "agent.learning_rate_schedule": "linear",
+    "network.net3d": "benchmarks.off_policy_minatar:SmallCNN",
+    "network.shared": "yes",
+    "compile": "off",
+    "evaluation.greedy": False,
+}
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
@@ -53,3 +66,17 @@ def test_cartpole_is_learned_from_workers(name: str, seed: int, tmp_path: Path) 
     outcome = run(TASKS[name], seed, tmp_path)
     print(outcome)
     assert outcome.passes(TASKS[name]), f"{outcome}, target {TASKS[name].target:g}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("container", ["local", "impala"])
+def test_breakout_is_learned_from_workers_as_in_one_process(container: str, seed: int, tmp_path: Path) -> None:
+    pytest.importorskip("minatar")
+    settings = BREAKOUT | (IMPALA if container == "impala" else {})
+    environment = "benchmarks.off_policy_minatar:Breakout"
+    task = Task("breakout", environment, "vtrace", 2.2, 300_000, 2, settings, every=75_000)  # untrained: 0.4
+    outcome = run(task, seed, tmp_path)
+    print(outcome)
+    assert outcome.passes(task), f"{outcome}, target {task.target:g}"
