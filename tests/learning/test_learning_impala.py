@@ -76,7 +76,7 @@ def test_breakout_is_learned_from_workers_as_in_one_process(container: str, seed
     pytest.importorskip("minatar")
     settings = BREAKOUT | (IMPALA if container == "impala" else {})
     environment = "benchmarks.off_policy_minatar:Breakout"
-    task = Task("breakout", environment, "vtrace", 2.2, 300_000, 2, settings, every=75_000)  # untrained: 0.4
+    task = Task("breakout", environment, "vtrace", 2.2, 300_000, 2, settings, every=75_000)  # after 2,600 steps: 0.4
     outcome = run(task, seed, tmp_path)
     print(outcome)
     assert outcome.passes(task), f"{outcome}, target {task.target:g}"
