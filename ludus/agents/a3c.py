@@ -57,6 +57,7 @@ class A3C(ActorCritic):
     """A2C whose workers compute the gradient of their unrolls; in one process it is A2C."""
 
     corrects_old_unrolls = True  # gradients of older weights are applied as they are, as in the paper
+    learns_from_single_unrolls = True
 
     def trainable(self) -> list[nn.Parameter]:
         """Return the parameters of the gradient, in its order."""

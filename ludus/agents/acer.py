@@ -53,7 +53,7 @@ class ACERConfig(PolicyConfig, RolloutReplayConfig):
     # retrace: Q of each choice of one Discrete; vtrace: V, any action, and the default for other actions
     targets: Literal["retrace", "vtrace"] = "retrace"
     trace_lambda: float = 1.0  # λ of the targets: 0: one step; lower: less variance, more bias
-    # largest importance ratio; the bias of the truncation is corrected with Retrace; 1 by default with other actions
+    # largest importance ratio; the bias of the truncation is corrected with Retrace; 1 by default with V-trace
     importance_clip: float = 10.0
     trust_region: float = 1.0  # δ: bound on the KL gradient to the average policy; lower is slower; 0: no bound
     average_decay: float = 0.99  # of the average policy per update
@@ -124,7 +124,7 @@ class ACER(ActorCritic):
     @classmethod
     def adapt_defaults(cls, config: Any, run: RunOutline) -> dict[str, Any]:
         """Use V-trace for other actions than one Discrete; replayed rollouts give short runs enough updates."""
-        if run.one_discrete or config.targets == "vtrace":
+        if run.one_discrete and config.targets == "retrace":
             return {}
         usual = ACERVTraceConfig()
         return {"targets": usual.targets, "importance_clip": usual.importance_clip}

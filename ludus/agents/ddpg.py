@@ -276,6 +276,10 @@ class DDPG(OffPolicy):
             adapt_parameter_noise(self, self.parameter_noise, batch, updater)
         return Learned(metrics | {"loss/actor": self.last_actor_loss.clone()}, priority)
 
+    def acting_state(self) -> Tensors:
+        """Leave out the perturbed copy of the actor, which every worker draws itself."""
+        return {k: x for k, x in super().acting_state().items() if not k.startswith("parameter_noise.perturbed.")}
+
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Return the learning rate and the noise at this share of the run."""
         level = self.noise.update(progress)

@@ -63,6 +63,11 @@ class OffPolicy(Agent):
         self.normalizer = ObsNormalizer(self.preprocess.outputs) if config.normalize_observation else None
         names = [] if self.normalizer is None else self.normalizer.names
         sources = [name for name, result in self.preprocess.names if result in names]
+        if stacked := [name for name in sources if observation[name].stack > 1]:
+            raise UserError(
+                f'agent.normalize_observation is on, but "{stacked[0]}" is a stack of frames, which the replay buffer '
+                "keeps one by one; turn it off, or take the stack from preprocess.observation."
+            )
         normalized = {name: spec for name, spec in observation.items() if name in sources or spec.masks in sources}
         self.preprocess_normalized = ObsPreprocessor(normalized) if normalized else None  # for statistics of new steps
         self.reward_scaler = RewardScaler() if config.normalize_reward else None

@@ -74,6 +74,11 @@ class PPOConfig(ActorCriticConfig):
         )
         if self.learning_rate_schedule == "kl" and not self.target_kl:
             raise UserError("agent.learning_rate_schedule is kl, which needs agent.target_kl (0.01 is usual).")
+        if self.vtrace and self.target_kl:
+            raise UserError(
+                f"agent.target_kl is {self.target_kl:g}, but with agent.vtrace the KL is to a policy that may be some "
+                "updates older, however small the steps are; set agent.target_kl to 0."
+            )
         if self.learning_rate_schedule == "kl" and self.epochs * self.minibatches == 1:
             raise UserError(
                 "agent.learning_rate_schedule is kl, but agent.epochs and agent.minibatches are 1: the KL is measured "

@@ -111,6 +111,7 @@ class PQN(Agent):
         self.epsilon = Epsilon(config.epsilon_schedule, *settings)
         self.by = check_minibatches(config.minibatches, config.rollout, batch, self.recurrent)
         self.generator = torch.Generator()  # of minibatches
+        self.progress = 0.0
 
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
@@ -222,6 +223,15 @@ class PQN(Agent):
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Return ε and the learning rate at this share of the run."""
+        self.progress = progress
         rate = self.config.learning_rate * max(1 - progress, 0.0)
         linear = {"learning_rate": rate} if self.config.learning_rate_schedule == "linear" else {}
         return {"epsilon": self.epsilon.update(progress), **linear}
+
+    def get_extra_state(self) -> dict[str, float]:
+        """Save the progress, for ε."""
+        return {"progress": self.progress}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restore it."""
+        self.schedule(state["progress"])

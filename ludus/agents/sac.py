@@ -92,6 +92,7 @@ class SoftActorCritic(OffPolicy):
     acting = ("actor",)
     with_target: tuple[str, ...] = ("critic",)
     log_alpha: Tensor
+    policy_metrics: Tensor
 
     def __init__(self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network]) -> None:
         super().__init__(observation, action, config, networks)
@@ -100,6 +101,10 @@ class SoftActorCritic(OffPolicy):
             self.log_alpha = nn.Parameter(log_alpha)
         else:
             self.register_buffer("log_alpha", log_alpha)
+        self._policy_names = ["loss/actor", "entropy", "alpha", *(["loss/alpha"] if config.learn_alpha else [])]
+        # of the last step of the policy, logged at updates that do not step it as well
+        self.register_buffer("policy_metrics", torch.zeros(len(self._policy_names)))
+        self.policy_metrics[2] = config.alpha
 
     @abstractmethod
     def taken_q(self, batch: Batch, inputs: Tensors, first: Tensor) -> Tensor:
@@ -183,9 +188,11 @@ class SoftActorCritic(OffPolicy):
         metrics = updater.step(self.critic_loss, batch, "critic")
         priority = metrics.pop("priority", None)
         if (self.updates + 1) % self.config.policy_delay == 0:
-            metrics |= self._step_policy(batch, updater)
+            stepped = self._step_policy(batch, updater)
+            self.policy_metrics.copy_(torch.stack([stepped[name] for name in self._policy_names]))
         self.finish_update()
-        return Learned(metrics, priority)
+        last = zip(self._policy_names, self.policy_metrics.clone().unbind(), strict=True)
+        return Learned(metrics | dict(last), priority)
 
     def _step_policy(self, batch: Batch, updater: Updater) -> Tensors:
         """Step actor and temperature, both with the temperature before the update."""

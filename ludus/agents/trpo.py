@@ -95,9 +95,12 @@ class TRPO(ActorCritic):
 
     @classmethod
     def adapt_defaults(cls, config: Any, run: RunOutline) -> dict[str, Any]:
-        """Give short runs at least 50 policy steps, each from 128 transitions or more, and minibatches of 128."""
+        """Give short runs at least 50 policy steps, each from 128 transitions or more, and minibatches of 128.
+
+        Minibatches of a recurrent network are at most as many as environments.
+        """
         if run.nb_step >= LONG_RUN:
-            return {}
+            return {"minibatches": min(config.minibatches, run.environments)} if run.recurrent else {}
         shortest = max(32 if run.recurrent else 8, ceil(128 / run.environments))
         rollout = min(config.rollout, max(shortest, run.nb_step // (50 * run.environments)))
         parts = run.environments if run.recurrent else rollout * run.environments // 128

@@ -271,11 +271,12 @@ def refuse_unsuitable(settings: Settings[Any], agent: Agent) -> None:
             "vtrace, appo, acer, or one with a replay buffer, such as dqn or sac."
         )
     impala = settings.impala
-    if not settings.agent.plan(settings.env.num).rollout and (impala.unrolls or impala.dynamic):
-        name = "unrolls" if impala.unrolls else "dynamic"
+    replays = not settings.agent.plan(settings.env.num).rollout
+    if (replays or agent.learns_from_single_unrolls) and (impala.unrolls or impala.dynamic):
+        given = f"impala.unrolls is {impala.unrolls}" if impala.unrolls else "impala.dynamic is on"
+        source = "its replay" if replays else "one unroll at a time"
         raise UserError(
-            f"impala.{name} is {getattr(impala, name)}, but agent {settings.agent_name} learns from its replay, not "
-            "from batches of unrolls; leave it out."
+            f"{given}, but agent {settings.agent_name} learns from {source}, not from batches of unrolls; leave it out."
         )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from ludus.containers.build import build_agent, choose_device
 from ludus.containers.channel import Report, WorkerChannel
+from ludus.containers.local import generators
 from ludus.containers.loop import begin, collect
 from ludus.containers.shared_channel import SharedWorkerChannel
 from ludus.containers.threads import requested_threads, set_threads
@@ -102,7 +103,7 @@ class ImpalaWorkerCPU(Container):
         return Report(steps, episodes, warnings, seconds)
 
     def state_dict(self) -> State:
-        """Return what continues between two unrolls: environments, noise, hidden state and the last step."""
+        """Return what continues between two unrolls: environments, random numbers, hidden state and the last step."""
         if self.seat.env_step is None:
             return {}
         return {
@@ -111,6 +112,8 @@ class ImpalaWorkerCPU(Container):
             "unroll": self._unroll.state_dict(),
             "hidden_state": dict(self.seat.hidden_state),
             "submitted": self._submitted,
+            "torch": torch.get_rng_state(),
+            "generators": {name: generator.get_state() for name, generator in generators(self.agent).items()},
         }
 
     def load_state_dict(self, state: State) -> str:
@@ -122,6 +125,9 @@ class ImpalaWorkerCPU(Container):
         self._unroll.amend(self.seat.env_step)
         self.seat.hidden_state = HiddenState(state["hidden_state"]).map(lambda x: x.to(self.seat.device))
         self._submitted = state["submitted"]
+        torch.set_rng_state(state["torch"])
+        for name, generator in generators(self.agent).items():
+            generator.set_state(state["generators"][name])
         return self.manager.restored
 
     def close(self) -> None:

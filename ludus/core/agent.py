@@ -37,6 +37,7 @@ class Agent(nn.Module, ABC):
     recurrent = False  # whether a network has a hidden state
     generator: torch.Generator | None = None  # random numbers of learning; the container seeds it
     corrects_old_unrolls = False  # whether it can learn from unrolls of policies that are some updates old
+    learns_from_single_unrolls = False  # whether each unroll of a worker is a batch, whatever the settings
     needs_goal_reward = False  # hindsight replay: ``goal_reward`` must be set before ``make_cache``
     goal_reward: GoalReward | None = None  # the environments' reward function
 

@@ -240,7 +240,7 @@ class StickyAction(Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
-            self._generator = np.random.default_rng(seed)
+            self._generator = np.random.default_rng([seed, 1])  # not the numbers of the environment itself
         self._previous = None
         return self.env.reset(seed=seed, options=options)
 

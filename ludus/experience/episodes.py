@@ -13,6 +13,7 @@ from ludus.core.spec import Specs, is_mask
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
 from ludus.experience.memory import spec_bytes
+from ludus.experience.rollout import select_prefix
 from ludus.ops.returns import running_returns
 
 LONGEST = 100_000  # most steps of each environment in a batch
@@ -149,18 +150,18 @@ class EpisodeCache(ExperienceCache):
         blocks = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
         terminated, truncated, real = blocks["terminated"], blocks["truncated"], blocks["real"]
         batch = Batch(
-            observation=_named(blocks, "observation"),
+            observation=select_prefix(blocks, "observation"),
             first=blocks["first"],
-            action=_named(blocks, "action"),
+            action=select_prefix(blocks, "action"),
             reward=blocks["reward"],
             terminated=terminated,
             truncated=truncated,
             discount=(~terminated).to(torch.float32).mul_(self.gamma),
             real=real,
             weight=torch.ones_like(blocks["reward"]),
-            experience=_named(blocks, "experience"),
+            experience=select_prefix(blocks, "experience"),
             state=HiddenState.concatenate([group.state for group in groups]),
-            final=_named(blocks, "final"),
+            final=select_prefix(blocks, "final"),
         )
         if self.with_returns:
             zeros = torch.zeros(self.batch, dtype=torch.float64, device=self.device)
@@ -213,7 +214,3 @@ class EpisodeCache(ExperienceCache):
 def stack(steps: list[Tensors]) -> Tensors:
     """Return steps of tensors ``[b, …]`` as one dict of tensors ``[n, b, …]``."""
     return {name: torch.stack([step[name] for step in steps]) for name in steps[0]} if steps else {}
-
-
-def _named(blocks: Tensors, kind: str) -> Tensors:
-    return {name[len(kind) + 1 :]: x for name, x in blocks.items() if name.startswith(f"{kind}/")}

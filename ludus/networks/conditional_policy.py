@@ -101,6 +101,15 @@ class ConditionalPolicy(Policy):
         order = [step.part.name for step in self._steps]
         return order[: order.index(name)]
 
+    def may_lack(self, name: str, other: str) -> bool:
+        functions = {step.part.name: step.function for step in self._steps}
+        if not functions[other]:
+            return False
+        if functions[name] != functions[other]:
+            return functions[name] != other  # an argument of ``other`` is used only where that is
+        mine, others = (self.get_buffer(_table_key(part)) for part in (name, other))
+        return bool((mine & ~others).any())
+
     def initialize(self) -> None:
         for modules, gain in ((self.conditioners, output_gain("policy")), (self.embeddings, 1.0)):
             for layer in modules.modules():

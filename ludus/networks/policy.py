@@ -90,6 +90,10 @@ class Policy(nn.Module):
         """Return the parts of the action that are sampled before the part ``name``, and known to it."""
         return []
 
+    def may_lack(self, name: str, other: str) -> bool:
+        """Return whether the part ``name`` may be used where ``other`` is not."""
+        return False
+
     def find_conditional_masks(self, observation: Specs) -> None:
         """Find the masks that depend on the choice of another part; refuse one whose part is not sampled before."""
         for name in self.action:
@@ -98,7 +102,12 @@ class Policy(nn.Module):
             if other not in self.sampled_before(name):
                 raise UserError(
                     f'The mask of action "{name}" depends on the choice of "{other}", which must be sampled first; '
-                    f'name both in agent.autoregressive (ppo, a2c, vtrace and acer_vtrace have it), "{other}" first.'
+                    f'name both in agent.autoregressive (ppo, a2c, vtrace and acer have it), "{other}" first.'
+                )
+            if self.may_lack(name, other):
+                raise UserError(
+                    f'The mask of action "{name}" depends on the choice of "{other}", which agent.arguments leaves '
+                    f'unused where "{name}" is used; use "{other}" wherever "{name}" is.'
                 )
             self.mask_conditions[name] = other
 

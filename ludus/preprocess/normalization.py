@@ -71,11 +71,8 @@ class RunningStatistics(nn.Module):
 
 
 def is_normalized(spec: Spec) -> bool:
-    """Return whether a preprocessed observation is normalized: numbers that are a vector or a list of entities.
-
-    Stacked frames that were flattened to a vector are not.
-    """
-    return spec.kind == "continuous" and (len(spec.shape) == 1 or spec.axes == "entities") and spec.stack == 1
+    """Return whether a preprocessed observation is normalized: numbers that are a vector or a list of entities."""
+    return spec.kind == "continuous" and (len(spec.shape) == 1 or spec.axes == "entities")
 
 
 def unused_normalizer(config: Any, observation: Specs) -> Iterator[tuple[str, str]]:

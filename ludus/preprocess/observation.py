@@ -5,8 +5,6 @@ An op is a module that maps tensors ``[T, B, *shape]``.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 
@@ -118,7 +116,7 @@ class ObsPreprocessor(nn.Module):
         )
         # forward uses this list, because iterating over a ModuleList costs as much as a small operation
         self._chains = [(*names, list(ops)) for names, ops in zip(self.names, self.ops, strict=True)]  # type: ignore[call-overload]
-        results = {chain.name: replace(chain.output, stack=specs[name].stack) for name, chain in chains.items()}
+        results = {chain.name: chain.output for chain in chains.values()}
         lists = {name: chain.name for name, chain in chains.items() if chain.output.axes in ("entities", "grid")}
         self.masks = {lists[spec.masks]: name for name, spec in specs.items() if spec.masks in lists}
         padding = {chain.name: chain.padding for chain in chains.values() if chain.padding}
@@ -170,7 +168,7 @@ def _output(shape: tuple[int, ...], spec: Spec, choices: int | None) -> Spec:
     if choices is not None:
         return Spec(shape, "int64", "categorical", sizes=spec.sizes, axes="grid")
     kind = "binary" if spec.kind == "categorical" else spec.kind
-    return Spec(shape, "float32", kind, stack=spec.stack, axes=spec.axes)
+    return Spec(shape, "float32", kind, axes=spec.axes)
 
 
 def pad_mask(mask: Tensor | None, x: Tensor, padding: int) -> Tensor:

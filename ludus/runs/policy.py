@@ -249,7 +249,7 @@ class Player:
         return manager
 
     def use_threads(self) -> None:
-        """Set torch and BLAS to the number of threads chosen in training, for the whole process."""
+        """Set torch to the number of threads chosen in training, for the whole process."""
         set_threads(self.settings.threads or 1)
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from ludus.core.network import Network
 from ludus.core.spec import Spec
 from ludus.core.types import Tensors
 from ludus.settings.config_file import read_config, read_origins
+from ludus.settings.settings import adapt_defaults, resolve_settings
 
 NAME = "ludus.agents.acer:ACER"
 TOY = "ludus.environments.toy:"
@@ -391,3 +392,10 @@ def test_other_actions_than_one_discrete_are_learned_by_vtrace(environment: str,
 def test_values_that_cannot_train_are_refused_by_name(key: str, value: float, says: str) -> None:
     with pytest.raises(UserError, match=says):
         make_worker("CartPole-v1", NAME, **SMALL | {"agent__rollout": 16, f"agent__{key}": value})
+
+
+@pytest.mark.parametrize("given", [{}, {"agent.targets": "vtrace"}])
+def test_the_clip_of_vtrace_is_1_whether_it_is_asked_for_or_not(given: dict[str, Any]) -> None:
+    resolved = resolve_settings("Pendulum-v1", "acer", "none", None, given)
+    agent = adapt_defaults(resolved, one_discrete=False).settings.agent
+    assert (agent.targets, agent.importance_clip) == ("vtrace", 1.0)

@@ -343,3 +343,18 @@ def test_values_that_cannot_train_are_refused_by_name(key: str, value: float) ->
         make_worker(POINT, "td3", **{f"agent__{key}": value})
     with pytest.raises(UserError, match=r"agent.noise_sigma is 0"):
         make_worker(POINT, "td3", agent__noise="parameter", agent__noise_sigma=0.0)
+
+
+def test_workers_draw_the_perturbed_copy_themselves() -> None:
+    agents: list[Any] = [make_worker("Pendulum-v1", "ddpg", agent__noise="parameter").agent for _ in range(2)]
+    learner, worker = agents
+    worker.parameter_noise.resample(torch.Generator().manual_seed(1))
+    before = [p.clone() for p in worker.parameter_noise.perturbed.parameters()]
+    with torch.no_grad():
+        for p in learner.networks["actor"].parameters():
+            p.add_(1)
+    worker.load_acting_state(learner.acting_state())
+    for ours, theirs in zip(worker.networks["actor"].parameters(), learner.networks["actor"].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    for p, was in zip(worker.parameter_noise.perturbed.parameters(), before, strict=True):
+        assert torch.equal(p, was)

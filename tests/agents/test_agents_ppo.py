@@ -192,3 +192,10 @@ def test_advantages_by_vtrace_are_those_of_gae_on_policy_and_have_no_weight_off_
         atol=1e-5,
     )
     worker.close()
+
+
+def test_the_kl_to_older_policies_is_no_measure_of_a_step() -> None:
+    with pytest.raises(
+        UserError, match=r"agent\.target_kl is 0\.01, but with agent\.vtrace .*set agent\.target_kl to 0"
+    ):
+        make_worker("CartPole-v1", "appo", agent__target_kl=0.01)

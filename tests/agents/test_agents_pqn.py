@@ -81,3 +81,10 @@ def test_forbidden_choices_are_never_taken() -> None:
             action = worker.agent.act(step, state, noise).action["action"]
             assert mask.gather(1, action.unsqueeze(1)).all()
     worker.close()
+
+
+def test_a_loaded_policy_explores_as_far_as_it_was_trained() -> None:
+    agents: list[Any] = [make_worker("CartPole-v1", "pqn").agent for _ in range(2)]
+    agents[0].schedule(1.0)
+    agents[1].load_state_dict(agents[0].state_dict())
+    assert agents[1].epsilon.value == agents[0].epsilon.value < 1

@@ -10,6 +10,7 @@ import torch
 from actor_setup import POINT, make_worker, random_batch, scalars
 from torch import nn
 
+from ludus.containers.loop import begin, collect
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.networks.critic import ACTION
@@ -129,7 +130,8 @@ def test_the_policy_of_crossq_waits_its_turn_and_leaves_the_statistics_of_critic
         actor = [p.clone() for p in agent.networks["actor"].parameters()]
         metrics = agent.learn(random_batch("observation", 16, seed=update), worker.updater).metrics
         moved = not all(map(torch.equal, actor, agent.networks["actor"].parameters()))
-        assert moved == (update % 3 == 0) == ("loss/actor" in metrics)
+        assert moved == (update % 3 == 0)
+        assert bool(metrics["loss/actor"]) == (update >= 3)  # that of the last step
         assert float(norm.steps) == update
         assert not norm.training
 
@@ -137,3 +139,18 @@ def test_the_policy_of_crossq_waits_its_turn_and_leaves_the_statistics_of_critic
 def test_a_memory_without_target_networks_is_refused() -> None:
     with pytest.raises(UserError, match=r"agent.target_networks is off, which needs feed-forward networks"):
         make_worker(POINT, "crossq", network__body="lstm", agent__sequence=4)
+
+
+def test_metrics_of_the_policy_are_those_of_its_last_step() -> None:
+    changes = {"agent__policy_delay": 2, "agent__warmup": 8, "agent__batch_size": 4, "agent__updates_per_step": 1.0}
+    worker: Any = make_worker(POINT, "sac", **changes)
+    begin(worker, 0)
+    seen = []
+    while len(seen) < 6:
+        collect(worker)
+        while worker.cache.ready():
+            seen.append(scalars(worker.agent.learn(worker.cache.read(), worker.updater).metrics))
+    names = ("loss/actor", "entropy", "alpha", "loss/alpha")
+    policy = [tuple(metrics[name] for name in names) for metrics in seen]
+    assert policy[0] == (0.0, 0.0, worker.agent.config.alpha, 0.0)
+    assert policy[1] == policy[2] != policy[3] == policy[4]

@@ -17,6 +17,7 @@ from ludus.core.batch import Batch
 from ludus.core.errors import UserError
 from ludus.core.updater import NonFiniteError
 from ludus.ops.natural_gradient import conjugate_gradient
+from ludus.settings.settings import resolve_settings
 
 TOY = "ludus.environments.toy:"
 SMALL: dict[str, Any] = {"network__hidden": (4,), "network__lstm_size": 3, "agent__rollout": 7, "env__num": 3}
@@ -147,3 +148,9 @@ def test_the_value_function_is_a_network_of_its_own() -> None:
     with pytest.raises(UserError, match=r"agent.minibatches is 99, more than the 64 transitions"):
         make_worker("CartPole-v1", "trpo", agent__minibatches=99)
     worker.close()
+
+
+@pytest.mark.parametrize("nb_step", [100_000, 2_000_000])
+def test_a_recurrent_network_has_no_more_minibatches_than_environments(nb_step: int) -> None:
+    overrides = {"network.body": "lstm", "nb_step": nb_step, "env.num": 8}
+    assert resolve_settings("CartPole-v1", "trpo", "none", None, overrides).settings.agent.minibatches <= 8

@@ -235,6 +235,8 @@ def test_seeds_of_workers_differ_and_the_first_is_that_of_a_local_run() -> None:
         ("a2c", {}, "agent a2c cannot learn from unrolls of older policies; use vtrace"),
         ("ppo", {}, "agent ppo cannot learn from unrolls of older policies"),
         ("dqn", {"impala__unrolls": 1}, "impala.unrolls is 1, but agent dqn learns from its replay"),
+        ("a3c", {"impala__unrolls": 2}, "impala.unrolls is 2, but agent a3c learns from one unroll at a time"),
+        ("a3c", {"impala__dynamic": True}, "impala.dynamic is on, but agent a3c learns from one unroll at a time"),
         ("acer", {"impala__dynamic": True}, "impala.dynamic is on, but agent acer"),
         ("vtrace", {"env__num": 5}, "env.num is 5, which 2 workers cannot share equally"),
         ("vtrace", {"impala__queue": 0, "impala__unrolls": 3}, "impala.queue is 0"),
@@ -433,5 +435,12 @@ def test_replay_agents_learn_from_workers(agent: str, changes: dict[str, Any], m
         worker = host.channel.made[0]
         worker._take_weights()
         assert 5 < worker.agent.updates <= host.agent.updates
+        drawn = torch.rand(2, generator=worker.agent.generator), torch.rand(2)
+        state = worker.state_dict()
+        first = torch.rand(2, generator=worker.agent.generator), torch.rand(2)
+        worker.load_state_dict(state)
+        again = torch.rand(2, generator=worker.agent.generator), torch.rand(2)
+        assert torch.equal(torch.stack(again), torch.stack(first))
+        assert not torch.equal(torch.stack(again), torch.stack(drawn))
         if agent == "dqn" and host.settings.agent.prioritized:
             assert host.cache._priorities.largest != 1.0

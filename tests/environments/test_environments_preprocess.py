@@ -149,6 +149,13 @@ def test_sticky_actions_repeat_with_their_probability_and_by_the_seed() -> None:
     assert any(len(set(frames[i : i + 3])) == 2 for i in range(0, 300, 3))
 
 
+def test_sticky_actions_do_not_use_the_numbers_of_the_environment() -> None:
+    env = wrapped(action=("sticky(probability=0.25)",), options=("length=30",))
+    env.reset(seed=3)
+    theirs, _ = gymnasium.utils.seeding.np_random(3)
+    assert not np.isclose(env.get_wrapper_attr("_generator").random(4), theirs.random(4)).any()
+
+
 def test_a_snapshot_has_the_previous_step_and_sticky_actions() -> None:
     env = wrapped(*PIPELINE, action=("sticky(probability=0.5)",), options=("length=50",))
     env.reset(seed=5)

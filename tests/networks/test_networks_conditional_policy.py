@@ -286,6 +286,24 @@ def test_a_mask_that_depends_on_a_later_choice_is_refused(changes):
         make_policy(DISCRETE, config(**changes), INPUTS).find_conditional_masks(CONDITIONAL_SPECS)
 
 
+@pytest.mark.parametrize(
+    ("table", "refused"),
+    [
+        ("function: 1=target", True),  # group, whose mask depends on the target, is used always
+        ("function: 1=target, 2=group", True),
+        ("function: 1=target+group, 2=target", False),
+        ("function: 1=place", False),
+    ],
+)
+def test_a_mask_that_depends_on_an_unused_choice_is_refused(table, refused):
+    policy = make_policy(DISCRETE, config(autoregressive=ORDER, arguments=(table,)), INPUTS)
+    if not refused:
+        policy.find_conditional_masks(CONDITIONAL_SPECS)
+        return
+    with pytest.raises(UserError, match=r'depends on the choice of "target", which agent.arguments leaves unused'):
+        policy.find_conditional_masks(CONDITIONAL_SPECS)
+
+
 def test_outputs_are_features_of_the_rank_of_the_action():
     policy = make_policy(ALL, config(autoregressive=ORDER), INPUTS)
     assert policy.outputs == {

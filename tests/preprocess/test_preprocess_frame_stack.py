@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from containers_setup import make_worker
 from numpy.typing import NDArray
 
 import ludus
@@ -226,3 +227,15 @@ def test_a_policy_without_memory_learns_from_stacked_frames(tmp_path: Path) -> N
     }
     run = ludus.train(CUE, "ppo", preset="none", settings=settings).run
     assert ludus.load(run).evaluate(50).mean > 0.9  # 0.5 without the first frame
+
+
+@pytest.mark.parametrize(("ops", "shape"), [("stack(n=4)", (3,)), ("stack(n=4), flatten", (12,))])
+def test_stacks_of_vectors_are_normalized(ops: str, shape: tuple[int, ...]) -> None:
+    worker: Any = make_worker("Pendulum-v1", "ppo", preprocess__observation=(ops,))
+    assert [x.mean.shape for x in worker.agent.normalizer.statistics.values()] == [shape]
+    worker.close()
+
+
+def test_replays_that_keep_frames_one_by_one_refuse_to_normalize_stacks() -> None:
+    with pytest.raises(UserError, match=r'agent.normalize_observation is on, but "observation" is a stack of frames'):
+        make_worker("Pendulum-v1", "sac", preprocess__observation=("stack(n=4)",), agent__normalize_observation=True)
