@@ -24,6 +24,7 @@ COMMANDS = {
     "show": ("WHAT ...", "show networks, preprocessing or gradients"),
     "check": ("ENV", "check an environment for problems before training"),
     "diagnose": ("RUN", "show where the NaN or Inf of a failed run came from"),
+    "cluster": ("check", "test a Ray cluster before a long run"),
 }
 
 

@@ -25,6 +25,8 @@ class Arguments:
     stop_at: Annotated[float | None, "X"] = None
     # another device (cpu or cuda); results may then differ in the last digits
     device: Annotated[str | None, "D"] = None
+    # another address of the Ray cluster, if it was started again elsewhere
+    cluster: Annotated[str | None, "ADDRESS"] = None
     # import the classes that the run's config.toml names, even if you did not create it on this machine
     trust: bool = False
     # folder in which to look for latest
@@ -42,6 +44,7 @@ def run(argv: list[str]) -> int:
         nb_step=arguments.nb_step,
         stop_at=arguments.stop_at,
         device=arguments.device,
+        cluster=arguments.cluster,
         runs=arguments.runs,
         trust=arguments.trust,
     )
@@ -62,6 +65,7 @@ def _parse(argv: list[str]) -> Arguments:
         if error.key == "evaluation.stop_at" or not is_setting:
             raise
         raise UserError(
-            f"Unknown flag {error.flag}: a resume can only change --nb-step, --stop-at and --device. To change other "
-            f"settings, start a new run from its policy: `ludus train ENV --init-from RUN {error.flag} ...`."
+            f"Unknown flag {error.flag}: a resume can only change --nb-step, --stop-at, --device and --cluster. To "
+            "change other settings, start a new run from its policy: `ludus train ENV --init-from RUN "
+            f"{error.flag} ...`."
         ) from None

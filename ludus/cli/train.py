@@ -65,6 +65,8 @@ class Arguments:
     ranks: int = 0
     # short for --impala.workers
     workers: int = 2
+    # short for --impala.cluster
+    cluster: Annotated[str, "ADDRESS"] = ""
     settings: Settings[Any]
 
 
@@ -182,6 +184,7 @@ def _show_help(settings: Settings[Any], preset: str | None, file: str | None) ->
         stop_at=settings.evaluation.stop_at,
         ranks=settings.distrib.ranks,
         workers=settings.impala.workers,
+        cluster=settings.impala.cluster,
         settings=settings,
     )
     show_help(shown, "train")

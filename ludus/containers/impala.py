@@ -1,8 +1,10 @@
-"""IMPALA on one machine (Espeholt et al. 2018): workers act while the host learns from their unrolls."""
+"""IMPALA (Espeholt et al. 2018): workers act while the host learns from their unrolls."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,7 +31,8 @@ from ludus.experience.memory import check_fits
 from ludus.logging.clock import Clock
 from ludus.parallel.resources import cores, free_memory
 from ludus.preprocess.rewards import make_reward_ops
-from ludus.settings.settings import Settings, to_flat
+from ludus.settings.settings import ImpalaConfig, Settings, to_flat
+from ludus.settings.trust import LOCAL_CLUSTER
 
 HOST_PHASES = ("waiting", "transfer", "learning", "evaluation", "other")  # transfer: of weights and unrolls
 BUSY = 0.2  # share of waiting above which a side is said to wait for the other
@@ -53,7 +56,8 @@ class ImpalaHost(LocalWorker):
         on_update: OnUpdate | None = None,
     ) -> None:
         refuse_unsuitable(settings, agent)
-        choose_device(settings.impala.device)  # refused here if it does not exist
+        if not settings.impala.cluster:
+            choose_device(settings.impala.device)  # refused here if it does not exist
         self._replays = not settings.agent.plan(settings.env.num).rollout  # unrolls go to a replay of all rows
         self._largest_batch = settings.env.num if self._replays else settings.impala.batch_rows(settings.env.num)[1]
         super().__init__(settings, agent, manager, updater, evaluator, on_update)
@@ -76,22 +80,14 @@ class ImpalaHost(LocalWorker):
         each = settings.env.num // impala.workers
         rows = [Rows(i * each, (i + 1) * each, settings.env.num) for i in range(impala.workers)]
         given = {"settings": to_flat(settings), "env_seed": self.env_seed, "noise_seed": self._noise_seed}
-        unroll, slots = outline_unroll(settings, agent, manager, each), impala.queue + 1
+        unroll = outline_unroll(settings, agent, manager, each)
         check_fits(
             f"impala.queue is {impala.queue}, and memory for the unrolls of {impala.workers} workers takes",
-            impala.workers * slots * sum(x.nbytes for x in unroll.values()),
+            impala.workers * (impala.queue + 1) * sum(x.nbytes for x in unroll.values()),
             free_memory(),
             "lower impala.queue, env.num or the length of unrolls",
         )
-        self.channel: HostChannel = SharedHostChannel(
-            rows,
-            slots,
-            unroll,
-            agent.acting_state(),
-            given,
-            impala.timeout,
-            impala.max_restarts,
-        )
+        self.channel: HostChannel = make_channel(impala, rows, unroll, agent.acting_state(), given)
         self.channel.on_warning = lambda text: manager.on_warning(f"{manager.name}: {text}")
 
     def _make_cache(self, rows: Rows, noise_seed: int) -> ExperienceCache:
@@ -158,7 +154,8 @@ class ImpalaHost(LocalWorker):
     @property
     def backend(self) -> str:
         """How environments are stepped, for the user."""
-        return f"{self.settings.impala.workers} worker{'s' * (self.settings.impala.workers > 1)}"
+        impala = self.settings.impala
+        return f"{impala.workers} worker{'s' * (impala.workers > 1)}{' over Ray' * bool(impala.cluster)}"
 
     def progress(self) -> dict[str, float]:
         """Return the metrics of the loop, and who waits for whom."""
@@ -211,7 +208,9 @@ class ImpalaHost(LocalWorker):
         waits, workers, bottleneck = self.waiting(), self.settings.impala.workers, self.bottleneck()
         if bottleneck == "workers":
             more = "environments per worker (env.num)"
-            if workers + 1 < cores():
+            if self.settings.impala.cluster not in ("", LOCAL_CLUSTER):
+                more = f"workers (impala.workers) or {more}"
+            elif workers + 1 < cores():
                 more = f"workers (impala.workers; this machine has {cores()} cores) or {more}"
             return f"The learner waits for unrolls {waits['learner']:.0%} of the time: add {more}."
         if bottleneck == "learner":
@@ -261,6 +260,29 @@ class ImpalaHost(LocalWorker):
             self.channel.close()
         finally:
             super().close()
+
+
+def make_channel(
+    impala: ImpalaConfig, rows: list[Rows], unroll: Tensors, acting_state: Tensors, given: dict[str, Any]
+) -> HostChannel:
+    """Make the channel to workers on this machine or in a cluster; ``unroll`` and ``acting_state`` show its tensors."""
+    if not impala.cluster:
+        timeout, restarts = impala.timeout, impala.max_restarts
+        return SharedHostChannel(rows, impala.queue + 1, unroll, acting_state, given, timeout, restarts)
+    with needs_ray():
+        from ludus.containers.ray_channel import RayHostChannel
+    return RayHostChannel(rows, given, impala)
+
+
+@contextmanager
+def needs_ray() -> Iterator[None]:
+    """Turn the missing module in an import of the channel over Ray into a UserError."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise UserError("Clusters need Ray, which is not installed: run `pip install 'ludus[cluster]'`.") from error
 
 
 def refuse_unsuitable(settings: Settings[Any], agent: Agent) -> None:

@@ -67,16 +67,20 @@ class ImpalaWorkerCPU(Container):
         """Fill and submit unrolls until ``nb_step`` steps of this worker; the host usually ends it before."""
         done = initial_step
         while done < nb_step:
-            slot = self.channel.next_slot(self.state_dict)
-            self.clock.lap("waiting")
-            self._take_weights()
-            self._start_unroll(self._unrolls[slot])
-            steps = collect(self)
-            done += steps
-            unroll = self._unroll.submit()._replace(number=self._submitted)
-            self._submitted += 1
-            self.channel.submit(unroll, self._report(steps))
+            done += self.fill_unroll()
         return self
+
+    def fill_unroll(self) -> int:
+        """Fill and submit an unroll; return its environment steps."""
+        slot = self.channel.next_slot(self.state_dict)
+        self.clock.lap("waiting")
+        self._take_weights()
+        self._start_unroll(self._unrolls[slot])
+        steps = collect(self)
+        unroll = self._unroll.submit()._replace(number=self._submitted)
+        self._submitted += 1
+        self.channel.submit(unroll, self._report(steps))
+        return steps
 
     def _take_weights(self) -> None:
         state = self.channel.acting_state(self._version)
@@ -158,11 +162,10 @@ def stream_seed(seed: int, worker: int, incarnation: int) -> int:
     return int(np.random.SeedSequence([seed, worker, incarnation]).generate_state(1)[0]) >> 1
 
 
-def run_worker(given: dict[str, Any], fds: dict[str, int]) -> None:
-    """Act in a worker process until the host ends it."""
+def build_worker(given: dict[str, Any], channel: WorkerChannel) -> ImpalaWorkerCPU:
+    """Build a worker in its process; ``given`` are its settings, rows and seeds."""
     set_threads(requested_threads() or 1)
-    settings = from_flat(given["settings"])
-    channel, rows = SharedWorkerChannel(given, fds), Rows(*given["rows"])
+    settings, rows = from_flat(given["settings"]), Rows(*given["rows"])
     env_seed, noise_seed = (
         stream_seed(given[name], given["worker"], given["incarnation"]) for name in ("env_seed", "noise_seed")
     )
@@ -173,9 +176,19 @@ def run_worker(given: dict[str, Any], fds: dict[str, int]) -> None:
         agent = build_agent(settings, manager.observation, manager.action, device)
         if settings.engine == "auto":
             agent.use_numpy()
-        worker = ImpalaWorkerCPU(settings, agent, manager, channel, rows, env_seed, noise_seed)
+        return ImpalaWorkerCPU(settings, agent, manager, channel, rows, env_seed, noise_seed)
+    except BaseException:
+        manager.close()
+        raise
+
+
+def run_worker(given: dict[str, Any], fds: dict[str, int]) -> None:
+    """Act in a worker process until the host ends it."""
+    channel = SharedWorkerChannel(given, fds)
+    worker = build_worker(given, channel)
+    try:
         state = channel.saved_state()
         channel.ready("" if state is None else worker.load_state_dict(state))
         worker.run(sys.maxsize)
     finally:
-        manager.close()
+        worker.close()

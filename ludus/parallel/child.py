@@ -48,7 +48,7 @@ def run(numbers: list[int], server: int) -> NoReturn:
         imports.resolve(request["target"], {}, "function")(request["settings"], fds)
     except BaseException as error:
         code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
-        os.pwrite(outcome, json.dumps(_describe(error)).encode(), 0)
+        os.pwrite(outcome, json.dumps(describe_error(error)).encode(), 0)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -148,7 +148,8 @@ def _set_up_process(errors: int | None, forked: bool) -> None:
         sys.modules["numpy"].random.seed()  # else all children would draw the same numbers
 
 
-def _describe(error: BaseException) -> dict[str, Any]:
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """Return a description of an exception, from which another process makes a ``WorkerError``."""
     return {
         "type": type(error).__name__,
         "message": str(error)[:MAX_TEXT],

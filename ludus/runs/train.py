@@ -115,6 +115,7 @@ def resume(
     nb_step: int | None = None,
     stop_at: float | None = None,
     device: str | None = None,
+    cluster: str | None = None,
     runs: str = "runs",
     on_update: OnUpdate | None = None,
     environment: Callable[..., Any] | None = None,
@@ -126,13 +127,14 @@ def resume(
     """Resume a run that was stopped or killed from its newest intact checkpoint; the results are those of one run.
 
     A complete run is returned unchanged, unless ``nb_step`` or ``stop_at`` extend it. ``device`` moves the run to
-    another device; results may then differ in the last digits. ``environment`` creates one environment, if the one
-    named in the run cannot be imported; ``agent``, ``network`` and ``wrappers`` replace the classes named in the run in
-    the same way. ``on_update`` is as in ``train`` and is not saved with the run. ``trust``: import the classes that the
-    run names even if this user did not create it on this machine.
+    another device; results may then differ in the last digits. ``cluster`` is another address of the Ray cluster.
+    ``environment`` creates one environment, if the one named in the run cannot be imported; ``agent``, ``network`` and
+    ``wrappers`` replace the classes named in the run in the same way. ``on_update`` is as in ``train`` and is not saved
+    with the run. ``trust``: import the classes that the run names even if this user did not create it on this machine.
     """
     check_not_importing("ludus.resume")
     given = class_overrides(agent, network, wrappers)
+    given |= {} if cluster is None else {"impala.cluster": cluster}
     unused = (*given, *(("env.id",) if environment else ()))
     with ExitStack() as stack:
         saved = stack.enter_context(open_run(run, runs, nb_step, stop_at, device, trust, unused, given, not follows()))

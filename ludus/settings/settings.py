@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
@@ -20,7 +21,7 @@ from ludus.networks.config import NetworkConfig
 from ludus.preprocess.config import PreprocessConfig
 from ludus.settings.config_file import flatten
 from ludus.settings.parse import parse_value
-from ludus.settings.trust import import_from_current_folder, read_file_settings
+from ludus.settings.trust import LOCAL_CLUSTER, import_from_current_folder, read_file_settings
 
 A = TypeVar("A", bound=AgentConfig)
 Flat = dict[str, Any]  # dotted key → value, as in {"agent.learning_rate": 0.001}
@@ -33,6 +34,7 @@ ALIASES = {  # short names of settings
     "stop_at": "evaluation.stop_at",
     "ranks": "distrib.ranks",
     "workers": "impala.workers",
+    "cluster": "impala.cluster",
 }
 PIECES = ("network.body", *(f"network.{place}{rank}d" for place in ("net", "head") for rank in (1, 2, 3, 4)))
 # known names of the settings that name a class
@@ -43,6 +45,7 @@ MAXIMUM = {"seed": 2**63 - 1, "threads": 1024}  # seeds: limit of torch; threads
 ADAPTED = "default for this run"  # origin of defaults that were adapted to the run
 # Evaluations and checkpoints are by default at least so many rollouts apart, unless a run has no more than so many.
 ROLLOUTS_APART, MOST_EVALUATIONS = 10, 20
+CLUSTER_ADDRESS = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}")  # host:port
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +129,13 @@ class ImpalaConfig:
     max_lag: int = 10  # drop unrolls of weights that are more than this many updates old
     max_restarts: int = 10  # how often workers that fail or hang are replaced before the run stops
     timeout: float = 60.0  # seconds that one step or reset of a worker's environments may take before it counts as hung
+    # where workers are: empty: processes of this machine; auto: actors of Ray on this machine, started for the run;
+    # host:port: actors of a running Ray cluster
+    cluster: Annotated[str, "ADDRESS"] = ""
+    cpus_per_worker: float = 1.0  # CPUs of the Ray cluster that each worker reserves
+    gpus_per_worker: float = 0.0  # GPUs of the Ray cluster that each worker reserves; 0.25: four workers share one
+    # other resources that each worker reserves, as named by `ray start --resources`: they select machines
+    resources: Annotated[tuple[str, ...], "NAME=AMOUNT"] = ()
 
     def validate(self, environments: int) -> None:
         """Refuse invalid settings."""
@@ -145,6 +155,52 @@ class ImpalaConfig:
                 f"env.num is {environments}, which {self.workers} workers cannot share equally; set env.num to {more}, "
                 "or impala.workers to a number that divides it."
             )
+        self._validate_cluster()
+
+    def _validate_cluster(self) -> None:
+        placement = ("cpus_per_worker", "gpus_per_worker", "resources")
+        changed = [name for name in placement if getattr(self, name) != getattr(type(self), name)]
+        if not self.cluster:
+            if changed:
+                raise UserError(
+                    f"impala.{changed[0]} is {getattr(self, changed[0])}, but impala.cluster is empty, so workers are "
+                    "processes of this machine; leave it out, or set impala.cluster to auto or to an address."
+                )
+            return
+        check_cluster("impala.cluster", self.cluster)
+        if self.queue > 1:
+            raise UserError(
+                f"impala.queue is {self.queue}, but a worker in a cluster has at most two unrolls under way; set it to "
+                "1 or 0."
+            )
+        if not 0 < self.cpus_per_worker < 1e6:
+            raise UserError(f"impala.cpus_per_worker is {self.cpus_per_worker:g}; give a positive number, such as 1.")
+        if not 0 <= self.gpus_per_worker < 1e6:
+            raise UserError(f"impala.gpus_per_worker is {self.gpus_per_worker:g}; give 0 or a positive number.")
+        if (self.device == "cpu") != (not self.gpus_per_worker):
+            raise UserError(
+                f"impala.device is {self.device} and impala.gpus_per_worker is {self.gpus_per_worker:g}: a cluster "
+                "gives a worker the GPUs that it reserves; set both, or none."
+            )
+        if self.resources and self.cluster == LOCAL_CLUSTER:
+            raise UserError(
+                f"impala.resources is {' '.join(self.resources)}, but impala.cluster is auto, which has one machine; "
+                "leave it out."
+            )
+        self.reserved()  # refuses resources that are not NAME=AMOUNT
+
+    def reserved(self) -> dict[str, float]:
+        """Return the resources that each worker reserves, by their names in Ray."""
+        found = {"CPU": self.cpus_per_worker, "GPU": self.gpus_per_worker}
+        for text in self.resources:
+            name, _, amount = text.partition("=")
+            try:
+                found[name] = float(amount)
+            except ValueError:
+                found[name] = 0.0
+            if not name or not 0 < found[name] < 1e6:
+                raise UserError(f'impala.resources has "{text}"; give NAME=AMOUNT, such as simulator=1.')
+        return {name: amount for name, amount in found.items() if amount}
 
     def batch_rows(self, environments: int) -> tuple[int, int]:
         """Return the rows of the smallest and of the largest batch, given the number of environments."""
@@ -273,6 +329,14 @@ def check_maximum(key: str, value: float, largest: float) -> None:
     """Refuse a value above ``largest``."""
     if value > largest:
         raise UserError(f"{key} is {value}, but must be at most {largest}.")
+
+
+def check_cluster(key: str, address: str) -> None:
+    """Refuse what is not the address of a Ray cluster."""
+    if address != LOCAL_CLUSTER and not CLUSTER_ADDRESS.fullmatch(address):
+        raise UserError(
+            f'{key} is "{address}"; give auto, or the address of a Ray cluster as host:port, such as 10.0.0.1:6379.'
+        )
 
 
 def resolve_settings(

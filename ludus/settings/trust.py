@@ -25,6 +25,7 @@ WRITING_WRAPPERS = ("RecordVideo",)
 # settings of agents that may have a colon; names of actions and observations, a folder
 NAMES_NO_CODE = ("agent.replay_folder", "agent.heads", "agent.autoregressive", "agent.arguments")
 IMPORTED_FROM = "imported_from"  # key in config.toml: the folders that the user's modules were imported from
+LOCAL_CLUSTER = "auto"  # impala.cluster: Ray on this machine, started for the run
 
 
 class TrustedSettings(NamedTuple):
@@ -40,7 +41,7 @@ def read_run_settings(
     """Read the settings of a run; refuse those of an untrusted file that name code to import.
 
     Settings with the prefixes ``unused`` are ignored, such as ``env.id`` if the caller gives the environment. If the
-    run ``writes``, a replay folder that it names must be trusted too.
+    run ``writes``, a replay folder and a Ray cluster that it names must be trusted too.
     """
     return _read(config, f'The run "{run}"', trust, unused, writes)
 
@@ -64,8 +65,11 @@ def _read(
         )
         return TrustedSettings(flat, True)
     folder = flat.get("agent.replay_folder") if writes else None
+    cluster = flat.get("impala.cluster") if writes and "impala.cluster" not in unused else None
     actions = [f"import {', '.join(names)} ({key})" for key, names in wanted.items()]
     actions += [f'write to the folder "{folder}" (agent.replay_folder)'] if folder else []
+    if cluster not in (None, "", LOCAL_CLUSTER):
+        actions.append(f"exchange data with the Ray cluster {cluster} (impala.cluster)")
     if actions:
         raise UserError(
             f"{what} is not trusted, because {reason}, and it would {' and '.join(actions)}, which can do anything on "

@@ -219,6 +219,12 @@ def test_a_folder_to_write_to_needs_trust_for_a_resume(here, alone, capsys):
     assert main(["evaluate", str(run), "--episodes", "1"]) == 0  # which writes nothing there
 
 
+def test_a_cluster_to_exchange_data_with_needs_trust_for_a_resume(run, capsys):
+    edit(run, ('cluster = ""', 'cluster = "10.9.9.9:6379"'))
+    assert main(["resume", str(run), "--nb-step", "200"]) == 2
+    assert "exchange data with the Ray cluster 10.9.9.9:6379 (impala.cluster)" in capsys.readouterr().err
+
+
 def test_trust_allows_it_and_a_resume_signs_it(run, alone, capsys):
     edit(run, ('name = "ppo"', 'name = "evil:Agent"'))
     assert main(["evaluate", str(run), "--episodes", "1", "--trust"]) == 0

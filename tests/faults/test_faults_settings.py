@@ -26,7 +26,7 @@ NUMBERS = {(agent, key) for agent in ("ppo", "a2c") for key in numeric(agent)}
 MAY_BE_NEGATIVE = {"evaluation.stop_at", "agent.log_std_init"}
 MAY_BE_ZERO = {
     *("seed", "threads", "log_every", "checkpoint_every", "env.max_episode_steps", "env.workers", "evaluation.every"),
-    *("evaluation.environments", "network_check.every", "distrib.ranks", "impala.unrolls"),
+    *("evaluation.environments", "network_check.every", "distrib.ranks", "impala.unrolls", "impala.gpus_per_worker"),
     *("agent.gamma", "agent.gae_lambda", "agent.n_step", "agent.entropy_coef", "agent.value_coef"),
     *("agent.weight_decay", "agent.max_grad_norm", "agent.value_clip", "agent.target_kl"),
 }

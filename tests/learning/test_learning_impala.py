@@ -33,10 +33,12 @@ APEX: dict[str, Any] = {
     "agent.epsilon_start": 0.4,
     "agent.epsilon_ladder": 7.0,
 }
+OVER_RAY: dict[str, Any] = {"impala.cluster": "auto"}
 TASKS = {
     task.name: task
     for task in (
         Task("vtrace", "CartPole-v1", "vtrace", 475, 200_000, 3, IMPALA | VTRACE),
+        Task("vtrace_ray", "CartPole-v1", "vtrace", 475, 200_000, 3, IMPALA | VTRACE | OVER_RAY, needs="ray"),
         Task("appo", "CartPole-v1", "appo", 475, 200_000, 3, IMPALA | PPO),
         Task("a3c", "CartPole-v1", "a3c", 475, 500_000, 3, IMPALA | VTRACE | {"agent.rollout": 16}),
         Task("apex", "CartPole-v1", "dqn", 475, 100_000, 3, IMPALA | APEX),
@@ -63,6 +65,8 @@ BREAKOUT: dict[str, Any] = {
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", TASKS)
 def test_cartpole_is_learned_from_workers(name: str, seed: int, tmp_path: Path) -> None:
+    if TASKS[name].needs:
+        pytest.importorskip(TASKS[name].needs)
     outcome = run(TASKS[name], seed, tmp_path)
     print(outcome)
     assert outcome.passes(TASKS[name]), f"{outcome}, target {TASKS[name].target:g}"
