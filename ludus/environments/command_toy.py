@@ -14,7 +14,7 @@ WAIT, BUILD, SCOUT, ATTACK = range(4)
 COLOURS = {ATTACK: 0, BUILD: 1, SCOUT: 2}  # channel of the cell that each function is for
 
 
-class CommandEnv(gymnasium.Env[Observation, dict[str, Any]]):
+class CommandEnv(gymnasium.Env[Observation, Any]):
     """Give a command at a place of a map: build on green, scout blue, or attack a unit on red; each is rewarded by 1.
 
     An action is a function, a place (row and column) and a target; waiting uses neither of the latter and attacking
@@ -77,3 +77,27 @@ class CommandEnv(gymnasium.Env[Observation, dict[str, Any]]):
         mask = np.zeros(4, np.int8)
         mask[[WAIT, self._allowed]] = 1
         return {"action_mask": {"function": mask}}
+
+
+class OrderEnv(CommandEnv):
+    """Choose the cell of the map that an order names by its colour; each right choice is rewarded by 1.
+
+    An action is a place (row and column), and the order is a part of the observation. A policy that finds the coloured
+    cells but ignores the order is right in one of three steps, 2.7 of 8.
+    """
+
+    def __init__(self, size: int = 6, length: int = 8) -> None:
+        super().__init__(size, length=length)
+        screen = spaces.Box(0, 255, (3, size, size), np.uint8)
+        self.observation_space = spaces.Dict({"screen": screen, "order": spaces.Discrete(len(COLOURS))})
+        self.action_space = spaces.MultiDiscrete([size, size])
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, Info]:
+        return super().step({"function": self._allowed, "place": action, "target": self._enemy})
+
+    def _draw(self) -> Observation:
+        screen = super()._draw()["screen"]
+        return {"screen": screen, "order": COLOURS[self._allowed]}
+
+    def _info(self) -> Info:
+        return {}

@@ -5,7 +5,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from ludus.environments.check import check_environment
-from ludus.environments.command_toy import CommandEnv
+from ludus.environments.command_toy import CommandEnv, OrderEnv
 from ludus.environments.config import EnvConfig
 from ludus.environments.entity_toy import MatchEnv, MotionEnv, NeighbourEnv
 from ludus.environments.image_toy import CatchEnv, MemoryImageEnv, QuestionEnv
@@ -26,6 +26,7 @@ TOYS = {
     "match": MatchEnv,
     "neighbour": NeighbourEnv,
     "motion": MotionEnv,
+    "order": OrderEnv,
 }
 
 
@@ -215,3 +216,18 @@ def test_commands_are_right_at_the_cell_of_their_colour_with_the_enemy_as_target
     assert seen == {1, 2, 3}
     env.reset(seed=1)
     assert env.step({"function": 0, "place": np.array([0, 0]), "target": 0})[1] == 0
+
+
+def test_orders_are_obeyed_at_the_cell_of_their_colour() -> None:
+    env = OrderEnv(size=3)
+    observation, _ = env.reset(seed=0)
+    orders = set()
+    for _ in range(20):
+        orders.add(observation["order"])
+        right = np.argwhere(observation["screen"][observation["order"]])[0]
+        observation, reward, *_ = env.step(right)
+        assert reward == 1
+        wrong = np.argwhere(observation["screen"][(observation["order"] + 1) % 3])[0]
+        observation, reward, *_ = env.step(wrong)
+        assert reward == 0
+    assert orders == {0, 1, 2}
