@@ -59,17 +59,15 @@ CONTROL = "control"  # concurrency group of the calls that a worker answers whil
 ANSWER = 10.0  # seconds in which a cluster must answer
 START_TIMEOUT = 300.0  # seconds that a worker may take to import torch and to make its environments, at least
 PLACE = 30.0  # seconds to wait for resources at the start if other workers have got theirs
+NOTICE = 40.0  # seconds after which Ray knows that a machine is lost, by its default settings
 POLL = 1.0  # most seconds of one wait
-LOST = "was lost with its machine"
+DIED, LOST = "died", "was lost with its machine"
 BLOCK = 64 << 20  # bytes of the array with which the object store is measured
 FOLDERS, FOLDER = "/tmp", "ludus-ray-"  # where local clusters have their files: paths of sockets must be short
 LOCK = "lock"  # file in such a folder, locked while the cluster is in use
-AUTH_MODE, TOKEN, TOKEN_PATH, USAGE = (
-    "RAY_AUTH_MODE",
-    "RAY_AUTH_TOKEN",
-    "RAY_AUTH_TOKEN_PATH",
-    "RAY_USAGE_STATS_ENABLED",
-)
+# environment variables of Ray
+AUTH_MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+USAGE = "RAY_USAGE_STATS_ENABLED"
 SEVERAL_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # off: Ray listens on the loopback interface alone
 TOKEN_FILE = Path(".ray", "auth_token")  # in the home folder
 LOCAL_TOKEN = secrets.token_hex(32)  # one per process, since Ray reads it once
@@ -191,7 +189,8 @@ class RayHostChannel(HostChannel):
         self._settings = dict(settings) | code_folders() | needed
         self._workers = [_Worker(number, part) for number, part in enumerate(rows)]
         self.incarnations = [0] * len(rows)
-        self._failures = 0  # of workers, except those that were lost with their machine
+        self._failures = 0  # of workers that raised an exception or hung
+        self._died_on: list[str] = []  # machines of workers whose process ended
         self._arrived: deque[Delivery] = deque()  # unrolls that were not received
         self._state: tuple[int, float, Any] | None = None  # version, progress and a reference to the tensors
         self._seen = time.monotonic()  # when the heartbeats were last looked at
@@ -385,9 +384,22 @@ class RayHostChannel(HostChannel):
 
     def _death(self, worker: _Worker, error: RayError) -> WorkerError:
         """Return the error of a worker that is gone, or whose unroll is."""
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        lost = bool(worker.node) and worker.node not in alive
-        return WorkerError(worker.name, LOST if lost else "died", None, {}, str(error))
+        lost = worker.node and worker.node not in _living_nodes()
+        return WorkerError(worker.name, LOST if lost else DIED, None, {}, str(error))
+
+    def _too_many_failures(self) -> bool:
+        """Return whether more workers failed than may, without those that were lost with their machine."""
+
+        def too_many() -> bool:
+            living = {"", *_living_nodes()}
+            return self._failures + sum(node in living for node in self._died_on) > self._max_restarts
+
+        until = time.monotonic() + (NOTICE if self._died_on else 0.0)
+        while too_many():
+            if time.monotonic() >= until:
+                return True
+            time.sleep(0.1)
+        return False
 
     def _replace_all(self, failed: list[tuple[_Worker, WorkerError]]) -> None:
         for worker, error in failed:
@@ -396,9 +408,12 @@ class RayHostChannel(HostChannel):
     def _replace(self, worker: _Worker, error: WorkerError) -> None:
         """Report a worker that failed, and start another one with other seeds in its place, once there is room."""
         self.restarts += 1
-        self._failures += error.what != LOST
-        sentence = f"{error.name} {error.what}"
-        if self._failures > self._max_restarts:
+        sentence, died = f"{error.name} {error.what}", error.what in (DIED, LOST)
+        if died:
+            self._died_on.append(worker.node)
+        else:
+            self._failures += 1
+        if self._too_many_failures():
             mistake = UserError(
                 f"More than {self._max_restarts} workers failed (impala.max_restarts), the last one so: {sentence}; "
                 "fix the cause, or raise impala.max_restarts."
@@ -408,7 +423,7 @@ class RayHostChannel(HostChannel):
         self.on_warning(f"{sentence}; it is replaced, and its episodes are lost.{error.details}")
         self._kill(worker)
         self.incarnations[worker.number] += 1
-        worker.late = error.what == LOST
+        worker.late = died
         self._launch(worker)
 
     def _kill(self, worker: _Worker) -> None:
@@ -645,6 +660,10 @@ def _inspect(folders: dict[str, Any], env: EnvConfig | None) -> tuple[dict[str, 
 
 def _make_block() -> np.ndarray[Any, Any]:
     return np.ones(BLOCK, np.uint8)
+
+
+def _living_nodes() -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
 def _has_token() -> bool:

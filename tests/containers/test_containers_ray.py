@@ -21,6 +21,7 @@ from ludus.core.errors import UserError
 from ludus.settings.settings import resolve_settings
 
 pytest.importorskip("ray")
+from ray._raylet import Config
 from ray.cluster_utils import Cluster as Machines
 
 from ludus.containers import ray_channel
@@ -51,8 +52,11 @@ def unmarked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def machines() -> Iterator[Machines]:
-    """A cluster with one machine of one CPU; tests add others."""
+def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
+    """A cluster with a token and one machine of one CPU; tests add others."""
+    monkeypatch.setenv(ray_channel.AUTH_MODE, "token")
+    monkeypatch.setenv(ray_channel.TOKEN, ray_channel.LOCAL_TOKEN)
+    Config.initialize("")  # in this process, Ray has read the variables already
     cluster = Machines(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     yield cluster
     cluster.shutdown()
@@ -220,7 +224,7 @@ def test_machines_leave_and_join(machines: Machines, tmp_path: Path) -> None:
     settings = AUTO | {"impala__cluster": machines.address, "nb_step": 10_000_000, "impala__max_restarts": 0}
     result = train(tmp_path, "CartPole-v1", "vtrace", change, **settings)
     log = (result.run / "log.txt").read_text()
-    assert "was lost with its machine; it is replaced" in log
+    assert "it is replaced, and its episodes are lost" in log
     assert "has joined" in log
 
 
@@ -251,14 +255,21 @@ def test_what_a_cluster_lacks_is_said_before_training(
 ) -> None:
     settings = AUTO | {"impala__cluster": machines.address}
     with pytest.raises(UserError, match=r"A worker reserves 7 CPU, which no machine .* \(at most 1 CPU\)"):
-        train(tmp_path, "CartPole-v1", "vtrace", **settings | {"impala__cpus_per_worker": 7.0})
+        train(tmp_path / "runs", "CartPole-v1", "vtrace", **settings | {"impala__cpus_per_worker": 7.0})
     with pytest.raises(UserError, match="A worker reserves 1 CPU and 1 simulator"):
-        train(tmp_path, "CartPole-v1", "vtrace", **settings | {"impala__resources": "simulator=1"})
+        train(tmp_path / "runs", "CartPole-v1", "vtrace", **settings | {"impala__resources": "simulator=1"})
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "only_here.py").write_text("from ray_worlds import Sick\n\n\nclass Env(Sick):\n    pass\n")
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path / "code")
+        patch.setattr(ray_channel, "code_folders", lambda: {"path": [], "folders": {}})
+        with pytest.raises(UserError, match=r"worker .*: environment .* no module only_here to import"):
+            train(tmp_path / "runs", "only_here:Env", "vtrace", **settings)
     there = ray_channel.versions()
     monkeypatch.setattr(ray_channel, "versions", lambda: there | {"torch": "1.0"})
-    with pytest.raises(UserError, match=r"worker . .*: .* has torch .*, and the host has 1.0; install the same"):
-        train(tmp_path, "CartPole-v1", "vtrace", **settings)
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match=r"worker .*: .* has torch .*, and the host has 1.0; install the same"):
+        train(tmp_path / "runs", "CartPole-v1", "vtrace", **settings)
+    assert not list(tmp_path.glob("runs/*/*"))
 
 
 @pytest.mark.slow
@@ -268,7 +279,14 @@ def test_the_command_tests_a_cluster(
     machines.add_node(num_cpus=2)
     assert main(["cluster", "check", machines.address, "--env", "CartPole-v1"]) == 0
     out = capsys.readouterr().out
-    for words in ("nodes: 2", "CPUs: 3", f"ludus {ludus.__version__}", "CartPole-v1 can be made on all", "MB/s"):
+    for words in (
+        "token authentication: on",
+        "nodes: 2",
+        "CPUs: 3",
+        f"ludus {ludus.__version__}",
+        "CartPole-v1 can be made on all",
+        "MB/s",
+    ):
         assert words in out
     assert "error" not in out
     monkeypatch.chdir(tmp_path)
