@@ -57,6 +57,8 @@ Packed = tuple[np.ndarray[Any, Any], tuple[int, ...]]  # the memory of a tensor,
 
 CONTROL = "control"  # concurrency group of the calls that a worker answers while it acts
 ANSWER = 10.0  # seconds in which a cluster must answer
+# what opens an HTTP/2 connection, as gRPC does: the answer is a frame of the type SETTINGS
+PREFACE, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), b"\x04"
 START_TIMEOUT = 300.0  # seconds that a worker may take to import torch and to make its environments, at least
 PLACE = 30.0  # seconds to wait for resources at the start if other workers have got theirs
 NOTICE = 40.0  # seconds after which Ray knows that a machine is lost, by its default settings
@@ -111,7 +113,11 @@ class Cluster:
         refuse_without_token(address)
         host, _, port = address.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
+            with socket.create_connection((host.strip("[]"), int(port)), ANSWER) as probe:
+                if not os.environ.get("RAY_USE_TLS"):
+                    probe.sendall(PREFACE)
+                    if probe.recv(9)[3:4] != SETTINGS:  # else ray.init would wait for minutes
+                        raise ConnectionError("what listens there is not Ray")
         except (OSError, OverflowError) as error:
             raise UserError(
                 f"The cluster {address} does not answer ({error}); start Ray there with `ray start --head --port "

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,6 +146,24 @@ def test_clusters_that_cannot_be_used_are_refused(
     with pytest.raises(UserError, match=words):
         train(tmp_path / "runs", "CartPole-v1", "vtrace", **AUTO | {"impala__cluster": address})
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("answer", "words"), [(b"", "timed out"), (b"HTTP/1.1 400 Bad Request", "is not Ray")])
+def test_what_listens_but_is_not_ray_is_refused(answer: bytes, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_channel, "ANSWER", 0.2 if not answer else 60.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held: list[socket.socket] = []
+
+        def serve() -> None:
+            held.append(server.accept()[0])
+            held[0].sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(UserError, match=rf"does not answer \(.*{words}"):
+            ray_channel.Cluster(f"127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+        held[0].close()
 
 
 @pytest.mark.slow
