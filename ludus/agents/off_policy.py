@@ -60,14 +60,17 @@ class OffPolicy(Agent):
         self.networks = nn.ModuleDict(networks)
         self.target = TargetNetworks({name: networks[name] for name in self.with_target} | dict(more or {}))
         self.preprocess = ObsPreprocessor(network_inputs(observation))
-        self.normalizer = ObsNormalizer(self.preprocess.outputs) if config.normalize_observation else None
+        # of stacks the replay keeps single frames, so the statistics of new steps cannot be those of stacks
+        stacks = [result for name, result in self.preprocess.names if observation[name].stack > 1]
+        others = {name: spec for name, spec in self.preprocess.outputs.items() if name not in stacks}
+        self.normalizer = ObsNormalizer(others) if config.normalize_observation else None
         names = [] if self.normalizer is None else self.normalizer.names
-        sources = [name for name, result in self.preprocess.names if result in names]
-        if stacked := [name for name in sources if observation[name].stack > 1]:
+        if self.normalizer is not None and stacks and not names:
             raise UserError(
-                f'agent.normalize_observation is on, but "{stacked[0]}" is a stack of frames, which the replay buffer '
-                "keeps one by one; turn it off, or take the stack from preprocess.observation."
+                f'agent.normalize_observation is on, but "{stacks[0]}" is a stack of frames, which agents with a '
+                "replay buffer do not normalize; turn it off."
             )
+        sources = [name for name, result in self.preprocess.names if result in names]
         normalized = {name: spec for name, spec in observation.items() if name in sources or spec.masks in sources}
         self.preprocess_normalized = ObsPreprocessor(normalized) if normalized else None  # for statistics of new steps
         self.reward_scaler = RewardScaler() if config.normalize_reward else None

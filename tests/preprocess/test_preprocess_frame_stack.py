@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from containers_setup import make_worker
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 import ludus
@@ -233,6 +235,35 @@ def test_a_policy_without_memory_learns_from_stacked_frames(tmp_path: Path) -> N
 def test_stacks_of_vectors_are_normalized(ops: str, shape: tuple[int, ...]) -> None:
     worker: Any = make_worker("Pendulum-v1", "ppo", preprocess__observation=(ops,))
     assert [x.mean.shape for x in worker.agent.normalizer.statistics.values()] == [shape]
+    worker.close()
+
+
+class Two(gymnasium.Env[Any, Any]):
+    """Two vectors."""
+
+    observation_space = spaces.Dict({name: spaces.Box(-9, 9, (2,), np.float32) for name in "ab"})
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_replay_agents_normalize_what_is_no_stack(order: str) -> None:
+    joined = {name: ("stack(n=3), flatten, " if name == "a" else "") + 'concat(to="state")' for name in "ab"}
+    ops = tuple(f"{name}: {joined[name]}" for name in order)
+    settings: dict[str, Any] = {"preprocess__observation": ops, "agent__normalize_observation": True}
+    settings |= {"agent__warmup": 16, "agent__batch_size": 4, "agent__replay": 200}
+    with pytest.raises(UserError, match=r'"state" is a stack of frames, which agents with a replay buffer do not'):
+        make_worker(f"{__name__}:Two", "sac", **settings)
+    worker: Any = make_worker(f"{__name__}:Two", "sac", **settings | {"preprocess__observation": ("a: stack(n=3)",)})
+    assert worker.agent.normalizer.names == ["b"]
+    worker.run(60)
+    assert worker.updates > 0
     worker.close()
 
 
