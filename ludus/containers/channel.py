@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ludus.core.cache import Unroll
+from ludus.core.errors import UserError
 from ludus.core.step import Episode
 from ludus.core.types import State, Tensors
+from ludus.parallel.process import WorkerError
 
 
 class ActingState(NamedTuple):
@@ -96,3 +98,13 @@ class WorkerChannel(ABC):
     def beat(self) -> None:
         """Tell that the worker is alive; called several times per step."""
         return
+
+
+def too_many_failures(max_restarts: int, last: WorkerError) -> UserError:
+    """Return the error of a run that has replaced its workers as often as it may."""
+    error = UserError(
+        f"More than {max_restarts} workers failed (impala.max_restarts), the last one so: {last.name} {last.what}; fix "
+        "the cause, or raise impala.max_restarts."
+    )
+    error.details = last.details
+    return error

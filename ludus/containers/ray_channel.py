@@ -37,7 +37,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 
 import ludus
-from ludus.containers.channel import ActingState, Delivery, HostChannel, Report, WorkerChannel
+from ludus.containers.channel import ActingState, Delivery, HostChannel, Report, WorkerChannel, too_many_failures
 from ludus.containers.impala_worker import ImpalaWorkerCPU, build_worker
 from ludus.core import imports
 from ludus.core.cache import Unroll
@@ -414,19 +414,14 @@ class RayHostChannel(HostChannel):
     def _replace(self, worker: _Worker, error: WorkerError) -> None:
         """Report a worker that failed, and start another one with other seeds in its place, once there is room."""
         self.restarts += 1
-        sentence, died = f"{error.name} {error.what}", error.what in (DIED, LOST)
+        died = error.what in (DIED, LOST)
         if died:
             self._died_on.append(worker.node)
         else:
             self._failures += 1
         if self._too_many_failures():
-            mistake = UserError(
-                f"More than {self._max_restarts} workers failed (impala.max_restarts), the last one so: {sentence}; "
-                "fix the cause, or raise impala.max_restarts."
-            )
-            mistake.details = error.details
-            raise mistake
-        self.on_warning(f"{sentence}; it is replaced, and its episodes are lost.{error.details}")
+            raise too_many_failures(self._max_restarts, error)
+        self.on_warning(f"{error.name} {error.what}; it is replaced, and its episodes are lost.{error.details}")
         self._kill(worker)
         self.incarnations[worker.number] += 1
         worker.late = died

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ludus.containers.channel import ActingState, Delivery, HostChannel, Report, WorkerChannel
+from ludus.containers.channel import ActingState, Delivery, HostChannel, Report, WorkerChannel, too_many_failures
 from ludus.core.cache import Unroll
 from ludus.core.encoding import from_bytes, to_bytes
 from ludus.core.errors import UserError
@@ -327,15 +327,9 @@ class SharedHostChannel(HostChannel):
     def _replace(self, worker: _Worker, error: WorkerError) -> None:
         """Report a worker that failed, and start another one with other seeds in its place."""
         self.restarts += 1
-        sentence = f"{error.name} {error.what}"
         if self.restarts > self._max_restarts:
-            mistake = UserError(
-                f"More than {self._max_restarts} workers failed (impala.max_restarts), the last one so: {sentence}; "
-                "fix the cause, or raise impala.max_restarts."
-            )
-            mistake.details = error.details
-            raise mistake
-        self.on_warning(f"{sentence}; it is replaced, and its episodes are lost.{error.details}")
+            raise too_many_failures(self._max_restarts, error)
+        self.on_warning(f"{error.name} {error.what}; it is replaced, and its episodes are lost.{error.details}")
         self.incarnations[worker.number] += 1
         self._launch(worker)
 
