@@ -356,6 +356,15 @@ def host_channel() -> Iterator[SharedHostChannel]:
         channel.close()
 
 
+def test_workers_that_fail_too_often_end_the_run_with_the_last_error(tmp_path: Path) -> None:
+    orders = tmp_path / "orders"
+    orders.write_text("raise")
+    settings = VTRACE | {"env__options": (f"orders='{orders}'",), "impala__max_restarts": 0, "nb_step": 10_000_000}
+    settings |= {"impala__workers": 1, "env__num": 1}
+    with pytest.raises(UserError, match=r"More than 0 workers failed .* raised ValueError: the wheel fell off"):
+        train(tmp_path, "ray_worlds:Sick", "vtrace", **settings)
+
+
 @pytest.mark.slow
 def test_nothing_is_left_of_a_host_that_is_killed_and_a_resume_continues(tmp_path: Path) -> None:
     words = "train CartPole-v1 --agent vtrace --container impala --nb-step 100000000 --checkpoint-every 1 --compile off"
