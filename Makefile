@@ -62,10 +62,10 @@ $(BIN)/python:
 $(INSTALLED): pyproject.toml constraints.txt hatch_build.py ludus/experience/native.c | $(BIN)/python
 	@echo 'Installing into $(VENV) (once, about a minute) …'
 	@$(PIP) pip  # a version with --build-constraint
-	@$(PIP) --build-constraint constraints.txt --editable '.[dev,atari,cluster,envpool,mujoco,video]'
+	@$(PIP) --build-constraint constraints.txt --editable '.[dev,atari,cluster,envpool,mujoco,multiagent,offline,video]'
 	@touch $@
 
 $(INSTALLED_BENCH): $(INSTALLED)
 	@echo 'Installing the libraries to compare with (once) …'
-	@$(PIP) --build-constraint constraints.txt --editable '.[dev,atari,cluster,envpool,mujoco,video,bench]'
+	@$(PIP) --build-constraint constraints.txt --editable '.[dev,atari,cluster,envpool,mujoco,multiagent,offline,video,bench]'
 	@touch $@

@@ -121,7 +121,7 @@ def show_window(frames: Iterable[Frame], fps: float, title: str) -> None:
     try:
         import pygame
     except ImportError as error:
-        raise UserError("A window needs pygame: `pip install pygame`, or use --out FILE.mp4.") from error
+        raise UserError("A window needs pygame: `pip install pygame-ce`, or use --out FILE.mp4.") from error
     try:
         pygame.display.init()
         if pygame.display.get_driver() == "offscreen":  # SDL's fallback if no display responds
