@@ -48,24 +48,24 @@ class _Slot(NamedTuple):
 
     name: str
     piece: Any
-    recurrent: bool
 
     def run(self, features: Features, recurrence: _Recurrence, context: Features | None = None) -> Features:
         """Run the piece on a tensor ``[T·B, …]`` with its padding mask; ``context``: the lists that it attends to."""
-        x, mask = features
-        state, first, new_state = recurrence
         if self.piece is None:
             return features
-        if mask is None and context is None and not self.recurrent:
+        x, mask = features
+        state, first, new_state = recurrence
+        recurrent = self.piece.recurrent
+        if mask is None and context is None and not recurrent:
             return self.piece(x, NO_STATE, first)[0], None
         given = [x, mask, *(context or ())]
         while given[-1] is None:  # a piece that needs no mask may leave it out of its arguments
             given.pop()
-        if self.recurrent:
+        if recurrent:
             given = [None if tensor is None else tensor.view(*first.shape, *tensor.shape[1:]) for tensor in given]
         y, new = self.piece(given[0], state.select(self.name), first, *given[1:])
         new_state.update(new.with_prefix(self.name))
-        return y.flatten(0, 1) if self.recurrent else y, None if mask is None else self.piece.output_mask(mask)
+        return y.flatten(0, 1) if recurrent else y, None if mask is None else self.piece.output_mask(mask)
 
 
 class _Source(NamedTuple):
@@ -171,7 +171,7 @@ class ModularNetwork(Network):
             heads, projections = self._add_heads(place, slot.name, shape, {name: outputs[name] for name in names})
             again = shared_body is not None and bool(self._branches)
             self._branches.append(_Branch(None if again or slot.piece is None else slot, heads, projections))
-        self.recurrent = any(slot.recurrent for slot in self._slots)
+        self.recurrent = any(slot.piece.recurrent for slot in self._slots)
 
     def _add_source(self, name: str, shape: Shape, mask: str, categories: int) -> None:
         config, rank = self._config, len(shape)
@@ -338,14 +338,14 @@ class ModularNetwork(Network):
         identity = isinstance(made, Identity)
         self.parts.append(Part(place, piece, given, shape, made.output_shape(), None if identity else made))
         if identity:
-            return _Slot(place, None, recurrent=False), made.output_shape()
+            return _Slot(place, None), made.output_shape()
         if noisy_layers(made) and not self._noisy:
             raise UserError(
                 f'{setting} is "{piece}", whose noise this agent would never redraw: choose an agent with noisy layers '
                 "(--agent rainbow, or --agent.noisy)."
             )
         self.pieces[place] = made
-        self._slots.append(_Slot(place, made, made.recurrent))
+        self._slots.append(_Slot(place, made))
         return self._slots[-1], made.output_shape()
 
     def initial_state(self, batch: int) -> HiddenState:
