@@ -326,16 +326,11 @@ class EnvRows:
             if not np.isfinite(x).all():
                 problem = Problem(f'observation "{key}" of the first reset has NaN or infinite values.', FIX_NAN)
                 raise UserError(f"{self.name}: {problem}")
-        self.reader.check_choices(first)
-        if self.reader.masks is not None:
-            self.reader.masks.resolve_empty(first, np.zeros(1, np.bool_), row)
+        self.reader.check(first, [False], row)
 
     def _check_rows(self) -> None:
         """Check choices and masks of all rows at once."""
-        if self.reader.sizes:
-            self.reader.check_choices(self._own_memory.observation)
-        if self.reader.masks is not None:
-            self.reader.masks.resolve_empty(self._own_memory.observation, np.array(self._ended), self._start)
+        self.reader.check(self._own_memory.observation, self._ended, self._start)
 
     def _write(self, row: int, observation: Any, info: Mapping[str, Any]) -> None:
         try:

@@ -240,9 +240,18 @@ class BatchManager(EnvironmentManager):
         self._write_observation(arrays)
 
     def _write_step(
-        self, observation: Any, reward: Any, terminated: Any, truncated: Any, infos: Mapping[str, Any]
+        self,
+        observation: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        infos: Mapping[str, Any],
+        score: Any = None,
     ) -> None:
-        """Write a step of environments that step as a batch and reset rows at the step after an ending."""
+        """Write a step of environments that step as a batch and reset rows at the step after an ending.
+
+        ``score`` is summed to the returns of episodes, if that is not the reward.
+        """
         memory, stats = self._memory, self._stats[0]
         memory.reward[...] = reward
         memory.terminated[...] = terminated
@@ -251,24 +260,14 @@ class BatchManager(EnvironmentManager):
         if stats.any_ended:
             first = memory.first
             memory.reward[first], memory.terminated[first], memory.truncated[first] = 0, False, False
-        self._finished += stats.add(self._episode_reward(infos), lambda row: self._info_of_row(infos, row))
+        score = memory.reward if score is None else score
+        self._finished += stats.add(score, lambda row: numeric_info_row(infos, row))
         self._write_observation(self.reader.read(observation, infos, (self.batch,)))
 
     def _write_observation(self, arrays: Arrays) -> None:
-        if self.reader.sizes:
-            self.reader.check_choices(arrays)  # before they are cast to smaller integers
-        target = self._memory.observation
+        self.reader.check(arrays, self._stats[0].ended)  # before choices are cast to smaller integers
         for name, x in arrays.items():
-            target[name][...] = x
-        if self.reader.masks is not None:
-            self.reader.masks.resolve_empty(target, self._stats[0].ended)
-
-    def _episode_reward(self, infos: Mapping[str, Any]) -> NDArray[Any]:
-        """Return the reward that is summed to the return of an episode."""
-        return self._memory.reward
-
-    def _info_of_row(self, infos: Any, row: int) -> dict[str, float]:
-        return numeric_info_row(infos, row)
+            self._memory.observation[name][...] = x
 
 
 def _make_step(memory: StepArrays, real: NDArray[np.bool_]) -> EnvStep:
