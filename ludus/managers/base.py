@@ -240,13 +240,7 @@ class BatchManager(EnvironmentManager):
         self._write_observation(arrays)
 
     def _write_step(
-        self,
-        observation: Any,
-        reward: Any,
-        terminated: Any,
-        truncated: Any,
-        infos: Mapping[str, Any],
-        score: Any = None,
+        self, observation: Any, reward: Any, terminated: Any, truncated: Any, infos: dict[str, Any], score: Any = None
     ) -> None:
         """Write a step of environments that step as a batch and reset rows at the step after an ending.
 
