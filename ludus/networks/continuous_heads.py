@@ -65,13 +65,7 @@ class StateGaussian(ActionHead):
 class TanhGaussian(StateGaussian):
     """A diagonal Gaussian over u with mean and standard deviation from the network; the environment gets tanh(u)."""
 
-    functions = Functions(
-        sample=ops.tanh_gaussian_sample,
-        mode=ops.tanh_gaussian_mode,
-        log_prob=ops.tanh_gaussian_log_prob,
-        entropy=ops.tanh_gaussian_entropy,
-        kl=ops.tanh_gaussian_kl,
-    )
+    functions = GAUSSIAN._replace(log_prob=ops.tanh_gaussian_log_prob, entropy=ops.tanh_gaussian_entropy)
     action_transform = "tanh"
 
     def describe(self, p: Parameters) -> dict[str, Tensor]:
