@@ -198,7 +198,15 @@ class ExperienceReplay(ExperienceCache):
         self._slot_index.now[group.rows] = group.time
         self._expire(group)
         self._check_stacks()
-        self._complete_all(group, times, given.get("td_error"), gap)
+        td_error = given.get("td_error")
+        for i, time in enumerate(times.tolist()):
+            if time - self._span < group.oldest:
+                continue
+            items = torch.from_numpy(self._make_drawable(group, time - self._span))
+            if self._priorities is not None and td_error is not None and i >= gap:
+                error = td_error[i - gap][items % self.batch - group.rows.start]
+                known = ~error.isnan()
+                self._priorities.update(items[known], error[known])
         self._earn_credit(group, int(flags["real"].sum()))
 
     def _gap(self, group: RowGroup, unroll: Unroll) -> int:
@@ -216,21 +224,6 @@ class ExperienceReplay(ExperienceCache):
         slots = torch.from_numpy(times % self.length).to(self.device)
         for column, x in pairs:
             column[group.rows].index_copy_(1, slots, x.to(self.device).transpose(0, 1))
-
-    def _complete_all(self, group: RowGroup, times: Integers, td_error: Tensor | None, gap: int) -> None:
-        """Make the items drawable that were completed at these times, with their priorities if these are known."""
-        for i, time in enumerate(times.tolist()):
-            if time - self._span < group.oldest:
-                continue
-            numbers = self._complete(group, time - self._span)
-            if self._priorities is None or not len(numbers):
-                continue
-            items = torch.from_numpy(numbers)
-            self._priorities.add(items)
-            if td_error is not None and i >= gap:
-                error = td_error[i - gap][items % self.batch - group.rows.start]
-                known = ~error.isnan()
-                self._priorities.update(items[known], error[known])
 
     def ready(self) -> bool:
         """Whether enough steps have been taken for another update."""
@@ -453,14 +446,11 @@ class ExperienceReplay(ExperienceCache):
         folder = self.config.replay_folder
         check_memory(needed, free_bytes(self.device, folder), folder, self.device.type, why)
 
-    def _make_drawable(self, group: RowGroup, time: int) -> None:
-        """Add the items that start at ``time`` to the queue, with the largest priority so far."""
-        numbers = self._complete(group, time)
-        if self._priorities is not None:
-            self._priorities.add(torch.from_numpy(numbers))
+    def _make_drawable(self, group: RowGroup, time: int) -> Integers:
+        """Add the items that start at ``time``, real transitions or sequences, to the queue; return their numbers.
 
-    def _complete(self, group: RowGroup, time: int) -> Integers:
-        """Add the items that start at ``time`` to the queue, real transitions or sequences; return their numbers."""
+        They get the largest priority so far.
+        """
         if time % self._stride:
             return NOTHING
         rows = group.row_numbers
@@ -468,6 +458,8 @@ class ExperienceReplay(ExperienceCache):
             rows = rows[self._drawable[group.rows, (time + 1) % self.length]]
         numbers = rows + time * self.batch
         group.push(numbers)
+        if self._priorities is not None:
+            self._priorities.add(torch.from_numpy(numbers))
         return numbers
 
     def _earn_credit(self, group: RowGroup, real: int) -> None:
