@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ludus.core.errors import UserError
 from ludus.core.network import Shape, Shapes
-from ludus.core.spec import Spec, Specs, mask_condition, mask_name
+from ludus.core.spec import Specs, mask_condition, mask_name
 from ludus.core.types import Tensors
 from ludus.networks.action_heads import ActionHead, Bernoulli, Categorical, MultiCategorical, Parameters
 from ludus.networks.continuous_heads import GSDE, Beta, Discretized, Gaussian, StateGaussian, TanhGaussian
@@ -127,9 +127,8 @@ class Policy(nn.Module):
 
     def evaluate(self, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensors:
         """Return the ``log_prob`` of actions and the ``entropy`` of the distribution."""
-        terms = []
-        for part, p in self._decode(outputs, observation):
-            terms.append(part.head.evaluate(p, part.flatten(action[part.name])))
+        decoded = self._decode(outputs, observation)
+        terms = [part.head.evaluate(p, part.flatten(action[part.name])) for part, p in decoded]
         log_probs, entropies = zip(*terms, strict=True)
         return {"log_prob": reduce(torch.add, log_probs), "entropy": reduce(torch.add, entropies)}
 
@@ -139,10 +138,8 @@ class Policy(nn.Module):
 
     def kl(self, old: Tensors, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensor:
         """Return KL(old‖new), with ``old`` as returned by ``distribution`` for the same ``action``."""
-        terms = []
-        for part, p in self._decode(outputs, observation):
-            terms.append(part.head.kl(part.head.unpack(old[part.output]), p))
-        return reduce(torch.add, terms)
+        decoded = self._decode(outputs, observation)
+        return reduce(torch.add, [part.head.kl(part.head.unpack(old[part.output]), p) for part, p in decoded])
 
     def log_prob_of(self, distribution: Tensors, action: Tensors) -> Tensor:
         """Return the log-probability of ``action`` from what ``distribution`` returned for it."""
@@ -190,10 +187,6 @@ def make_head(name: str, action: Specs, config: PolicyConfig, setting: HeadSetti
     if spec.kind == "binary":
         return Bernoulli(spec, mask)
     check_bounds(name, spec, config.distribution)
-    return _make_continuous(spec, config)
-
-
-def _make_continuous(spec: Spec, config: PolicyConfig) -> ActionHead:
     match config.distribution:
         case "gaussian":
             return Gaussian(spec, config.log_std_init)
