@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
-from ludus.core.network import NONE, Network, Shape, Shapes
+from ludus.core.network import Network, NetworkSpec, Shape, Shapes
 from ludus.core.types import Tensors
 from ludus.networks.cast import Features, Join, cast_features, cast_shape, plan_join, zero_padding
 from ludus.networks.config import NetworkConfig
@@ -133,42 +132,32 @@ class ModularNetwork(Network):
     a body of its own if only the sources are shared. ``parts`` lists all of them in order.
     """
 
-    def __init__(
-        self,
-        inputs: Shapes,
-        outputs: Shapes,
-        config: NetworkConfig,
-        streams: bool = False,
-        noisy: bool = False,
-        masks: Mapping[str, str] = NONE,
-        categories: Mapping[str, int] = NONE,
-        over: Mapping[str, str] = NONE,
-        branches: Mapping[str, tuple[str, ...]] = NONE,
-    ) -> None:
+    def __init__(self, spec: NetworkSpec, config: NetworkConfig) -> None:
         super().__init__()
-        inputs = config.feature_shapes(inputs, categories)
-        config = config.resolved(inputs, outputs)
-        self.inputs, self.outputs, self.orthogonal = inputs, outputs, config.orthogonal
+        self.inputs, self.outputs = config.feature_shapes(spec.inputs, spec.categories), spec.outputs
+        self._config = config = config.resolved(self.inputs, self.outputs)
+        self._streams, self._noisy, self._over = spec.streams, spec.noisy, dict(spec.over)
+        self.orthogonal = config.orthogonal
         self.pieces, self.embeddings, self.projections = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
         # forward uses these lists, because looking a module up by name costs as much as a small operation
         self.parts: list[Part] = []
         self._slots: list[_Slot] = []
         self._sources: list[_Source] = []
         self._branches: list[_Branch] = []
-        self._config, self._over, self._streams, self._noisy = config, dict(over), streams, noisy
 
-        for name, shape in inputs.items():
-            self._add_source(name, shape, masks.get(name, ""), categories.get(name, 0))
+        for name, shape in self.inputs.items():
+            self._add_source(name, shape, spec.masks.get(name, ""), spec.categories.get(name, 0))
         self._join, self._context = self._plan_body()
-        if branches and config.shared == "sources" and not self._slots:
+        own_bodies = bool(spec.branches) and config.shared == "sources"
+        if own_bodies and not self._slots:
             raise UserError(
                 'network.shared is "sources", but no source has parameters to share; set it to body, yes or no.'
             )
-        shared_body = None if branches and config.shared == "sources" else self._add_body("body")
-        for branch, names in (branches or {"": tuple(outputs)}).items():
+        shared_body = None if own_bodies else self._add_body("body")
+        for branch, names in (spec.branches or {"": tuple(spec.outputs)}).items():
             place = f"{branch}/" if branch else ""
             slot, shape = shared_body or self._add_body(f"{place}body")
-            heads, projections = self._add_heads(place, slot.name, shape, {name: outputs[name] for name in names})
+            heads, projections = self._add_heads(place, slot.name, shape, {name: spec.outputs[name] for name in names})
             again = shared_body is not None and bool(self._branches)
             self._branches.append(_Branch(None if again or slot.piece is None else slot, heads, projections))
         self.recurrent = any(slot.piece.recurrent for slot in self._slots)
