@@ -83,7 +83,6 @@ class ExperienceReplay(ExperienceCache):
         if config.hindsight and reward_fn is not None:
             self._hindsight = Hindsight(config.hindsight, self.length, batch, reward_fn)
         self._real, self._earning, self._reads, self._credit = 0, 0, 0, 0.0
-        self._has_finals = False  # whether final observations are stored
         storage = self._ring, self._hidden, self._frames, self._hindsight
         self._reader = Reader(config, gamma, list(observation), self._slot_index, *storage, window)
 
@@ -119,7 +118,7 @@ class ExperienceReplay(ExperienceCache):
         if step.final is not None and not self.config.sequence:
             self._write_final(group, step.final)
         drawable = real
-        if not self._has_finals and 1 in (real & first).tobytes():  # same-step resets with unknown successors
+        if not self._reader.has_finals and 1 in (real & first).tobytes():  # same-step resets with unknown successors
             drawable = real & ~(first & ~step.terminated.cpu().numpy())
         self._drawable[group.rows, slot] = drawable
         self._slot_index.now[group.rows] = time
@@ -183,7 +182,7 @@ class ExperienceReplay(ExperienceCache):
         self._write_steps(group, times[gap:] - 1, [(columns[name], x) for name, x in acted.items()])
         self._write_steps(group, times[gap:], [(columns[name], x) for name, x in final.items()])
         drawable = flags["real"]
-        if not self._has_finals:
+        if not self._reader.has_finals:
             drawable = drawable & ~(flags["first"] & ~flags["terminated"])
         self._drawable[group.rows, times % self.length] = drawable.T.numpy()
         if self.config.sequence:
@@ -389,12 +388,12 @@ class ExperienceReplay(ExperienceCache):
 
     def _add_finals(self, final: Tensors) -> None:
         """Allocate memory for final observations like these ``[B, …]``, unless it exists."""
-        if not self._has_finals:
+        if not self._reader.has_finals:
             needed = sum(self.batch * self.length * x[0].numel() * x.element_size() for x in final.values())
             self._check_memory(needed, "The environments reset in the same step, and storing final observations too ")
             for name, x in final.items():
                 self._ring.add(FINAL + name, tuple(x.shape[1:]), x.dtype)
-            self._has_finals, self.bytes = True, self.bytes + needed
+            self.bytes += needed
 
     def _write_hidden(self, group: RowGroup, time: int, state: Tensors) -> None:
         """Store the hidden state of a sequence that starts at ``time``."""
@@ -519,8 +518,7 @@ class ExperienceReplay(ExperienceCache):
         self._slot_index.now[rows], self._slot_index.oldest[rows] = time, saved["low"]
         flags = self._flags
         first, real, terminated = (x[rows].cpu().numpy() for x in (flags.first, flags.real, flags.terminated))
-        self._has_finals = any(name.startswith(FINAL) for name in self._ring.columns)
-        self._drawable[rows] = real if self._has_finals else real & ~(first & ~terminated)
+        self._drawable[rows] = real if self._reader.has_finals else real & ~(first & ~terminated)
         if self._hindsight is not None:
             times = np.arange(max(saved["low"], time - self.length + 1), time + 1)
             self._hindsight.restore(rows, int(times[0]), first[:, times % self.length])
