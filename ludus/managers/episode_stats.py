@@ -27,15 +27,10 @@ class EpisodeStats:
         rows = len(memory.reward)
         self.memory, self.start, self.history = memory, start, history
         self.total = np.zeros(rows, np.float64)
-        self._steps, self._reset_at = 0, np.zeros(rows, np.int64)  # steps so far, and at each row's last reset
+        self.length = np.zeros(rows, np.int64)
         self.episode = np.zeros(rows, np.int64)
         self.ended = np.zeros(rows, np.bool_)
         self.any_ended = False
-
-    @property
-    def length(self) -> NDArray[np.int64]:
-        """The length of each running episode."""
-        return self._steps - self._reset_at
 
     def reset(self) -> None:
         """Start the first episode of every row."""
@@ -45,15 +40,15 @@ class EpisodeStats:
 
     def load(self, saved: Arrays, actions: list[Arrays | None]) -> None:
         """Load the arrays named in SAVED, and the actions of each row."""
-        self.total[:], self.episode[:], self.ended[:] = saved["total"], saved["episode"], saved["ended"]
-        self._reset_at[:] = self._steps - saved["length"]
+        for name in SAVED:
+            getattr(self, name)[:] = saved[name]
         self.any_ended = bool(self.ended.any())
         if self.history is not None:
             self.history.load(actions)
 
     def start_next(self, rows: slice | int | NDArray[np.bool_]) -> None:
         """Start the next episodes of some rows."""
-        self.total[rows], self._reset_at[rows], self.ended[rows] = 0, self._steps, False
+        self.total[rows], self.length[rows], self.ended[rows] = 0, 0, False
         self.episode[rows] += 1
         if self.history is not None:
             self.history.start(rows)
@@ -62,7 +57,7 @@ class EpisodeStats:
         """Add the step in memory and return the episodes that it ended; ``reward`` is summed to returns."""
         memory = self.memory
         np.add(self.total, reward, self.total)
-        self._steps += 1
+        self.length += 1
         if 1 in memory.first.tobytes():  # much faster than any()
             self.start_next(memory.first)
         np.logical_or(memory.terminated, memory.truncated, self.ended)
