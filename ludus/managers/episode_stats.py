@@ -30,19 +30,16 @@ class EpisodeStats:
         self.length = np.zeros(rows, np.int64)
         self.episode = np.zeros(rows, np.int64)
         self.ended = np.zeros(rows, np.bool_)
-        self.any_ended = False
 
     def reset(self) -> None:
         """Start the first episode of every row."""
         self.episode[:] = -1
         self.start_next(slice(None))
-        self.any_ended = False
 
     def load(self, saved: Arrays, actions: list[Arrays | None]) -> None:
         """Load the arrays named in SAVED, and the actions of each row."""
         for name in SAVED:
             getattr(self, name)[:] = saved[name]
-        self.any_ended = bool(self.ended.any())
         if self.history is not None:
             self.history.load(actions)
 
@@ -61,11 +58,10 @@ class EpisodeStats:
         if 1 in memory.first.tobytes():  # much faster than any()
             self.start_next(memory.first)
         np.logical_or(memory.terminated, memory.truncated, self.ended)
-        self.any_ended = 1 in self.ended.tobytes()
-        if not self.any_ended:
+        if 1 not in self.ended.tobytes():
             return []
         rows = self.ended.nonzero()[0]
-        columns = ((rows + self.start), self.total[rows], self.length[rows], self.memory.seed[rows])
+        columns = (rows + self.start, self.total[rows], self.length[rows], self.memory.seed[rows])
         ends = zip(*(column.tolist() for column in columns), strict=True)
         return [
             Episode(row, total, length, None if seed < 0 else seed, infos(row)) for row, total, length, seed in ends
