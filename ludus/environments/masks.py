@@ -113,7 +113,7 @@ class ActionMasks:
         """Return the action that a mask depends on; "" if there is none."""
         if not isinstance(mask, Mapping):
             return ""
-        keys = [key for key in mask if not key.startswith("_")]
+        keys: list[str] = [key for key in mask if not key.startswith("_")]
         other = actions.get(keys[0]) if len(keys) == 1 and keys[0] != action else None
         if other is None or other.kind != "categorical" or other.shape:
             raise UserError(

@@ -51,7 +51,7 @@ class ObsPreprocessor(nn.Module):
         self.specs = specs = network_inputs(observation)
         chains = make_chains({name: spec for name, spec in specs.items() if spec.masks is None})
         self.names = [(name, chain.name) for name, chain in chains.items()]  # of observations and results
-        self._chains = [
+        self._chains: list[tuple[str, str, list[Op]]] = [
             (name, chain.name, [*chain.ops, *make_ops(chain.name, chain.output)]) for name, chain in chains.items()
         ]
         # those that are modules, which PyTorch moves to other devices
