@@ -49,13 +49,9 @@ class RunningStatistics(nn.Module):
         x = x.reshape(-1, *self.mean.shape).double()
         w = weight.reshape(-1, *[1] * self.mean.dim()).double()
         x = torch.where(w > 0, x, 0.0)
-        total = sum_over_ranks(torch.cat([w.sum().view(1), (w * x).sum(0).view(-1)]))
-        n, mean = total[0], (total[1:] / total[0].clamp(min=1)).view_as(self.mean)
-        self.merge(n, mean, sum_over_ranks((w * (x - mean).square()).sum(0)))
-
-    @torch.no_grad()
-    def merge(self, count: Tensor, mean: Tensor, m2: Tensor) -> None:
-        """Add the statistics of another set of rows."""
+        sums = sum_over_ranks(torch.cat([w.sum().view(1), (w * x).sum(0).view(-1)]))
+        count, mean = sums[0], (sums[1:] / sums[0].clamp(min=1)).view_as(self.mean)
+        m2 = sum_over_ranks((w * (x - mean).square()).sum(0))
         total = (self.count + count).clamp(min=1)
         delta = mean - self.mean
         self.mean += delta * (count / total)
