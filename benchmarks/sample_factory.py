@@ -106,7 +106,7 @@ def make_pong(name: str, cfg: Any = None, env_config: Any = None, render_mode: s
             return observation, reward.astype(np.float32), terminated, truncated, {}
 
         def close(self) -> None:
-            self._pool.close()
+            del self._pool  # its close() needs a newer gymnasium
 
     return Pool()
 
