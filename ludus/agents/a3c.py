@@ -41,6 +41,7 @@ class GradientUnroll(RolloutCache):
     def receive(self, unroll: Unroll) -> None:
         """Receive an unroll, which makes a batch."""
         self.received = {name: unroll.tensors[name].to(self.device, copy=True) for name in (GRADIENT, LOSSES)}
+        self.copied += sum(x.nbytes for x in self.received.values())
         rest = {name: x for name, x in unroll.tensors.items() if name not in self.received}
         super().receive(unroll._replace(tensors=rest))
         self.finish()

@@ -43,6 +43,7 @@ class HostChannel(ABC):
     """The learner's end of a channel. It also starts the workers, and replaces those that fail."""
 
     restarts = 0  # workers replaced so far
+    copies = 0  # of an unroll on its way from a worker's memory to ``receive``
     incarnations: list[int]  # of each worker: how often it was replaced; its seeds depend on that
     on_warning: Callable[[str], object] = staticmethod(warnings.warn)  # called with messages for the user
 

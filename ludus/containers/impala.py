@@ -74,6 +74,7 @@ class ImpalaHost(LocalWorker):
         self._finished: list[Episode] = []
         self._lags: Counter[int] = Counter()  # unrolls by lag, since the last line of metrics
         self._dropped, self._received, self._queued = 0, 0, 0
+        self._learned_bytes = 0  # of unrolls that were not dropped
         self._worker_seconds = dict.fromkeys(WORKER_PHASES, 0.0)
         self._worker_steps, self._learned_steps = 0, 0
         self._reported = ""  # the last bottleneck that the user was told
@@ -139,6 +140,7 @@ class ImpalaHost(LocalWorker):
             self.channel.release(delivery)
             return False
         self._learned_steps += report.steps
+        self._learned_bytes += sum(x.nbytes for x in unroll.tensors.values())
         self.cache.receive(unroll)
         whole = unroll.rows.size == self._largest_batch  # the batch is this memory
         if whole or not self.settings.impala.queue:
@@ -170,6 +172,8 @@ class ImpalaHost(LocalWorker):
             **{f"impala/lag_{lag}": n / total for lag, n in sorted(self._lags.items())},
             "impala/dropped": self._dropped / max(self._received, 1),
             "impala/queue": self._queued / slots,
+            "impala/unroll_bytes": self._learned_bytes / max(self._received - self._dropped, 1),
+            "impala/copies_per_unroll": self.channel.copies + self.cache.copied / max(self._learned_bytes, 1),
             "impala/restarts": float(self.channel.restarts),
             "impala/learner_waits": waits["learner"],
             "impala/workers_wait": waits["workers"],

@@ -187,6 +187,8 @@ class RayHostChannel(HostChannel):
     is stored once per version. Workers that get their resources later join later.
     """
 
+    copies = 1  # into the object store, where the host reads it
+
     def __init__(self, rows: Sequence[Rows], settings: Mapping[str, Any], impala: ImpalaConfig) -> None:
         self._slots, self._timeout, self._max_restarts = impala.queue + 1, impala.timeout, impala.max_restarts
         self._interval = min(POLL, impala.timeout / 10)

@@ -83,6 +83,7 @@ class CacheReader(ABC):
     generator: torch.Generator | None = None  # random numbers of sampling; the container seeds it
     bytes = 0  # memory of a replay when it is full
     partial = False  # whether a batch may have fewer unrolls than it has room for
+    copied = 0  # bytes of received unrolls that were copied
 
     @abstractmethod
     def ready(self) -> bool:

@@ -77,6 +77,11 @@ class FrameStorage:
         return self.count * self._frame_bytes
 
     @property
+    def written_bytes(self) -> int:
+        """Bytes of all frames that were ever written."""
+        return int(self._written.sum()) * self._frame_bytes // len(self._written)
+
+    @property
     def whole_bytes(self) -> int:
         """Bytes of the frames if a whole stack is stored at every step."""
         return self._whole_count * self._frame_bytes

@@ -83,6 +83,7 @@ class ExperienceReplay(ExperienceCache):
         if config.hindsight and reward_fn is not None:
             self._hindsight = Hindsight(config.hindsight, self.length, batch, reward_fn)
         self._real, self._earning, self._reads, self._credit = 0, 0, 0, 0.0
+        self._agreed = False  # whether the credit is the same on all ranks, since the last step
         self._has_finals = False  # whether final observations are stored
         storage = self._ring, self._hidden, self._frames, self._hindsight
         self._reader = Reader(config, gamma, list(observation), self._slot_index, *storage, window)
@@ -166,7 +167,10 @@ class ExperienceReplay(ExperienceCache):
         flags = {name: _after_gap(given[name], gap) for name in ("reward", "terminated", "truncated", "real")}
         flags["first"] = _after_gap(given["first"][1:], gap)
         flags["first"][max(gap - 1, 0) : gap] = given["first"][:1]
-        seen = {name: torch.cat([x[:1].expand(gap, *x.shape[1:]), x[1:]]) for name, x in observation.items()}
+        seen = {name: x[1:] for name, x in observation.items()}
+        if gap:
+            seen = {name: torch.cat([observation[name][:1].expand(gap, *x.shape[1:]), x]) for name, x in seen.items()}
+        self.copied += sum(x.nbytes for x in (*flags.values(), *(seen.values() if gap else ())))
         acted = {name: x for name, x in given.items() if name.startswith(("action/", "experience/"))}
         final = {name: x for name, x in given.items() if name.startswith(FINAL) and not self.config.sequence}
         for name, frames in self._frames.items():
@@ -188,12 +192,14 @@ class ExperienceReplay(ExperienceCache):
         self._drawable[group.rows, times % self.length] = drawable.T.numpy()
         if self.config.sequence:
             self._write_hidden(group, int(times[gap]) - 1, select_prefix(given, "state"))
+        self.copied -= sum(frames.written_bytes for frames in self._frames.values())
         for i, time in enumerate(times.tolist() if self._frames or self._hindsight else ()):
             first = flags["first"][i].numpy()
             for name, frames in self._frames.items():
                 frames.write(group.row_numbers, time, seen[name][i].to(self.device), first)
             if self._hindsight is not None:
                 self._hindsight.write(group.row_numbers, time, first)
+        self.copied += sum(frames.written_bytes for frames in self._frames.values())
         group.time = int(times[-1])
         self._slot_index.now[group.rows] = group.time
         self._expire(group)
@@ -214,6 +220,7 @@ class ExperienceReplay(ExperienceCache):
     def _write_steps(self, group: RowGroup, times: Integers, pairs: list[tuple[Tensor, Tensor]]) -> None:
         """Write tensors ``[steps, B, …]`` to their columns at these times."""
         slots = torch.from_numpy(times % self.length).to(self.device)
+        self.copied += sum(x.nbytes for _, x in pairs)
         for column, x in pairs:
             column[group.rows].index_copy_(1, slots, x.to(self.device).transpose(0, 1))
 
@@ -237,10 +244,18 @@ class ExperienceReplay(ExperienceCache):
         return self._credit >= ONE_UPDATE and self.size > 0
 
     def agree(self, updater: Updater) -> bool:
-        """Average the credit over ranks, whose numbers of real steps differ, and return whether all are ready."""
-        if updater.ranks > 1:
-            self._credit = float(updater.mean(torch.tensor(self._credit, dtype=torch.float64)))
-        return updater.agree(self.ready())
+        """Average the credit over ranks, whose numbers of real steps differ, and return whether all are ready.
+
+        Then it is the same on all ranks until the next step, so the following answers need no exchange.
+        """
+        if updater.ranks > 1 and not self._agreed:
+            mine = torch.tensor([self._credit, self.size > 0], dtype=torch.float64)
+            credit, filled = updater.sum(mine).tolist()
+            self._credit = credit / updater.ranks
+            if filled < updater.ranks:
+                return False
+        self._agreed = self.ready()
+        return self._agreed
 
     def accepts(self, start: int) -> bool:
         """Whether these rows may step again; while updates are rare, the container gets control every 32 env steps.

@@ -13,6 +13,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.rows import Rows
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
+from ludus.core.updater import Updater
 from ludus.ops.returns import running_returns
 
 TRANSITION = ("reward", "terminated", "truncated", "real")
@@ -116,6 +117,10 @@ class RolloutCache(ExperienceCache, UnrollWriter):
         full = sum([group.size for group in self.groups.values() if group.cursor == self.length])
         return full == self.columns and not self.consumed
 
+    def agree(self, updater: Updater) -> bool:
+        """Return whether it is ready: ranks take the same number of steps, so their rollouts are full together."""
+        return self.ready()
+
     def accepts(self, start: int) -> bool:
         """Whether these rows have fewer than T steps."""
         return self.groups[start].cursor < self.length
@@ -193,6 +198,7 @@ class RolloutCache(ExperienceCache, UnrollWriter):
             raise ValueError(f"the batch has {self.batch} columns, of which {start} are full; read it first")
         whole = unroll.rows.size == self.batch and self.device.type == "cpu"
         states: dict[str, HiddenState] = {"state": HiddenState(), "last_state": HiddenState()}
+        self.copied += 0 if whole else sum(x.nbytes for x in unroll.tensors.values())
         for key, x in unroll.tensors.items():
             kind, _, name = key.partition("/")
             if kind in states:

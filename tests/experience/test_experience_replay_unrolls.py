@@ -101,10 +101,17 @@ def test_unrolls_are_written_as_steps_are(case: str) -> None:
     for number in range(8):
         collect(worker)
         sent: Unroll = unroll.submit()
+        before = received.copied
         received.receive(sent._replace(number=number))
         if direct.size >= direct.config.batch_size:
             assert_same(contents(received), contents(direct))
     assert direct._groups[0].oldest > 0  # the ring is full
+    if case == "transitions":  # flags are copied twice, the rest once, but for the first observation, which is known
+        given = sent.tensors
+        flags = [*(given[name] for name in ("reward", "terminated", "truncated", "real")), given["first"][1:]]
+        rest = [x for name, x in given.items() if name.startswith(("action/", "experience/"))]
+        rest += [x[1:] for name, x in given.items() if name.startswith("observation/")]
+        assert received.copied - before == 2 * sum(x.nbytes for x in flags) + sum(x.nbytes for x in rest)
     if case == "priorities":
         errors = sent.tensors["td_error"]
         numbers = received._groups[0].numbers[-8:]
