@@ -61,7 +61,7 @@ class DistribUpdater(LocalUpdater):
 
     def reduce(self, gradient: Tensor, metrics: Tensors, traced: bool = False) -> Tensors:
         scalars = [name for name, x in metrics.items() if not x.dim()]
-        term = torch.cat([gradient, *(metrics[name].to(gradient).view(1) for name in scalars)])
+        term = torch.cat([gradient, torch.stack([metrics[name] for name in scalars]).to(gradient)])
         total = sum_over_ranks(term) if traced else self.sum(term)
         gradient.copy_(total[: len(gradient)])
         return metrics | dict(zip(scalars, total[len(gradient) :].unbind(), strict=True))
