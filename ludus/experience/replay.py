@@ -83,6 +83,7 @@ class ExperienceReplay(ExperienceCache):
         if config.hindsight and reward_fn is not None:
             self._hindsight = Hindsight(config.hindsight, self.length, batch, reward_fn)
         self._real, self._earning, self._reads, self._credit = 0, 0, 0, 0.0
+        self._agreed = False  # whether the credit is the same on all ranks, since the last step
         storage = self._ring, self._hidden, self._frames, self._hindsight
         self._reader = Reader(config, gamma, list(observation), self._slot_index, *storage, window)
 
@@ -165,7 +166,9 @@ class ExperienceReplay(ExperienceCache):
         flags = {name: _after_gap(given[name], gap) for name in ("reward", "terminated", "truncated", "real")}
         flags["first"] = _after_gap(given["first"][1:], gap)
         flags["first"][max(gap - 1, 0) : gap] = given["first"][:1]
-        seen = {name: torch.cat([x[:1].expand(gap, *x.shape[1:]), x[1:]]) for name, x in observation.items()}
+        seen = {name: x[1:] for name, x in observation.items()}
+        if gap:
+            seen = {name: torch.cat([observation[name][:1].expand(gap, *x.shape[1:]), x]) for name, x in seen.items()}
         acted = {name: x for name, x in given.items() if name.startswith(("action/", "experience/"))}
         final = {name: x for name, x in given.items() if name.startswith(FINAL) and not self.config.sequence}
         for name, frames in self._frames.items():
@@ -229,10 +232,18 @@ class ExperienceReplay(ExperienceCache):
         return self._credit >= ONE_UPDATE and self.size > 0
 
     def agree(self, updater: Updater) -> bool:
-        """Average the credit over ranks, whose numbers of real steps differ, and return whether all are ready."""
-        if updater.ranks > 1:
-            self._credit = float(updater.mean(torch.tensor(self._credit, dtype=torch.float64)))
-        return updater.agree(self.ready())
+        """Average the credit over ranks, whose numbers of real steps differ, and return whether all are ready.
+
+        Then it is the same on all ranks until the next step, so the following answers need no exchange.
+        """
+        if updater.ranks > 1 and not self._agreed:
+            mine = torch.tensor([self._credit, self.size > 0], dtype=torch.float64)
+            credit, filled = updater.sum(mine).tolist()
+            self._credit = credit / updater.ranks
+            if filled < updater.ranks:
+                return False
+        self._agreed = self.ready()
+        return self._agreed
 
     def accepts(self, start: int) -> bool:
         """Whether these rows may step again; while updates are rare, the container gets control every 32 env steps.
