@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ludus.core.batch import Batch, Learned
 from ludus.core.cache import CacheReader, ExperienceCache, UnrollWriter
 from ludus.core.config import AgentConfig, RunOutline
+from ludus.core.dataset import Dataset
 from ludus.core.environment import GoalReward
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
@@ -40,6 +41,12 @@ class Agent(nn.Module, ABC):
     learns_from_single_unrolls = False  # whether each unroll of a worker is a batch, whatever the settings
     needs_goal_reward = False  # hindsight replay: ``goal_reward`` must be set before ``make_cache``
     goal_reward: GoalReward | None = None  # the environments' reward function
+    uses_dataset = False  # whether it can learn from recorded episodes (data.path)
+    needs_dataset = False  # whether it cannot learn without them
+    mixes_dataset = False  # whether, if it acts too, each batch has the share data.share of recorded steps
+    learns_offline = False  # whether it can learn from them alone, without acting (container offline)
+    dataset: Dataset | None = None  # recorded episodes; the container sets it before ``make_cache``
+    dataset_share = 0.5  # data.share; the container sets it before ``make_cache``
 
     @classmethod
     @abstractmethod

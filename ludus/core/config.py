@@ -47,6 +47,7 @@ class AgentConfig:
 
     NETWORK_DEFAULTS: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # defaults of network.* for this agent
     UNUSED: ClassVar[tuple[UnusedSetting, ...]] = ()
+    ONLY_OFFLINE: ClassVar[bool] = False  # trained without acting: the container is offline
 
     def validate(self) -> None:
         """Raise a UserError for invalid values."""

@@ -23,6 +23,7 @@ from ludus.containers.build import (
     choose_engines,
     decide_sharing,
     flattened_maps,
+    give_dataset,
     linear_networks,
     outline_agent,
 )
@@ -42,6 +43,7 @@ from ludus.core.errors import UserError
 from ludus.core.imports import check_not_importing, import_path, resolve
 from ludus.core.rows import Rows
 from ludus.core.text import printable
+from ludus.data.load import MINARI
 from ludus.environments.errors import user_traceback
 from ludus.logging.logfile import LogFile
 from ludus.managers.make import make_manager
@@ -162,7 +164,7 @@ def train_resolved(
 
     ``trust`` the run in ``init_from``. Torch's random state is restored afterwards.
     """
-    resolved = _choose_container(resolved, environment)
+    resolved = _locate_data(_choose_container(resolved, environment))
     settings = resolved.settings
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([] if settings.device == "cpu" else range(torch.cuda.device_count())))
@@ -196,6 +198,15 @@ def _choose_container(resolved: Resolved, environment: Callable[..., Any] | None
     if place is None:
         refuse_local_code(settings, environment, "start the ranks with torchrun")
     return decide_ranks(resolved)
+
+
+def _locate_data(resolved: Resolved) -> Resolved:
+    """Name the file of recorded episodes by its full path, so that a resume finds it from any folder."""
+    settings = resolved.settings
+    if not settings.data.path or settings.data.path.startswith(MINARI):
+        return resolved
+    data = replace(settings.data, path=str(Path(settings.data.path).absolute()))
+    return Resolved(replace(settings, data=data), resolved.origins)
 
 
 def _follow(resolved: Resolved, environment: Callable[..., Any] | None, new: bool, stack: ExitStack) -> TrainResult:
@@ -325,6 +336,7 @@ def check_settings(resolved: Resolved, trust: bool = False) -> None:
         NetworkCheck(agent, LocalUpdater(agent), settings.network_check)
         choose_engines(settings, agent)
         rows = Rows.of_rank(0, settings.ranks, settings.env.num)
+        give_dataset(settings, agent, manager.observation, manager.action)
         build_cache(agent, manager, rows, make_reward_ops(settings.preprocess.reward))
 
 
