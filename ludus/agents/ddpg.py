@@ -62,6 +62,10 @@ class DDPGConfig(ReplayConfig):
             "noise_theta", "noise", "ornstein_uhlenbeck".__ne__, "agent.noise is {}, and only ornstein_uhlenbeck has it"
         ),
     )
+    UNUSED_OFFLINE = (
+        *ReplayConfig.UNUSED_OFFLINE,
+        *("noise", "noise_sigma", "noise_sigma_end", "noise_clip", "noise_theta"),
+    )
     learning_rate: float = 1e-3  # raise for speed, lower when the return collapses
     actor_learning_rate: float = 0.0  # of the actor; 0: learning_rate
     critic_learning_rate: float = 0.0  # of the critics; 0: learning_rate
@@ -110,6 +114,7 @@ class TD3Config(DDPGConfig):
 class TD3BCConfig(TD3Config):
     """TD3+BC (Fujimoto & Gu 2021): TD3 that also imitates the actions of recorded data, for offline training."""
 
+    PREFERS_OFFLINE = True
     learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
     bc_alpha: float | None = 2.5  # weight of Q against imitating the batch's actions: lower imitates more
     normalize_observation: bool = True  # vectors by mean and standard deviation, saved with the policy

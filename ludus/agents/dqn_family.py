@@ -73,6 +73,7 @@ class RainbowConfig(DQNConfig):
 class DiscreteCQLConfig(DQNConfig):
     """Discrete CQL (Kumar et al. 2020): Double DQN with conservative values, for offline training."""
 
+    PREFERS_OFFLINE = True
     double: bool = True  # select next actions online, evaluate them by the target network
     # weight of the conservative loss, which lowers Q of actions that the data lacks; higher stays nearer to the data
     conservative_coef: float = 1.0

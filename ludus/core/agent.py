@@ -46,7 +46,7 @@ class Agent(nn.Module, ABC):
     mixes_dataset = False  # whether, if it acts too, each batch has the share data.share of recorded steps
     learns_offline = False  # whether it can learn from them alone, without acting (container offline)
     dataset: Dataset | None = None  # recorded episodes; the container sets it before ``make_cache``
-    dataset_share = 0.5  # data.share; the container sets it before ``make_cache``
+    dataset_share = 0.5  # data.share, or 1 without acting; the container sets it before ``make_cache``
 
     @classmethod
     @abstractmethod

@@ -83,8 +83,11 @@ class DataConfig:
 
     def validate(self) -> None:
         """Refuse invalid settings."""
-        if not 0 < self.share <= 1:
-            raise UserError(f"data.share is {self.share:g}, but must be above 0 and at most 1.")
+        if not 0 < self.share < 1:
+            raise UserError(
+                f"data.share is {self.share:g}, but must be between 0 and 1; to learn from data.path alone, set "
+                "container to offline."
+            )
         if self.share != type(self).share and not self.path:
             raise UserError(f"data.share is {self.share:g}, but there is no data.path; name a file there.")
 
@@ -390,7 +393,8 @@ def resolve_settings(
     if preset != NO_PRESET:
         layers.insert(0, (f"preset {preset}", load_preset(preset)))
     resolved = adapt_defaults(_build(layers))
-    resolved.settings.agent.check_run_length(resolved.settings.nb_step, resolved.settings.env.num)
+    if resolved.settings.container != "offline":  # there every step is an update
+        resolved.settings.agent.check_run_length(resolved.settings.nb_step, resolved.settings.env.num)
     return resolved
 
 
@@ -415,7 +419,8 @@ def adapt_defaults(resolved: Resolved, images: bool = False, one_discrete: bool 
     }
     settings = replace(settings, agent=replace(agent, **adapted))
     origins = origins | {f"agent.{name}": ADAPTED for name in adapted}
-    if settings.agent.ONLY_OFFLINE and origins.get("container") == "default" and settings.data.path:
+    offline = settings.agent.ONLY_OFFLINE or settings.agent.PREFERS_OFFLINE
+    if offline and origins.get("container") == "default" and settings.data.path:
         settings = replace(settings, container="offline")
         origins["container"] = ADAPTED
     rollout = settings.batch_rows * settings.agent.plan(settings.batch_rows).rollout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,8 +30,8 @@ class RecordedReplay(ExperienceReplay):
     """A replay that holds recorded episodes; nothing is written to it while training.
 
     The episodes are one row, as if one environment had played them, so that n-step returns, stacks of frames and
-    priorities are those of any replay. ``to_policy`` maps the environment's actions to the policy's. It can always be
-    read from; a checkpoint has the priorities and the SHA-256 of the episodes.
+    priorities are those of any replay. ``to_policy`` maps the environment's actions to the policy's. It is read as
+    often as ``grant`` allows. Checkpoints do not have the episodes, which a resumed run reads again.
     """
 
     def __init__(
@@ -49,43 +48,43 @@ class RecordedReplay(ExperienceReplay):
         for name in ("sequence", "hindsight"):
             if value := getattr(config, name):
                 raise UserError(
-                    f"agent.{name} is {value:g}, which does not work with recorded episodes (data.path); set it to 0."
+                    f"agent.{name} is {value:g}, which does not work with recorded episodes (data.path); set it to 0, "
+                    "or leave out data.path."
                 )
-        episodes = [episode for episode in dataset.episodes if len(episode.reward)]
-        self.name, self.digest = dataset.name, digest(episodes)
+        episodes = dataset.episodes
+        self.name = dataset.name
         stack = max((spec.stack for spec in observation.values()), default=1)
-        steps = sum(len(episode.reward) + stack for episode in episodes)  # each first stack is stored whole
+        steps = dataset.transitions + stack * len(episodes)  # each first stack is stored whole
         length = max(steps, config.batch_size) + (stack + 1) * config.span
-        super().__init__(
-            replace(config, replay=length, warmup=0), 1, gamma, observation, device, action=action, window=window
-        )
+        filled = replace(config, replay=length, warmup=0)
+        super().__init__(filled, 1, gamma, observation, device, action=action, window=window)
         for number, episode in enumerate(episodes):
             tensors = episode_tensors(episode, observation, action, to_policy)
             self.receive(Unroll(tensors, ROW, 0, 2 * number))  # numbers with gaps: none continues the one before
-        if config.span > 1 and episodes:  # n-step transitions are complete after n steps
+        self._credit = 0.0  # the episodes earn none
+        if config.span > 1:  # n-step transitions are complete after n steps
             self.receive(Unroll(_padding(tensors, config.span - 1), ROW, 0, 2 * len(episodes)))
-        if self.size < (transitions := sum(len(episode.reward) for episode in episodes)):
+        if self.size < (transitions := dataset.transitions):
             raise UserError(
                 f'data.path "{self.name}": {transitions - self.size} of {transitions} recorded transitions do not fit '
                 "into memory, since their stacks of frames are not shifted by one frame per step; record them without "
                 "skipped frames."
             )
 
-    def ready(self) -> bool:
-        return True
+    def grant(self, reads: int) -> None:
+        self._credit += reads
 
     def metrics(self) -> dict[str, float]:
         values = {"replay/recorded": float(self.size)}
         return values if self._priorities is None else {**values, "replay/largest_priority": self._priorities.largest}
 
     def state_dict(self) -> State:
-        """Return what changes while training, and what the episodes are recognized by."""
+        """Return what changes while training."""
         (group,) = self._groups.values()
         numbers = torch.from_numpy(group.numbers)
         return {
-            "sha256": self.digest,
             "generator": self.generator.get_state(),
-            "reads": self._reads,
+            "counters": [self._reads, self._credit],
             "fresh": group.fresh,
             "carried": group.carried,
             "priorities": None if self._priorities is None else self._priorities.get(numbers),
@@ -93,15 +92,11 @@ class RecordedReplay(ExperienceReplay):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Load what ``state_dict`` returned; refuse other episodes than those of the run."""
-        if state["sha256"] != self.digest:
-            raise UserError(
-                f'data.path "{self.name}" does not have the recorded episodes that this run was trained on: the file '
-                "was changed; bring it back, or start a new run."
-            )
+        """Load what ``state_dict`` returned."""
         (group,) = self._groups.values()
         self.generator.set_state(state["generator"])
-        self._reads, group.fresh, group.carried = state["reads"], state["fresh"], state["carried"].to(self.device)
+        self._reads, self._credit = state["counters"]
+        group.fresh, group.carried = state["fresh"], state["carried"].to(self.device)
         if self._priorities is not None and state["priorities"] is not None:
             self._priorities.set(torch.from_numpy(group.numbers), state["priorities"])
             self._priorities.largest = state["largest"]
@@ -190,7 +185,7 @@ def episode_tensors(
     episode: RecordedEpisode, observation: Specs, action: Specs, to_policy: Callable[[Actions], Actions]
 ) -> Tensors:
     """Return a recorded episode as the tensors of an unroll of one row, ``[T or T+1, 1, …]``."""
-    steps = len(episode.reward)
+    steps = episode.length
     first, terminated, truncated = np.zeros(steps + 1, np.bool_), np.zeros(steps, np.bool_), np.zeros(steps, np.bool_)
     first[0], terminated[-1], truncated[-1] = True, episode.terminated, episode.truncated
     dtypes = {name: "float32" if spec.kind == "continuous" else "int64" for name, spec in action.items()}
@@ -214,15 +209,3 @@ def _padding(tensors: Tensors, steps: int) -> Tensors:
     return padding | {
         name: torch.full_like(padding[name], name == "first") for name in ("first", "real", "terminated", "truncated")
     }
-
-
-def digest(episodes: Sequence[RecordedEpisode]) -> str:
-    """Return the SHA-256 of all arrays of the episodes."""
-    total = hashlib.sha256()
-    for episode in episodes:
-        named = [(name, x) for part in (episode.observation, episode.action) for name, x in sorted(part.items())]
-        for name, x in (*named, ("reward", np.asarray(episode.reward))):
-            total.update(f"{name} {x.shape} {x.dtype}".encode())
-            total.update(np.ascontiguousarray(x).tobytes())
-        total.update(bytes([episode.terminated, episode.truncated]))
-    return total.hexdigest()
