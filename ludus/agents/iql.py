@@ -158,7 +158,7 @@ class IQL(OffPolicy):
         outputs, _ = self.run("actor", now, HiddenState(), first)
         seen = {name: x[:-1] for name, x in batch.observation.items()}  # has the masks
         log_prob = self.policy.evaluate(outputs, batch.action, seen)["log_prob"]
-        weight = advantage_weight(advantage.detach(), config.temperature, LARGEST_WEIGHT)
+        weight = advantage_weight(advantage, config.temperature, LARGEST_WEIGHT)
         losses = {
             "value": expectile_loss(advantage, config.expectile),
             "critic": critic_loss(q, target),

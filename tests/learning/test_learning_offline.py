@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from learning_tasks import TOY, UNWATCHED
-from recorded_data import record
+from recorded_tasks import record
 
 import ludus
 from ludus.core.dataset import RecordedEpisode

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from containers_setup import make_worker, saved, train
-from recorded_data import record
+from recorded_tasks import record
 from test_runs_resume import assert_same_run
 from test_runs_resume_replay import stop_after
 
