@@ -67,13 +67,16 @@ TASKS = {
 }
 
 
-def record_mixed(name: str, folder: Path) -> str:
-    """Train the expert and record both halves; return the file."""
-    data = DATA[name]
+def train_expert(name: str, folder: Path) -> ludus.Policy:
+    """Train the expert by the preset of its environment."""
+    data, settings = DATA[name], PROTOCOL | {"runs": str(folder / "expert")}
+    return ludus.train(data.environment, data.expert, nb_step=data.nb_step, seed=0, settings=settings).load("latest")
+
+
+def record_mixed(name: str, expert: ludus.Policy, folder: Path) -> str:
+    """Record both halves; return the file."""
+    data, rng = DATA[name], np.random.default_rng(0)
     environment = gymnasium.make(data.environment)
-    settings = PROTOCOL | {"runs": str(folder / "expert")}
-    expert = ludus.train(data.environment, data.expert, nb_step=data.nb_step, seed=0, settings=settings).load("latest")
-    rng = np.random.default_rng(0)
     episodes: list[RecordedEpisode] = []
     for play in (expert.act, lambda seen: data.worse(expert.act(seen), rng)):
         steps, seed = 0, 1_000 * len(episodes)
@@ -117,3 +120,19 @@ def score(task: Offline, path: str, seed: int, folder: Path) -> float:
     result = ludus.train(environment, task.agent, nb_step=task.updates, seed=seed, preset="none", settings=settings)
     assert result.evaluation is not None
     return result.evaluation.mean
+
+
+def record_demonstrations(expert: ludus.Policy, episodes: int, folder: Path) -> str:
+    """Record episodes of Pendulum's expert; return the file."""
+    path = str(folder / "demos.npz")
+    save_npz(path, record(gymnasium.make("Pendulum-v1"), expert.act, episodes, seed=5_000))
+    return path
+
+
+def steps_to_target(demonstrations: str, seed: int, folder: Path, target: float = -200.0, **more: Any) -> int:
+    """Train SAC on Pendulum, with demonstrations if a file is named; return the steps until the target is reached."""
+    settings: dict[str, Any] = PROTOCOL | {"runs": str(folder), "evaluation.every": 250, "evaluation.stop_at": target}
+    settings |= {"agent.warmup": 250, **more}
+    if demonstrations:
+        settings["data.path"] = demonstrations
+    return ludus.train("Pendulum-v1", "sac", nb_step=10_000, seed=seed, settings=settings).steps

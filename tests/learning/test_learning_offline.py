@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 from learning_tasks import TOY, UNWATCHED
-from recorded_tasks import record
+from recorded_tasks import (
+    DATA,
+    TASKS,
+    record,
+    record_demonstrations,
+    record_mixed,
+    score,
+    steps_to_target,
+    train_expert,
+)
 
 import ludus
 from ludus.core.dataset import RecordedEpisode
@@ -67,3 +76,43 @@ def test_demonstrations_replace_steps(agent: str, tmp_path: Path) -> None:
         returns.append(result.evaluation.mean)
     assert returns[1] > returns[0]
     assert returns[1] > {"TargetEnv": -1.0, "MaskedEnv": 7.0}[toy]
+
+
+SEEDS = range(3)
+MARGINS = {"pendulum": 100.0, "cartpole": 50.0}  # of mean returns over that of imitation
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ludus.Policy]:
+    """The trained policies, which the slow tests share."""
+    return {name: train_expert(name, tmp_path_factory.mktemp(name)) for name in DATA}
+
+
+@pytest.fixture(scope="module")
+def mixed(experts: dict[str, ludus.Policy], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, float]]:
+    """Files of mixed data, and the mean return of behaviour cloning on each."""
+    found = {}
+    for name, expert in experts.items():
+        folder = tmp_path_factory.mktemp(f"mixed {name}")
+        path = record_mixed(name, expert, folder)
+        found[name] = path, float(np.mean([score(TASKS[f"{name}/bc"], path, seed, folder) for seed in SEEDS]))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TASKS if not name.endswith("/bc")])
+def test_more_than_imitation_is_learned_from_mixed_data(
+    name: str, mixed: dict[str, tuple[str, float]], tmp_path: Path
+) -> None:
+    task = TASKS[name]
+    path, imitated = mixed[task.data]
+    returns = [score(task, path, seed, tmp_path) for seed in SEEDS]
+    assert np.mean(returns) > imitated + MARGINS[task.data], (returns, imitated)
+
+
+@pytest.mark.slow
+def test_demonstrations_take_sac_to_the_target_sooner(experts: dict[str, ludus.Policy], tmp_path: Path) -> None:
+    demonstrations = record_demonstrations(experts["pendulum"], 5, tmp_path)
+    alone = [steps_to_target("", seed, tmp_path) for seed in SEEDS]
+    helped = [steps_to_target(demonstrations, seed, tmp_path) for seed in SEEDS]
+    assert np.mean(helped) < 0.8 * np.mean(alone), (helped, alone)
