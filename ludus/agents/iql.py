@@ -17,11 +17,12 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec, Shapes
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
-from ludus.core.spec import Spec, Specs
+from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
 from ludus.core.updater import Updater
 from ludus.experience.config import WIDE_MLP, ReplayConfig
+from ludus.networks.action_features import ActionFeatures
 from ludus.networks.build import network_spec
 from ludus.networks.conditional_policy import make_policy
 from ludus.networks.critic import ACTION
@@ -88,6 +89,7 @@ class IQL(OffPolicy):
         self.policy.find_conditional_masks(observation)
         if networks["actor"].orthogonal:
             self.policy.initialize()
+        self.features = ActionFeatures(action, self.policy.action_transform)
 
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
@@ -96,7 +98,7 @@ class IQL(OffPolicy):
         policy = make_policy(action, config, spec.inputs)
         if ACTION in spec.inputs:
             raise UserError(f'An observation is called "{ACTION}", which critics use for the action; rename it.')
-        inputs = spec.inputs | {ACTION: (sum(map(encoded_size, action.values())),)}
+        inputs = spec.inputs | {ACTION: (ActionFeatures(action, policy.action_transform).size,)}
         return {
             "actor": spec._replace(outputs=policy.outputs, over=policy.over),
             "critic": spec._replace(inputs=inputs, concatenate=True, members=config.critics),
@@ -136,8 +138,7 @@ class IQL(OffPolicy):
         return {key: x.squeeze(0) for key, x in outputs.items()}
 
     def critic_inputs(self, batch: Batch) -> Tensors:
-        parts = [encode(batch.action[name], spec, self.action_transform[name]) for name, spec in self.action.items()]
-        return {ACTION: torch.cat(parts, -1)}
+        return {ACTION: self.features(batch.action, self.policy)}
 
     def q(self, inputs: Tensors, first: Tensor, target: bool = False) -> Tensor:
         """Return Q(s, a) of each critic, ``[T, B, critics]``; ``inputs`` include the action."""
@@ -179,24 +180,3 @@ class IQL(OffPolicy):
     @torch.no_grad()
     def td_errors(self, batch: Batch) -> Tensor:
         return self.compute_loss(self.with_shares(self.with_scaled_reward(batch)))[1]["priority"]
-
-
-def encoded_size(spec: Spec) -> int:
-    """Return the size of what ``encode`` returns."""
-    return sum(spec.sizes) if spec.kind == "categorical" else spec.size
-
-
-def encode(action: Tensor, spec: Spec, transform: str) -> Tensor:
-    """Return an action in policy space ``[T, B, …]`` as critics see it, ``[T, B, K]``: numbers in [−1, 1], or one-hot.
-
-    ``transform`` is the action_transform.
-    """
-    flat = action.reshape(*action.shape[:2], spec.size)
-    if spec.kind == "categorical":
-        choices = [flat[..., i, None] == torch.arange(n, device=flat.device) for i, n in enumerate(spec.sizes)]
-        return torch.cat(choices, -1).float()
-    if transform == "tanh":
-        return flat.tanh()
-    if transform == "unit":
-        return 2 * flat - 1
-    return flat.clamp(-1, 1) if transform == "clip" and spec.bounded.all() else flat.float()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,16 @@ from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep, Episode
 from ludus.core.types import Tensors
 from ludus.core.updater import Group, Updater
+
+
+class Teacher(Protocol):
+    """A trained policy that labels observations with its actions."""
+
+    def initial_state(self, batch: int) -> HiddenState:
+        """Return its hidden state before the first observation of ``batch`` environments."""
+
+    def label(self, step: EnvStep, state: HiddenState) -> tuple[Tensors, HiddenState]:
+        """Return its most likely actions ``[B, …]``, in the policy space of the student, and its next state."""
 
 
 class Agent(nn.Module, ABC):
@@ -47,6 +57,8 @@ class Agent(nn.Module, ABC):
     learns_offline = False  # whether it can learn from them alone, without acting (container offline)
     dataset: Dataset | None = None  # recorded episodes; the container sets it before ``make_cache``
     dataset_share = 0.5  # data.share, or 1 without acting; the container sets it before ``make_cache``
+    teacher_run = ""  # the run whose policy is the ``teacher``, which must be set before acting
+    teacher: Teacher | None = None
 
     @classmethod
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from ludus.core.spec import Specs
 
@@ -53,6 +53,10 @@ class AgentConfig:
 
     def validate(self) -> None:
         """Raise a UserError for invalid values."""
+
+    def locate(self, find_run: Callable[[str], str]) -> Self:
+        """Return the settings with the runs that they name replaced by their folders, so that a resume finds them."""
+        return self
 
     def check_run_length(self, nb_step: int, rows: int) -> None:
         """Raise a UserError if ``nb_step`` steps end before the first update."""

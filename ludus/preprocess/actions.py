@@ -13,7 +13,8 @@ from ludus.core.spec import Spec, Specs
 
 Array = NDArray[Any]
 TRANSFORMS = ("clip", "tanh", "unit", "none")
-LARGEST_TANH = 1 - 1e-6  # actions of a tanh policy are clamped to this before its inverse, which is infinite at 1
+# actions are clamped to this where the inverse of tanh, or the log-density of a Beta, is infinite at the bounds
+INSIDE = 1 - 1e-6
 
 
 class ActionPreprocessor:
@@ -68,9 +69,9 @@ def _invert(spec: Spec, transform: str) -> Callable[[Array], Array]:
         return np.where(free, scaled, np.clip(scaled, -1.0, 1.0))
 
     if transform == "tanh":
-        return lambda x: np.arctanh(np.clip(to_unit_scale(x), -LARGEST_TANH, LARGEST_TANH)).astype(np.float32)
+        return lambda x: np.arctanh(np.clip(to_unit_scale(x), -INSIDE, INSIDE)).astype(np.float32)
     if transform == "unit":
-        return lambda x: ((to_unit_scale(x) + 1) / 2).astype(np.float32)
+        return lambda x: ((np.clip(to_unit_scale(x), -INSIDE, INSIDE) + 1) / 2).astype(np.float32)
     return lambda x: to_unit_scale(x).astype(np.float32)
 
 

@@ -423,6 +423,9 @@ def adapt_defaults(resolved: Resolved, images: bool = False, one_discrete: bool 
     if offline and origins.get("container") == "default" and settings.data.path:
         settings = replace(settings, container="offline")
         origins["container"] = ADAPTED
+    if settings.container == "offline" and origins.get("evaluation.every") in ("default", ADAPTED):
+        settings = replace(settings, evaluation=replace(settings.evaluation, every=max(1, settings.nb_step // 10)))
+        origins["evaluation.every"] = ADAPTED
     rollout = settings.batch_rows * settings.agent.plan(settings.batch_rows).rollout
     apart = min(ROLLOUTS_APART * rollout, settings.nb_step // MOST_EVALUATIONS)
     if origins.get("evaluation.every") == "default" and apart > settings.evaluation.every:

@@ -10,12 +10,10 @@ import pytest
 import torch
 from actor_setup import POINT, TOY, make_worker, random_batch, scalars
 
-from ludus.agents.iql import encode, encoded_size
 from ludus.containers.loop import begin, collect
 from ludus.core.batch import Batch
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
-from ludus.core.spec import Spec
 
 PLAIN: dict[str, Any] = {"agent__normalize_observation": False}
 
@@ -147,19 +145,6 @@ def test_iql_learns_from_any_actions(environment: str, prioritized: bool) -> Non
     learned = worker.agent.learn(batch, worker.updater)
     assert all(bool(x.isfinite().all()) for x in learned.metrics.values())
     assert (learned.priority is not None) == prioritized
-
-
-def test_actions_as_critics_of_iql_see_them() -> None:
-    box, choice = Spec((2,), "float32", low=-3, high=3), Spec((), "int64", "categorical", sizes=(3,))
-    several, bits = Spec((2,), "int64", "categorical", sizes=(2, 3)), Spec((2,), "int8", "binary")
-    assert [encoded_size(spec) for spec in (box, choice, several, bits)] == [2, 3, 5, 2]
-    numbers = torch.tensor([[[0.5, -7.0]]])
-    assert encode(numbers, box, "clip").tolist() == [[[0.5, -1.0]]]
-    assert encode(numbers, box, "tanh").tolist() == numbers.tanh().tolist()
-    assert encode(torch.tensor([[[0.25, 1.0]]]), box, "unit").tolist() == [[[-0.5, 1.0]]]
-    assert encode(torch.tensor([[2]]), choice, "none").tolist() == [[[0, 0, 1]]]
-    assert encode(torch.tensor([[[1, 2]]]), several, "none").tolist() == [[[0, 1, 0, 0, 1]]]
-    assert encode(torch.tensor([[[1, 0]]]), bits, "none").tolist() == [[[1, 0]]]
 
 
 def test_iql_has_a_value_and_a_distribution() -> None:

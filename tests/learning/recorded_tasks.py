@@ -67,13 +67,13 @@ TASKS = {
 }
 
 
-def train_expert(name: str, folder: Path) -> ludus.Policy:
+def train_expert(name: str, folder: Path) -> ludus.Player:
     """Train the expert by the preset of its environment."""
     data, settings = DATA[name], PROTOCOL | {"runs": str(folder / "expert")}
     return ludus.train(data.environment, data.expert, nb_step=data.nb_step, seed=0, settings=settings).load("latest")
 
 
-def record_mixed(name: str, expert: ludus.Policy, folder: Path) -> str:
+def record_mixed(name: str, expert: ludus.Player, folder: Path) -> str:
     """Record both halves; return the file."""
     data, rng = DATA[name], np.random.default_rng(0)
     environment = gymnasium.make(data.environment)
@@ -122,7 +122,7 @@ def score(task: Offline, path: str, seed: int, folder: Path) -> float:
     return result.evaluation.mean
 
 
-def record_demonstrations(expert: ludus.Policy, episodes: int, folder: Path) -> str:
+def record_demonstrations(expert: ludus.Player, episodes: int, folder: Path) -> str:
     """Record episodes of Pendulum's expert; return the file."""
     path = str(folder / "demos.npz")
     save_npz(path, record(gymnasium.make("Pendulum-v1"), expert.act, episodes, seed=5_000))

@@ -83,13 +83,13 @@ MARGINS = {"pendulum": 100.0, "cartpole": 50.0}  # of mean returns over that of 
 
 
 @pytest.fixture(scope="module")
-def experts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ludus.Policy]:
+def experts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ludus.Player]:
     """The trained policies, which the slow tests share."""
     return {name: train_expert(name, tmp_path_factory.mktemp(name)) for name in DATA}
 
 
 @pytest.fixture(scope="module")
-def mixed(experts: dict[str, ludus.Policy], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, float]]:
+def mixed(experts: dict[str, ludus.Player], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, float]]:
     """Files of mixed data, and the mean return of behaviour cloning on each."""
     found = {}
     for name, expert in experts.items():
@@ -111,7 +111,7 @@ def test_more_than_imitation_is_learned_from_mixed_data(
 
 
 @pytest.mark.slow
-def test_demonstrations_take_sac_to_the_target_sooner(experts: dict[str, ludus.Policy], tmp_path: Path) -> None:
+def test_demonstrations_take_sac_to_the_target_sooner(experts: dict[str, ludus.Player], tmp_path: Path) -> None:
     demonstrations = record_demonstrations(experts["pendulum"], 5, tmp_path)
     alone = [steps_to_target("", seed, tmp_path) for seed in SEEDS]
     helped = [steps_to_target(demonstrations, seed, tmp_path) for seed in SEEDS]
