@@ -45,6 +45,7 @@ AGENTS = {
 }
 CONFIGS = {  # known combinations of an agent's settings: other defaults
     "appo": "ludus.agents.ppo:APPOConfig",
+    "gail_trpo": "ludus.agents.gail:GAILTRPOConfig",
     "double_dqn": "ludus.agents.dqn_family:DoubleDQNConfig",
     "dueling_dqn": "ludus.agents.dqn_family:DuelingDQNConfig",
     "c51": "ludus.agents.dqn_family:C51Config",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from ludus.agents.actor_critic import ActorCritic
+from ludus.agents.actor_critic import VALUE_ROWS, ActorCritic
 from ludus.core.batch import Batch, Learned
 from ludus.core.cache import ExperienceCache
 from ludus.core.config import AgentConfig, Plan, RunOutline
@@ -20,6 +20,7 @@ from ludus.core.types import Tensors
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.recorded import RecordedCache, ReturnsToGo
 from ludus.networks.policy_config import PolicyConfig
+from ludus.ops.distributions import MASKED
 from ludus.ops.policy_gradient import entropy_loss, share_sum, shares, value_loss
 from ludus.preprocess.actions import ActionInverter
 from ludus.preprocess.normalization import unused_normalizer
@@ -97,8 +98,23 @@ class BC(ActorCritic):
         assert self.dataset is not None, "the container gives the dataset"
         returns = ReturnsToGo(self.dataset, self.config.gamma, self.device)
         cache = RecordedCache(self.dataset, self.inverter, self.config.batch_size, returns, self.device)
+        self.refuse_masked(cache.observation, cache.action)
         self.fit_statistics(cache.observation, returns)
         return cache
+
+    @torch.no_grad()
+    def refuse_masked(self, observation: Tensors, action: Tensors) -> None:
+        """Refuse recorded actions that a mask forbids, which no policy can learn."""
+        for start in range(0, len(next(iter(action.values()))), VALUE_ROWS) if self.masked else ():
+            seen, done = ({k: x[start : start + VALUE_ROWS] for k, x in xs.items()} for xs in (observation, action))
+            rows = len(next(iter(done.values())))
+            outputs = {k: torch.zeros(rows, *shape, device=self.device) for k, shape in self.policy.outputs.items()}
+            if bool((self.policy.evaluate(outputs, done, seen)["log_prob"] < MASKED / 2).any()):
+                assert self.dataset is not None
+                raise UserError(
+                    f'The dataset "{self.dataset.name}" has an action that the action mask at its step forbids; remove '
+                    "that episode."
+                )
 
     @torch.no_grad()
     def fit_statistics(self, observation: Tensors, returns: ReturnsToGo) -> None:

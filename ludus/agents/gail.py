@@ -1,4 +1,4 @@
-"""GAIL: generative adversarial imitation learning (Ho & Ermon 2016), with PPO or TRPO."""
+"""GAIL: generative adversarial imitation learning (Ho & Ermon 2016), with PPO."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class GAILConfig(DiscriminatorConfig, PPOConfig):
 
 @dataclass(frozen=True)
 class GAILTRPOConfig(DiscriminatorConfig, TRPOConfig):
-    """Settings of GAIL with TRPO, as in the paper."""
+    """GAIL with TRPO, as in the paper."""
 
 
 class AdversarialImitation(ActorCritic):

@@ -44,10 +44,6 @@ def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "record")
     check(arguments)
     directory = RunDirectory.open(arguments.run, arguments.runs)  # before torch is imported
-    if arguments.minari:
-        from ludus.data.minari import check_new
-
-        check_new(arguments.minari)
     from ludus.runs.policy import load
 
     checkpoint = directory.resolve_checkpoint(arguments.checkpoint)
@@ -72,6 +68,10 @@ def check(arguments: Arguments) -> None:
         raise UserError(f'--out is "{arguments.out}", but must end in .npz.')
     if arguments.out and not Path(arguments.out).absolute().parent.is_dir():
         raise UserError(f'--out is "{arguments.out}", but its folder does not exist; create it.')
+    if arguments.minari:
+        from ludus.data.minari import check_new
+
+        check_new(arguments.minari)
 
 
 def record(player: Player, directory: RunDirectory, arguments: Arguments) -> list[RecordedEpisode]:

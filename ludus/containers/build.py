@@ -34,7 +34,7 @@ from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
 from ludus.networks.placement import device_of, is_placed
 from ludus.parallel.resources import cores, free_memory
-from ludus.preprocess.rewards import make_reward_ops, preprocessed_goal_reward
+from ludus.preprocess.rewards import make_reward_ops, preprocessed_goal_reward, preprocessed_rewards
 from ludus.settings.ineffective import find_ineffective, refuse_ineffective
 from ludus.settings.networks import PlannedNetwork, plan_networks
 from ludus.settings.settings import Resolved, Settings, adapt_defaults
@@ -140,11 +140,9 @@ def give_dataset(settings: Settings[Any], agent: Agent, observation: Specs, acti
             f"data.share is {settings.data.share:g}, but {name} does not mix recorded steps into its batches here; "
             "leave it out."
         )
-    dataset, rewards = load_dataset(path, observation, action), make_reward_ops(settings.preprocess.reward)
-    if rewards is not None:
-        changed = [x._replace(reward=rewards(torch.from_numpy(x.reward)).numpy()) for x in dataset.episodes]
-        dataset = replace(dataset, episodes=tuple(changed))
-    agent.dataset, agent.dataset_share = dataset, 1.0 if offline else settings.data.share
+    rewards = make_reward_ops(settings.preprocess.reward)
+    agent.dataset = preprocessed_rewards(load_dataset(path, observation, action), rewards)
+    agent.dataset_share = 1.0 if offline else settings.data.share
 
 
 def build_cache(

@@ -49,6 +49,8 @@ class Agent(nn.Module, ABC):
     generator: torch.Generator | None = None  # random numbers of learning; the container seeds it
     corrects_old_unrolls = False  # whether it can learn from unrolls of policies that are some updates old
     learns_from_single_unrolls = False  # whether each unroll of a worker is a batch, whatever the settings
+    teacher_run = ""  # the run whose policy is the ``teacher``, which must be set before acting
+    teacher: Teacher | None = None
     needs_goal_reward = False  # hindsight replay: ``goal_reward`` must be set before ``make_cache``
     goal_reward: GoalReward | None = None  # the environments' reward function
     uses_dataset = False  # whether it can learn from recorded episodes (data.path)
@@ -57,8 +59,6 @@ class Agent(nn.Module, ABC):
     learns_offline = False  # whether it can learn from them alone, without acting (container offline)
     dataset: Dataset | None = None  # recorded episodes; the container sets it before ``make_cache``
     dataset_share = 0.5  # data.share, or 1 without acting; the container sets it before ``make_cache``
-    teacher_run = ""  # the run whose policy is the ``teacher``, which must be set before acting
-    teacher: Teacher | None = None
 
     @classmethod
     @abstractmethod
