@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ludus.ops.distributions import mask_logits
-from ludus.ops.q_learning import gather_action
+from ludus.ops.q_learning import gather_action, hysteretic_weight
 
 
 def td3_bc_actor_loss(q: Tensor, action: Tensor, recorded: Tensor, alpha: float, mean_size: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def td3_bc_actor_loss(q: Tensor, action: Tensor, recorded: Tensor, alpha: float,
 
 def expectile_loss(error: Tensor, expectile: float) -> Tensor:
     """Return |τ − 1(u < 0)|·u² for u = Q(s, a) − V(s) (IQL, Kostrikov et al. 2022, eq. 5); τ = ½ is half the square."""
-    return torch.where(error < 0, 1 - expectile, expectile) * error.square()
+    return hysteretic_weight(error, increase=expectile, decrease=1 - expectile) * error.square()
 
 
 @torch.no_grad()

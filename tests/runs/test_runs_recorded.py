@@ -5,22 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from containers_setup import make_worker, saved, train
-from recorded_tasks import record
+from demonstrations import record_to
 from test_runs_resume import assert_same_run
 from test_runs_resume_replay import stop_after
 
 import ludus
 from ludus.containers.build import build_cache, give_dataset
 from ludus.core.errors import UserError
-from ludus.data.npz import save_npz
 from ludus.experience.recorded_replay import MixedReplay, RecordedReplay
 from ludus.experience.replay import ExperienceReplay
 
-BOX, CHOICE = "Pendulum-v1", "CartPole-v1"
+BOX, CHOICE, POINT = "Pendulum-v1", "CartPole-v1", "ludus.environments.goal_toy:PointGoalEnv"
 SMALL: dict[str, Any] = {"agent__batch_size": 16, "evaluation__every": 40, "log_every": 20, "checkpoint_every": 40}
 ONLINE: dict[str, Any] = SMALL | {
     "nb_step": 200,
@@ -44,13 +42,12 @@ ALIKE = ("discrete_cql", "iql with demonstrations")  # their state is that of ot
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Random episodes of both environments."""
-    paths = {}
-    for name, episodes in ((BOX, 2), (CHOICE, 8)):
-        environment = gymnasium.make(name)
-        environment.action_space.seed(0)
-        paths[name] = str(tmp_path_factory.mktemp("data") / f"{name}.npz")
-        save_npz(paths[name], record(environment, lambda _, e=environment: e.action_space.sample(), episodes))  # type: ignore[misc]
-    return paths
+    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    random = {
+        BOX: lambda seen: {"action": rng.uniform(-2, 2, (1, 1)).astype(np.float32)},
+        CHOICE: lambda seen: {"action": rng.integers(0, 2, 1)},
+    }
+    return {name: record_to(folder / f"{name}.npz", name, act, 2 if name == BOX else 8) for name, act in random.items()}
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] if c in ALIKE else []) for c in CASES])
@@ -94,7 +91,7 @@ def test_actions_are_recorded_in_the_units_of_the_environment(data: dict[str, st
 
 
 def test_rewards_are_preprocessed_as_those_of_the_environment(data: dict[str, str]) -> None:
-    cache: Any = cache_of("sac", data[BOX], preprocess__reward=("scale(factor=0.1)",))
+    cache: Any = cache_of("sac", data[BOX], preprocess__reward=("scale(by=0.1)",))
     with np.load(data[BOX]) as file:
         expected = 0.1 * file["reward"]
     np.testing.assert_allclose(cache.recorded._flags.reward[0, 1:201].numpy(), expected[:200], rtol=1e-5)
@@ -127,19 +124,15 @@ def test_the_normalizer_has_the_statistics_of_the_data(data: dict[str, str], tmp
     ],
 )
 def test_what_is_refused(agent: str, changes: dict[str, Any], message: str, data: dict[str, str]) -> None:
-    settings = {"network__body": "lstm"} if agent == "r2d2" else {}
+    settings = {"network__body": "lstm", "agent__replay": 1_000} if agent == "r2d2" else {}
     with pytest.raises(UserError, match=message):
         cache_of(agent, data[CHOICE], **settings | changes)
 
 
 def test_hindsight_is_refused(tmp_path: Path) -> None:
-    from ludus.environments.goal_toy import PointGoalEnv
-
-    environment = PointGoalEnv()
-    path = str(tmp_path / "goals.npz")
-    save_npz(path, record(environment, lambda _: environment.action_space.sample(), 2))
+    path = record_to(tmp_path / "goals.npz", POINT, lambda seen: {"action": np.zeros((1, 2), np.float32)}, 2)
     with pytest.raises(UserError, match=r"agent.hindsight is 0.8, which does not work with recorded episodes"):
-        make_worker("ludus.environments.goal_toy:PointGoalEnv", "sac", agent__hindsight=0.8, data__path=path)
+        make_worker(POINT, "sac", agent__hindsight=0.8, data__path=path)
 
 
 @pytest.mark.parametrize(
