@@ -25,7 +25,12 @@ PROTOCOL: dict[str, Any] = {
     "evaluation.episodes": 100,
     "evaluation.environments": 100,
 }
-NETWORK = {"network.hidden": (64, 64), "network.activation": "relu", "agent.learning_rate": 1e-3}
+NETWORK = {
+    "network.hidden": (64, 64),
+    "network.activation": "relu",
+    "agent.learning_rate": 1e-3,
+    "agent.batch_size": 128,
+}
 
 
 @dataclass(frozen=True)
@@ -56,14 +61,17 @@ DATA = {
     # state, so that imitation would be perfect
     "cartpole": Data("CartPole-v1", "ppo", 40_000, 4_000, lambda a, rng: a if rng.random() < 0.25 else 1 - a),
 }
+PENDULUM = NETWORK | {"agent.gamma": 0.98}
+CONSERVATIVE = {"agent.conservative_coef": 1.0, "agent.conservative_samples": 4, "agent.actor_learning_rate": 1e-3}
 TASKS = {
     "pendulum/bc": Offline("pendulum", "bc", 5_000),
-    "pendulum/td3_bc": Offline("pendulum", "td3_bc", 5_000, NETWORK | {"agent.gamma": 0.98}),
-    "pendulum/cql": Offline("pendulum", "cql", 5_000, NETWORK | {"agent.gamma": 0.98}),
-    "pendulum/iql": Offline("pendulum", "iql", 5_000, NETWORK | {"agent.gamma": 0.98}),
+    # costs add up to values of -400, of which the differences between actions are a small part
+    "pendulum/td3_bc": Offline("pendulum", "td3_bc", 6_000, PENDULUM | {"agent.bc_alpha": 50.0}),
+    "pendulum/cql": Offline("pendulum", "cql", 5_000, PENDULUM | CONSERVATIVE),
+    "pendulum/iql": Offline("pendulum", "iql", 5_000, PENDULUM),
     "cartpole/bc": Offline("cartpole", "bc", 5_000),
-    "cartpole/discrete_cql": Offline("cartpole", "discrete_cql", 5_000, NETWORK),
-    "cartpole/iql": Offline("cartpole", "iql", 5_000, NETWORK),
+    "cartpole/discrete_cql": Offline("cartpole", "discrete_cql", 4_000, NETWORK),
+    "cartpole/iql": Offline("cartpole", "iql", 4_000, NETWORK),
 }
 
 
