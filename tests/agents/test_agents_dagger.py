@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,13 @@ def test_a_loaded_student_needs_no_teacher(teacher: str, tmp_path: Path) -> None
     assert policy.agent.teacher is None
     assert policy.evaluate(4, greedy=False).returns
     assert Path(policy.settings.agent.teacher).is_absolute()
+
+
+def test_a_teacher_that_names_code_must_be_trusted(teacher: str, tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    shutil.copytree(teacher, foreign)
+    config = foreign / "config.toml"
+    text = config.read_text()
+    assert '"bc"' in text
+    config.write_text(text.replace('"bc"', '"evil:Agent"'))
+    assert "is not trusted" in refused(tmp_path, TARGET, agent__teacher=str(foreign))
