@@ -18,7 +18,7 @@ from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.core.types import Tensors
 from ludus.core.updater import OptimizerName, Updater
-from ludus.experience.recorded import RecordedCache, ReturnsToGo
+from ludus.experience.recorded import RecordedCache, ReturnsToGo, returns_to_go
 from ludus.networks.policy_config import PolicyConfig
 from ludus.ops.distributions import MASKED
 from ludus.ops.policy_gradient import entropy_loss, share_sum, shares, value_loss
@@ -93,10 +93,10 @@ class BC(ActorCritic):
                 "network, such as network.body mlp, or fine-tune with ppo."
             )
 
-    def make_cache(self, rows: Rows) -> ExperienceCache:
+    def make_cache(self, rows: Rows) -> ExperienceCache:  # type: ignore[override]
         """Take the statistics of the recordings, unless init_from gave others, and make the cache to draw from."""
         assert self.dataset is not None, "the container gives the dataset"
-        returns = ReturnsToGo(self.dataset, self.config.gamma, self.device)
+        returns = returns_to_go(self.dataset, self.config.gamma, self.device)
         cache = RecordedCache(self.dataset, self.inverter, self.config.batch_size, returns, self.device)
         self.refuse_masked(cache.observation, cache.action)
         self.fit_statistics(cache.observation, returns)

@@ -48,12 +48,10 @@ class DAggerConfig(BCConfig):
         super().validate()
         check_ranges(self, fraction=("beta", "beta_end", "gae_lambda"), nonnegative=("n_step",))
         check_ranges(self, positive=("rollout", "updates", "labels"))
-        if not self.teacher:
-            raise UserError("agent.teacher is empty; name the run of a trained policy, which labels the observations.")
 
     def locate(self, find_run: Callable[[str], str]) -> Self:
         """Name the teacher by its folder."""
-        return replace(self, teacher=find_run(self.teacher))
+        return replace(self, teacher=find_run(self.teacher)) if self.teacher else self
 
     def plan(self, rows: int) -> Plan:
         """``updates`` optimizer steps per rollout, and one of the value function."""
@@ -80,6 +78,14 @@ class DAgger(BC):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.beta = self.config.beta
+
+    def check_trainable(self) -> None:
+        """Also refuse settings without a teacher."""
+        super().check_trainable()
+        if not self.config.teacher:
+            raise UserError(
+                "agent.teacher is empty; name the run of a trained policy, which labels what the student meets."
+            )
 
     @property
     def teacher_run(self) -> str:  # type: ignore[override]

@@ -44,8 +44,8 @@ class DiscriminatorConfig(AgentConfig):
     reward: ImitationReward = "logit"
     # weight of the environment's reward, and 1 minus it of the discriminator's: raise to learn the task as well
     environment_reward: float = 0.0
-    discriminator_learning_rate: float = 3e-4  # raise when it cannot tell the policy from the expert, else lower
-    discriminator_updates: int = 8  # optimizer steps per rollout; more: rewards that follow the policy faster
+    discriminator_learning_rate: float = 1e-3  # raise when it cannot tell the policy from the expert, else lower
+    discriminator_updates: int = 16  # optimizer steps per rollout; more: rewards that follow the policy faster
     discriminator_batch: int = 256  # pairs of the policy, and as many of the expert, per optimizer step
     # weight of (‖∇D‖ − 1)² between pairs of both: raise for smoother rewards; 0: none
     gradient_penalty_coef: float = 10.0

@@ -119,17 +119,17 @@ def give_dataset(settings: Settings[Any], agent: Agent, observation: Specs, acti
     """Load the recorded episodes that the settings name and give them to the agent; refuse what does not fit it."""
     name, path = settings.agent_name, settings.data.path
     offline = settings.container == "offline"
+    if agent.needs_dataset and not path:
+        raise UserError(
+            f"{name} learns from recorded episodes; name them with --data FILE.npz or --data minari:ID (`ludus record` "
+            "writes such a file from a trained policy)."
+        )
     if offline and not agent.learns_offline:
         raise UserError(f"container is offline, but {name} learns by acting; set container to local.")
     if settings.agent.ONLY_OFFLINE and not offline:
         raise UserError(
             f"{name} learns from recorded episodes alone, which container {settings.container} does not do; set "
             "container to offline, and data.path to an .npz file or minari:ID."
-        )
-    if agent.needs_dataset and not path:
-        raise UserError(
-            f"{name} learns from recorded episodes; name them with --data FILE.npz or --data minari:ID (`ludus record` "
-            "writes such a file from a trained policy)."
         )
     if not path:
         return

@@ -60,9 +60,10 @@ def _read(path: str | Path) -> dict[str, Array]:
     if not Path(path).is_file():
         raise UserError(f'data.path is "{path}", which is not a regular file; give an .npz file or minari:ID.')
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
+        opened = np.load(path, allow_pickle=False)
+        if not isinstance(opened, np.lib.npyio.NpzFile):
+            raise ValueError("it holds a single array")
+        with opened as file:
             return {name: file[name] for name in file.files}
     except OSError as error:
         raise UserError(f'data.path is "{path}", which cannot be read ({os_error_reason(error)}).') from error

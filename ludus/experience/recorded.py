@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -40,7 +42,7 @@ def last_observations(dataset: Dataset, device: torch.device) -> Tensors:
     return {name: torch.from_numpy(x).to(device) for name, x in arrays.items()}
 
 
-class ReturnsToGo:
+class ReturnsToGo(NamedTuple):
     """The discounted rewards from each recorded step to the end of its episode, ``[N]`` each.
 
     The return is ``total`` + ``discount`` · V(s_T), where s_T is the last observation of episode number ``episode``;
@@ -48,21 +50,27 @@ class ReturnsToGo:
     of the episode, R_t = r_t + γ R_{t−1}, of which reward scaling takes the standard deviation.
     """
 
-    def __init__(self, dataset: Dataset, gamma: float, device: torch.device) -> None:
-        columns: list[list[np.ndarray]] = [[], [], [], []]  # type: ignore[type-arg]
-        for number, episode in enumerate(dataset.episodes):
-            reward, steps = episode.reward.astype(np.float64), episode.length
-            total, so_far = np.zeros(steps), np.zeros(steps)
-            ahead = behind = 0.0
-            for t in range(steps):
-                so_far[t] = behind = reward[t] + gamma * behind
-            for t in reversed(range(steps)):
-                total[t] = ahead = reward[t] + gamma * ahead
-            discount = np.zeros(steps) if episode.terminated else gamma ** np.arange(steps, 0, -1)
-            for column, x in zip(columns, (total, discount, so_far, np.full(steps, number)), strict=True):
-                column.append(x)
-        total, discount, so_far, number = (torch.from_numpy(np.concatenate(x)).to(device) for x in columns)
-        self.total, self.discount, self.so_far, self.episode = total.float(), discount.float(), so_far, number
+    total: Tensor
+    discount: Tensor
+    so_far: Tensor  # float64
+    episode: Tensor
+
+
+def returns_to_go(dataset: Dataset, gamma: float, device: torch.device) -> ReturnsToGo:
+    """Compute the returns to go of all recorded steps."""
+    rows = []
+    for number, episode in enumerate(dataset.episodes):
+        reward, steps = episode.reward.astype(np.float64), episode.length
+        total, so_far = np.zeros(steps), np.zeros(steps)
+        ahead = behind = 0.0
+        for t in range(steps):
+            so_far[t] = behind = reward[t] + gamma * behind
+        for t in reversed(range(steps)):
+            total[t] = ahead = reward[t] + gamma * ahead
+        discount = gamma ** np.arange(steps, 0, -1) * (not episode.terminated)
+        rows.append((total, discount, so_far, np.full(steps, number)))
+    columns = [torch.from_numpy(np.concatenate(column)).to(device) for column in zip(*rows, strict=True)]
+    return ReturnsToGo(columns[0].float(), columns[1].float(), *columns[2:])
 
 
 def make_batch(observation: Tensors, action: Tensors, experience: Tensors, index: Tensor, final: Tensors) -> Batch:

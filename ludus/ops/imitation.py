@@ -19,12 +19,13 @@ def discriminator_loss(logit: Tensor, expert: Tensor) -> Tensor:
 
     ``expert`` is 1 for pairs of the expert and 0 for those of the policy, whose roles are swapped in the paper.
     """
-    return functional.softplus(logit) - expert * logit
+    return functional.softplus((1 - 2 * expert) * logit)
 
 
 def gradient_penalty(gradient: Tensor) -> Tensor:
     """Return (‖∇_x D‖ − 1)² of gradients ``[…, K]`` (Gulrajani et al. 2017, eq. 3)."""
-    return (torch.linalg.vector_norm(gradient, dim=-1) - 1).square()
+    norm: Tensor = torch.linalg.vector_norm(gradient, dim=-1)
+    return (norm - 1).square()
 
 
 def imitation_reward(logit: Tensor, kind: ImitationReward) -> Tensor:

@@ -49,12 +49,14 @@ def record_episodes(
         manager.close()
     observed, acted, steps, finals = zip(*collected, strict=True)
     arrays = [{name: np.stack([x[name] for x in part]) for name in part[0]} for part in (observed, acted, steps)]
-    final = None if finals[0] is None else {name: np.stack([x[name] for x in finals]) for name in finals[0]}
+    final = None
+    if (like := next((x for x in finals if x is not None), None)) is not None:  # a reset has none
+        final = {name: np.stack([(x or like)[name] for x in finals]) for name in like}
     found: list[RecordedEpisode] = []
     for row, count in enumerate(quota):
         parts: list[Any] = [{name: x[:, row] for name, x in part.items()} for part in arrays]
         own = None if final is None else {name: x[:, row] for name, x in final.items()}
-        row_steps = RowSteps(parts[0], parts[1], *(parts[2][name] for name in STEP), final=own)
+        row_steps = RowSteps(parts[0], parts[1], **parts[2], final=own)
         found += islice(cut_into_episodes(row_steps), count)
     return found
 
@@ -147,7 +149,7 @@ def _episodes_of(
             RowSteps(
                 {name: x[row].numpy() for name, x in seen.items()},
                 to_environment({name: x[row].numpy() for name, x in acted.items()}),
-                *(getattr(flags, name)[row].numpy() for name in STEP),
+                **{name: getattr(flags, name)[row].numpy() for name in STEP},
                 final={name: x[row].numpy() for name, x in finals.items()} or None,
             )
         )

@@ -15,7 +15,7 @@ import ludus
 from ludus.core.dataset import Dataset, RecordedEpisode
 from ludus.core.errors import UserError
 from ludus.data.npz import save_npz
-from ludus.experience.recorded import ReturnsToGo
+from ludus.experience.recorded import returns_to_go
 
 CPU = torch.device("cpu")
 TARGET, MASKED, MIXED = TOY + "TargetEnv", TOY + "MaskedEnv", TOY + "MixedActionEnv"
@@ -73,7 +73,7 @@ def episode(rewards: list[float], terminated: bool) -> RecordedEpisode:
 
 def test_returns_to_go() -> None:
     dataset = Dataset((episode([1, 2, 3], terminated=True), episode([4, 5], terminated=False)), "")
-    found = ReturnsToGo(dataset, 0.5, CPU)
+    found = returns_to_go(dataset, 0.5, CPU)
     assert found.total.tolist() == [1 + 1 + 0.75, 2 + 1.5, 3, 4 + 2.5, 5]
     assert found.discount.tolist() == [0, 0, 0, 0.25, 0.5]
     assert found.so_far.tolist() == [1, 2.5, 4.25, 4, 7]
@@ -86,7 +86,9 @@ def test_the_value_bootstraps_where_the_recording_was_cut(terminated: bool, valu
     save_npz(tmp_path / "x.npz", [episode([1] * 4, terminated)] * 20)
     changes = {"agent__gamma": 0.9, "agent__normalize_reward": False, "agent__learning_rate": 2e-2}
     agent: Any = clone(tmp_path, TARGET, str(tmp_path / "x.npz"), 600, **changes).load("latest").agent
-    outputs, _ = agent.outputs({"observation": torch.zeros(1, 1, 2)}, agent.initial_state(1), torch.ones(1, 1).bool())
+    with torch.no_grad():
+        start = torch.ones(1, 1, dtype=torch.bool)
+        outputs, _ = agent.outputs({"observation": torch.zeros(1, 1, 2)}, agent.initial_state(1), start)
     assert float(outputs["value"]) == pytest.approx(value, rel=0.05)
 
 
@@ -126,7 +128,7 @@ def refused(folder: Path, environment: str, agent: str = "bc", **changes: Any) -
 def test_refusals(tmp_path: Path) -> None:
     data = record_to(tmp_path / "x.npz", TARGET, aim, 5)
     assert "name them with --data" in refused(tmp_path, TARGET)
-    assert "container offline" in refused(tmp_path, TARGET, container="local", data=data)
+    assert "set container to offline" in refused(tmp_path, TARGET, container="local", data=data)
     assert "name them with data.path" in refused(tmp_path, TARGET, container="offline")
     assert "does not learn from recorded episodes" in refused(tmp_path, TARGET, "ppo", data=data)
     assert "ppo learns by acting" in refused(tmp_path, TARGET, "ppo", data=data, container="offline")

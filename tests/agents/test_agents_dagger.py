@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def test_a_student_learns_from_its_teacher(teacher: str, tmp_path: Path) -> None
 
 
 def watch(teacher: str, tmp_path: Path, **changes: Any) -> tuple[Any, list[Any]]:
-    """Train for two rollouts; return the agent, and of each update the cache's rollout as it was."""
+    """Train for three rollouts; return the agent, and of each update the cache's rollout as it was."""
     seen: list[Any] = []
 
     def hook(values: Any, worker: Any) -> None:
@@ -66,7 +67,7 @@ def test_with_beta_1_the_teacher_acts(teacher: str, tmp_path: Path) -> None:
     agent, seen = watch(teacher, tmp_path, agent__beta=1.0, agent__beta_end=1.0)
     blocks = seen[0][0]
     torch.testing.assert_close(blocks["action/action"], blocks["experience/label/action"])
-    assert agent.beta == pytest.approx(0.5)  # at the second of two rollouts
+    assert agent.beta == pytest.approx(1 - seen[1][1] / 64)  # before the third of three rollouts
     blocks = seen[1][0]
     same = (blocks["action/action"] == blocks["experience/label/action"]).all(-1).float().mean()
     assert 0.2 < float(same) < 0.8
@@ -74,7 +75,8 @@ def test_with_beta_1_the_teacher_acts(teacher: str, tmp_path: Path) -> None:
 
 def test_real_steps_are_kept_with_their_labels(teacher: str, tmp_path: Path) -> None:
     _, seen = watch(teacher, tmp_path)
-    assert [size for _, size, _, _ in seen] == [int(seen[0][0]["real"].sum()), seen[1][1]]
+    sizes = [size for _, size, _, _ in seen]
+    assert sizes == torch.tensor([int(blocks["real"].sum()) for blocks, *_ in seen]).cumsum(0).tolist()
     steps, size = seen[-1][2], seen[-1][1]
     player: Any = ludus.load(teacher)
     expected = torch.as_tensor(player.act(steps["observation/observation"][:size].numpy())) / 2
@@ -83,7 +85,7 @@ def test_real_steps_are_kept_with_their_labels(teacher: str, tmp_path: Path) -> 
 
 def test_the_oldest_labels_are_dropped(teacher: str, tmp_path: Path) -> None:
     _, seen = watch(teacher, tmp_path, agent__labels=30)
-    assert [size for _, size, _, _ in seen] == [seen[0][1], 30]
+    assert [size for _, size, _, _ in seen] == [seen[0][1], 30, 30]
     last = seen[-1][0]
     newest = last["observation/observation"][:-1][last["real"]]
     kept = seen[-1][2]["observation/observation"]
@@ -149,3 +151,13 @@ def test_a_loaded_student_needs_no_teacher(teacher: str, tmp_path: Path) -> None
     assert policy.agent.teacher is None
     assert policy.evaluate(4, greedy=False).returns
     assert Path(policy.settings.agent.teacher).is_absolute()
+
+
+def test_a_teacher_that_names_code_must_be_trusted(teacher: str, tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    shutil.copytree(teacher, foreign)
+    config = foreign / "config.toml"
+    text = config.read_text()
+    assert '"bc"' in text
+    config.write_text(text.replace('"bc"', '"evil:Agent"'))
+    assert "is not trusted" in refused(tmp_path, TARGET, agent__teacher=str(foreign))

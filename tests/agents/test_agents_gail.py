@@ -147,10 +147,10 @@ def test_rewards_are_the_discriminators_and_the_environments(share: float, tmp_p
 
 
 def test_the_discriminator_learns_to_tell_the_policy_from_the_expert(tmp_path: Path) -> None:
-    worker, batch = make(tmp_path, agent__discriminator_updates=100, agent__gradient_penalty_coef=0.1)
+    changes = {"agent__discriminator_updates": 100, "agent__discriminator_learning_rate": 1e-2}
+    worker, batch = make(tmp_path, agent__gradient_penalty_coef=0.1, **changes)
     metrics = worker.agent.learn_discriminator(batch, worker.updater)
-    assert float(metrics["discriminator/expert"]) > 0.7
-    assert float(metrics["discriminator/policy"]) < 0.3
+    assert float(metrics["discriminator/expert"] - metrics["discriminator/policy"]) > 0.3  # untrained: 0
 
 
 def test_its_normalizer_has_raw_states_of_both(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_images_are_stored_without_loss() -> None:
 
 
 def test_a_dataset_that_minari_itself_collected(tmp_path: Path) -> None:
+    pytest.importorskip("jax", reason="Minari's collector needs it")
     collector = minari.DataCollector(gymnasium.make("CartPole-v1"))
     for seed in range(2):
         collector.reset(seed=seed)
