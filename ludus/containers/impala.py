@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ludus.containers.build import build_cache, choose_device
+from ludus.containers.build import build_cache, choose_device, give_dataset
 from ludus.containers.channel import ActingState, Delivery, HostChannel
 from ludus.containers.evaluate import Evaluator
 from ludus.containers.hook import OnUpdate
@@ -94,6 +94,7 @@ class ImpalaHost(LocalWorker):
         """Make the cache that receives unrolls; nothing acts here."""
         self._noise_seed = noise_seed
         rewards = make_reward_ops(self.settings.preprocess.reward)
+        give_dataset(self.settings, self.agent, self.manager.observation, self.manager.action)
         return build_cache(self.agent, self.manager, Rows.all(self._largest_batch), rewards)
 
     def _begin(self) -> None:
