@@ -1,0 +1,140 @@
+"""The agents of a world in the joint layout: their observations, actions, rewards and presence as single tensors."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ludus.core.errors import UserError
+from ludus.core.spec import Spec, Specs, mask_name, network_inputs
+from ludus.core.types import Tensors
+from ludus.preprocess.observation import ObsPreprocessor
+
+REWARD, STATUS = "reward/", "status/"  # observations about the transition that led here, one of each per agent
+ACTIVE, TERMINATED, TRUNCATED = 0, 1, 2  # values of a status; agents that have left have 3
+OWN = "own"  # what a network of each agent gets: that agent's observations
+
+
+class Team(nn.Module):
+    """Converts between tensors by name, as in the joint layout, and tensors ``[..., N, size]`` of N agents.
+
+    Agents with shorter observations are padded with zeros, and those with fewer choices with choices that are never
+    allowed. Each agent takes one Discrete action, or, if ``continuous``, a bounded Box.
+    """
+
+    def __init__(self, algorithm: str, observation: Specs, action: Specs, continuous: bool = False) -> None:
+        super().__init__()
+        self.agents = [name.removeprefix(REWARD) for name in observation if name.startswith(REWARD)]
+        if len(self.agents) < 2:
+            raise UserError(
+                f"{algorithm} is for environments with several agents, but this one has a single agent; use ppo, dqn "
+                "or sac."
+            )
+        self.actions = [_action_of(agent, action, algorithm, continuous) for agent in self.agents]
+        self._specs = [action[name] for name in self.actions]
+        self._masks = [mask if (mask := mask_name(name, action)) in observation else "" for name in self.actions]
+        shapes = ObsPreprocessor(network_inputs(observation)).shapes
+        owned = [[name for name in shapes if name.startswith(f"{agent}/")] for agent in self.agents]
+        for agent, names in zip(self.agents, owned, strict=True):
+            _check_vectors(algorithm, agent, {name: shapes[name] for name in names})
+        self._owned = [name for names in owned for name in names]
+        widths = [sum(shapes[name][0] for name in names) for names in owned]
+        self.size, self.features = len(self.agents), max(widths)  # N, and F: the longest observation
+        sizes = [spec.size if spec.kind == "continuous" else spec.sizes[0] for spec in self._specs]
+        self.width = max(sizes)  # A: choices, or numbers, of an agent's action
+        self.discrete = [spec.kind == "categorical" for spec in self._specs]
+        self.padded, self._equal = min(sizes) < self.width, min(widths) == self.features
+        # where each feature of each agent is among all agents' features; the last place holds a zero
+        starts, total = [0, *accumulate(widths)], sum(widths)
+        rows = [[*range(start, start + n), *[total] * (self.features - n)] for start, n in zip(starts, widths)]  # noqa: B905
+        self.index: Tensor
+        self.exists: Tensor  # [N, A]: whether the choice or number exists
+        self.is_discrete: Tensor  # [N, 1]
+        self.register_buffer("index", torch.tensor(rows).flatten(), persistent=False)
+        self.register_buffer("exists", torch.arange(self.width) < torch.tensor(sizes)[:, None], persistent=False)
+        self.register_buffer("is_discrete", torch.tensor(self.discrete)[:, None], persistent=False)
+
+    def own(self, inputs: Tensors) -> Tensor:
+        """Return each agent's preprocessed observations ``[T, B, N, F]``."""
+        flat = torch.cat([inputs[name] for name in self._owned], -1)
+        if not self._equal:
+            flat = functional.pad(flat, (0, 1)).index_select(-1, self.index)
+        return flat.unflatten(-1, (self.size, self.features))
+
+    def rewards(self, observation: Tensors) -> Tensor:
+        """Return the rewards ``[T, B, N]`` of the transitions that led to these observations."""
+        return torch.stack([observation[REWARD + agent] for agent in self.agents], -1)
+
+    def status(self, observation: Tensors) -> Tensor:
+        """Return what became of each agent in the transitions that led to these observations, ``[T, B, N]``."""
+        return torch.stack([observation[STATUS + agent] for agent in self.agents], -1)
+
+    def masks(self, observation: Tensors) -> Tensor | None:
+        """Return which choices are allowed, ``[T, B, N, A]`` or ``[N, A]``; None if all are."""
+        if not any(self._masks):
+            return self.exists if self.padded else None
+        given = [observation[mask].bool() if mask else None for mask in self._masks]
+        shape = next(x for x in given if x is not None).shape[:-1]
+        pairs = zip(given, self.exists, strict=True)
+        rows = [exists.expand(*shape, -1) if x is None else _pad(x, self.width) for x, exists in pairs]
+        return torch.stack(rows, -2)
+
+    def encode(self, action: Tensors) -> Tensor:
+        """Return actions as vectors ``[T, B, N, A]``: one-hot choices, and the numbers of a Box."""
+        rows = []
+        for name, spec in zip(self.actions, self._specs, strict=True):
+            x = action[name]
+            if spec.kind == "categorical":
+                rows.append(functional.one_hot(x, self.width).float())
+            else:
+                rows.append(_pad(x.reshape(*x.shape[:2], spec.size), self.width))
+        return torch.stack(rows, -2)
+
+    def decode(self, vectors: Tensor) -> Tensors:
+        """Return the actions ``[B, …]`` by name of vectors ``[B, N, A]``."""
+        chosen, actions = vectors.argmax(-1), {}
+        for i, (name, spec) in enumerate(zip(self.actions, self._specs, strict=True)):
+            if spec.kind == "categorical":
+                actions[name] = chosen[:, i]
+            else:
+                actions[name] = vectors[:, i, : spec.size].reshape(len(vectors), *spec.shape)
+        return actions
+
+
+def _pad(x: Tensor, size: int) -> Tensor:
+    """Append zeros, or False, to the last dimension."""
+    return functional.pad(x, (0, size - x.shape[-1]))
+
+
+def _action_of(agent: str, action: Specs, algorithm: str, continuous: bool) -> str:
+    """Return the name of an agent's only action; refuse any other."""
+    found = {name: spec for name, spec in action.items() if name == agent or name.startswith(f"{agent}/")}
+    fits = [name for name, spec in found.items() if _is_choice(spec) or (continuous and _is_bounded(spec))]
+    if len(found) == len(fits) == 1:
+        return fits[0]
+    taken = "a Discrete action, or a Box with finite bounds" if continuous else "a Discrete action"
+    given = ", ".join(f"{spec.kind} of shape {spec.shape}" for spec in found.values()) or "none"
+    raise UserError(f"{algorithm} takes {taken} of each agent, but {agent} has {given}; use ippo or mappo.")
+
+
+def _is_choice(spec: Spec) -> bool:
+    return spec.kind == "categorical" and spec.shape == ()
+
+
+def _is_bounded(spec: Spec) -> bool:
+    return spec.kind == "continuous" and bool(spec.bounded.all())
+
+
+def _check_vectors(algorithm: str, agent: str, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Refuse an agent that has an image or a list among its observations, or none at all."""
+    if not shapes:
+        raise UserError(f"{algorithm} needs observations of each agent, but {agent} has none.")
+    for name, shape in shapes.items():
+        if len(shape) != 1:
+            raise UserError(
+                f'{algorithm} takes vectors, but the observation "{name}" has shape {shape}; flatten it with env.axes '
+                f"{name}=vector, or use ippo or mappo."
+            )
