@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,10 @@ class Agent(nn.Module, ABC):
     learns_from_single_unrolls = False  # whether each unroll of a worker is a batch, whatever the settings
     needs_goal_reward = False  # hindsight replay: ``goal_reward`` must be set before ``make_cache``
     goal_reward: GoalReward | None = None  # the environments' reward function
+    # several agents: "shared": each row is one agent, and all have this policy; "joint": each row is a world, whose
+    # observations and actions are named as in environments/multiagent.py
+    layout: Literal["shared", "joint"] = "shared"
+    global_state = False  # several agents: whether it observes ``state``, that of the whole world
 
     @classmethod
     @abstractmethod

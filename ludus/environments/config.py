@@ -37,6 +37,8 @@ class EnvConfig:
     # Gymnasium wrappers for each environment, innermost first, as package.module:Wrapper, with arguments in TOML syntax
     # as in 'gymnasium.wrappers:ClipReward(max_reward=1.0)'.
     wrappers: tuple[str, ...] = ()
+    # Several agents: also observe the state of the whole world, as ``state``; agents with a central critic turn it on.
+    global_state: bool = False
     # How networks get observations, as name=layout with a layout of vector, entities, image, grid or clip; the others
     # are laid out by shape and type. A Box is called observation, a part of a Dict by its key.
     axes: tuple[str, ...] = ()

@@ -1,0 +1,254 @@
+"""Rows of single agents from environments in the joint layout (environments/multiagent.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ludus.core.environment import DEFAULT_ROLE, EnvironmentManager, Role
+from ludus.core.errors import UserError
+from ludus.core.spec import Spec, Specs, is_mask, mask_name
+from ludus.core.step import EnvStep, Episode
+from ludus.core.types import State, Tensors
+from ludus.environments.multiagent import ACTIVE, REWARD, STATE, STATUS, TERMINATED, TRUNCATED
+from ludus.managers.base import BatchManager
+
+ACTION = "action"  # name of an action that is not a Dict
+
+
+def agents_of(observation: Specs) -> list[str]:
+    """Return the agents of environments in the joint layout; none if they have a single agent."""
+    return list(dict.fromkeys(spec.result_of for spec in observation.values() if spec.result_of))
+
+
+class AgentRows:
+    """The rows of some agents, which observe and do the same things: n·e to n·(e + 1) are those of environment e."""
+
+    def __init__(self, joint: BatchManager, agents: Sequence[str], role: str = DEFAULT_ROLE) -> None:
+        self.agents = list(agents)
+        named = [_names(joint, agent) for agent in agents]
+        for agent, (seen, done) in zip(agents, named, strict=True):
+            _refuse_difference(joint, role, (agents[0], *named[0]), (agent, seen, done))
+        observed, acts = named[0]
+        self._observed = {name: [seen[name] for seen, _ in named] for name in observed}
+        self.action_names = {name: [done[name] for _, done in named] for name in acts}
+        observation = {name: _renamed(joint.observation[full], agents[0]) for name, full in observed.items()}
+        if STATE in joint.observation:
+            self._observed[STATE] = [STATE] * len(agents)
+            observation[STATE] = joint.observation[STATE]
+        self.role = Role(observation, {name: joint.action[full] for name, full in acts.items()}, len(agents))
+        self.active = torch.zeros(joint.batch, len(agents), dtype=torch.bool)  # after the last step
+        self.before = torch.zeros_like(self.active)  # the same before the last step
+
+    def advance(self, step: EnvStep, environments: slice) -> EnvStep:
+        """Return the next step of some environments in rows."""
+        self.before[environments] = self.active[environments] & ~step.first.unsqueeze(1)
+        self.active[environments] = self._stack(step, STATUS) == ACTIVE
+        return self.divide(step, self.before[environments])
+
+    def divide(self, step: EnvStep, before: Tensor) -> EnvStep:
+        """Return a step of environments in rows; ``before``: which agents were there when it began, ``[B, n]``.
+
+        A row is real where its agent was there before the step. An agent that enters later begins an episode.
+        """
+        status, first = self._stack(step, STATUS), step.first.unsqueeze(1)
+        real, stays = step.real.unsqueeze(1) & before, status == ACTIVE
+        terminated = real & ((status == TERMINATED) | (stays & step.terminated.unsqueeze(1)))
+        truncated = real & ((status == TRUNCATED) | (stays & step.truncated.unsqueeze(1)))
+        observation = {
+            name: torch.stack([step.observation[full] for full in fulls], 1).flatten(0, 1)
+            for name, fulls in self._observed.items()
+        }
+        reward = torch.where(real, self._stack(step, REWARD), 0.0)
+        flags = (reward, terminated, truncated, first | (stays & ~before), real)
+        return EnvStep(observation, *(x.flatten() for x in flags))
+
+    def join(self, actions: Tensors) -> Tensors:
+        """Return the actions of rows by their names in the joint layout, ``[B, …]``."""
+        joint: Tensors = {}
+        for name, fulls in self.action_names.items():
+            parts = actions[name].unflatten(0, (-1, len(fulls))).unbind(1)
+            joint |= dict(zip(fulls, parts, strict=True))
+        return joint
+
+    def _stack(self, step: EnvStep, kind: str) -> Tensor:
+        return torch.stack([step.observation[f"{kind}/{agent}"] for agent in self.agents], 1)
+
+
+class RolesManager(EnvironmentManager):
+    """Divides environments in the joint layout into the rows of one or more roles, given as agents by role.
+
+    ``batch`` is the number of environments. With a single role it is an EnvironmentManager of that role, whose
+    ``observation`` and ``action`` are those of one agent.
+    """
+
+    def __init__(self, joint: BatchManager, roles: Mapping[str, Sequence[str]]) -> None:
+        self.joint = joint
+        self.parts = {role: AgentRows(joint, agents, role) for role, agents in roles.items()}
+        self.name, self.batch, self.groups, self.backend = joint.name, joint.batch, joint.groups, joint.backend
+        self.full_reset = joint.full_reset
+        self.observation, self.action = next(iter(self.parts.values())).role[:2]
+        joint.on_warning = lambda text: self.on_warning(text)
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        return {role: part.role for role, part in self.parts.items()}
+
+    def reset_roles(self, seed: int) -> dict[str, EnvStep]:
+        return self._advance(self.joint.reset(seed), slice(None))
+
+    def send_roles(self, actions: dict[str, Tensors], group: int = 0) -> None:
+        joint: Tensors = {}
+        for role, part in self.parts.items():
+            joint |= part.join(actions[role])
+        self.joint.send(joint, group)
+
+    def recv_roles(self, group: int = 0) -> dict[str, EnvStep]:
+        return self._advance(self.joint.recv(group), self.groups[group])
+
+    def last_roles(self) -> dict[str, EnvStep]:
+        last = self.joint.last_step()
+        return {role: part.divide(last, part.before) for role, part in self.parts.items()}
+
+    def _advance(self, step: EnvStep, environments: slice) -> dict[str, EnvStep]:
+        return {role: part.advance(step, environments) for role, part in self.parts.items()}
+
+    def set_action_transform(self, action_transform: Mapping[str, str]) -> None:
+        (role,) = self.parts
+        self.set_action_transforms({role: action_transform})
+
+    def set_action_transforms(self, by_role: Mapping[str, Mapping[str, str]]) -> None:
+        """Set how the actions of each role are mapped to the environment's."""
+        joint: dict[str, str] = {}
+        for role, transform in by_role.items():
+            for name, kind in transform.items():
+                joint |= dict.fromkeys(self.parts[role].action_names[name], kind)
+        self.joint.set_action_transform(joint)
+
+    def reset(self, seed: int) -> EnvStep:
+        (step,) = self.reset_roles(seed).values()
+        return step
+
+    def send(self, actions: Tensors, group: int = 0) -> None:
+        (role,) = self.parts
+        self.send_roles({role: actions}, group)
+
+    def recv(self, group: int = 0) -> EnvStep:
+        (step,) = self.recv_roles(group).values()
+        return step
+
+    def last_step(self) -> EnvStep:
+        (step,) = self.last_roles().values()
+        return step
+
+    def episodes(self) -> list[Episode]:
+        return self.joint.episodes()
+
+    @property
+    def nb_calls(self) -> int:  # type: ignore[override]
+        """Steps and resets of a group so far."""
+        return self.joint.nb_calls
+
+    @property
+    def longest_call(self) -> float:  # type: ignore[override]
+        """Seconds of the longest of them."""
+        return self.joint.longest_call
+
+    @property
+    def restored(self) -> str:  # type: ignore[override]
+        """How ``load_state_dict`` restored the environments."""
+        return self.joint.restored
+
+    @property
+    def render_fps(self) -> float:
+        """Frames per second of videos; 0: unknown."""
+        return self.joint.render_fps
+
+    def render(self, row: int = 0) -> Any:
+        """Render one environment."""
+        return self.joint.render(row)  # type: ignore[attr-defined]
+
+    def current_call(self) -> tuple[int, ...] | None:
+        return self.joint.current_call()
+
+    def close(self) -> None:
+        self.joint.close()
+
+    def state_dict(self) -> State:
+        before = {role: part.before.clone() for role, part in self.parts.items()}
+        return {"joint": self.joint.state_dict(), "before": before}
+
+    def load_state_dict(self, state: State) -> None:
+        self.joint.load_state_dict(state["joint"])
+        last = self.joint.last_step()
+        for role, part in self.parts.items():
+            part.advance(last, slice(None))
+            part.before.copy_(state["before"][role] & ~last.first.unsqueeze(1))
+
+
+def divide_agents(joint: BatchManager, layout: str, roles: Mapping[str, Sequence[str]] | None = None) -> Any:
+    """Return a manager with a row for each agent, if there are several and ``layout`` is not joint.
+
+    ``roles`` are the agents by role; by default all have one.
+    """
+    agents = agents_of(joint.observation)
+    if not agents or layout == "joint":
+        return joint
+    return RolesManager(joint, roles or {DEFAULT_ROLE: agents})
+
+
+def _names(joint: BatchManager, agent: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the joint names of an agent's observations and actions by those of a single agent."""
+    actions = {
+        name.removeprefix(f"{agent}/") if name != agent else ACTION: name
+        for name in joint.action
+        if name == agent or name.startswith(f"{agent}/")
+    }
+    observations = {
+        name.removeprefix(f"{agent}/"): name
+        for name in joint.observation
+        if name.startswith(f"{agent}/") and not is_mask(name)
+    }
+    own = {name: joint.action[full] for name, full in actions.items()}
+    masks = {mask_name(name, own): mask_name(full, joint.action) for name, full in actions.items()}
+    return observations | {name: full for name, full in masks.items() if full in joint.observation}, actions
+
+
+def _renamed(spec: Spec, agent: str) -> Spec:
+    """Return the spec of an agent's observation without the agent's name."""
+    return spec if spec.masks is None else replace(spec, masks=spec.masks.removeprefix(f"{agent}/"))
+
+
+def _refuse_difference(
+    joint: BatchManager,
+    role: str,
+    first: tuple[str, dict[str, str], dict[str, str]],
+    other: tuple[str, dict[str, str], dict[str, str]],
+) -> None:
+    """Refuse agents that observe or do different things under one policy."""
+    for kind, specs, place in (("observation", joint.observation, 1), ("action", joint.action, 2)):
+        mine, its = (
+            {name: _renamed(specs[full], which[0]) for name, full in which[place].items()}  # type: ignore[attr-defined]
+            for which in (first, other)
+        )
+        different = [name for name in mine | its if mine.get(name) != its.get(name)]
+        if different:
+            name = different[0]
+            (a, left), (b, right) = ((who[0], _describe(x.get(name))) for who, x in ((first, mine), (other, its)))
+            whose = "share a policy" if role == DEFAULT_ROLE else f'share the policy of role "{role}"'
+            raise UserError(
+                f'{joint.name}: the agents {a} and {b} {whose}, but the {kind} "{name}" of {a} is {left}, and that of '
+                f"{b} is {right}; give them different roles, as in --roles each."
+            )
+
+
+def _describe(spec: Spec | None) -> str:
+    if spec is None:
+        return "missing"
+    choices = f" with {', '.join(map(str, dict.fromkeys(spec.sizes)))} choices" if spec.sizes else ""
+    bounds = f" from {spec.low} to {spec.high}" if spec.kind == "continuous" and len(str(spec.low)) < 20 else ""
+    return f"{spec.kind} of shape {spec.shape}{choices}{bounds}"
