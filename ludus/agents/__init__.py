@@ -34,6 +34,11 @@ AGENTS = {
     "discrete_sac": "ludus.agents.sac_discrete:DiscreteSAC",
     "acer": ACER,
     "acer_vtrace": ACER,
+    "ippo": PPO,
+    "mappo": "ludus.agents.mappo:MAPPO",
+    "maddpg": "ludus.agents.maddpg:MADDPG",
+    "vdn": "ludus.agents.vdn:VDN",
+    "qmix": "ludus.agents.qmix:QMIX",
 }
 CONFIGS = {  # known combinations of an agent's settings: other defaults
     "appo": "ludus.agents.ppo:APPOConfig",
@@ -51,4 +56,5 @@ CONFIGS = {  # known combinations of an agent's settings: other defaults
     "droq": "ludus.agents.sac_family:DroQConfig",
     "crossq": "ludus.agents.sac_family:CrossQConfig",
     "acer_vtrace": "ludus.agents.acer:ACERVTraceConfig",
+    "ippo": "ludus.agents.mappo:IPPOConfig",
 }

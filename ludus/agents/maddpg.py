@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ludus.agents.off_policy import CURRENT, MEAN, NEXT, OffPolicy, with_experience
 from ludus.agents.replay_actor_critic import at_time, noise_chunk, priority_metric, random_actions
-from ludus.agents.team import ACTIVE, OWN, TERMINATED, TRUNCATED, Team
+from ludus.agents.team import OWN, Team
 from ludus.core.batch import Batch, Learned
 from ludus.core.errors import UserError, check_ranges
 from ludus.core.hidden_state import HiddenState
@@ -23,6 +23,7 @@ from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Group, Updater
+from ludus.environments.multiagent import ACTIVE, TERMINATED, TRUNCATED
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.action_noise import NoiseKind, make_action_noise
 from ludus.networks.build import network_spec
@@ -91,7 +92,7 @@ class MADDPG(OffPolicy):
     """
 
     Config: type[Any] = MADDPGConfig
-    layout = "joint"
+    layout: Literal["shared", "joint"] = "joint"
     network_names = ("actor", "critic")
     acting, with_target = ("actor",), ("actor", "critic")
 
@@ -250,7 +251,9 @@ class MADDPG(OffPolicy):
         error = target - q
         metrics = {"q": share_sum(q.detach().mean(-1), batch.experience[MEAN])}
         seen = error * (given["share"] > 0)
-        return {"critic": share_sum(error.square(), given["share"])}, metrics | priority_metric(seen, batch, self.config)
+        return {"critic": share_sum(error.square(), given["share"])}, metrics | priority_metric(
+            seen, batch, self.config
+        )
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return −Q of each agent's critic, given that agent's new action and the others' actions of the replay."""

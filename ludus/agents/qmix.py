@@ -13,10 +13,9 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import NetworkSpec
 from ludus.core.spec import Specs
 from ludus.core.types import Tensors
+from ludus.environments.multiagent import STATE
 from ludus.networks.build import network_spec
 from ludus.ops.mixing import monotonic_mixing
-
-STATE = "state"  # the observation that holds the state of the world
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from torch.nn import functional
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec, Specs, mask_name, network_inputs
 from ludus.core.types import Tensors
+from ludus.environments.multiagent import REWARD, STATUS
 from ludus.preprocess.observation import ObsPreprocessor
 
-REWARD, STATUS = "reward/", "status/"  # observations about the transition that led here, one of each per agent
-ACTIVE, TERMINATED, TRUNCATED = 0, 1, 2  # values of a status; agents that have left have 3
 OWN = "own"  # what a network of each agent gets: that agent's observations
 
 
@@ -27,7 +26,7 @@ class Team(nn.Module):
 
     def __init__(self, algorithm: str, observation: Specs, action: Specs, continuous: bool = False) -> None:
         super().__init__()
-        self.agents = [name.removeprefix(REWARD) for name in observation if name.startswith(REWARD)]
+        self.agents = list(dict.fromkeys(spec.result_of for spec in observation.values() if spec.result_of))
         if len(self.agents) < 2:
             raise UserError(
                 f"{algorithm} is for environments with several agents, but this one has a single agent; use ppo, dqn "
@@ -48,8 +47,8 @@ class Team(nn.Module):
         self.discrete = [spec.kind == "categorical" for spec in self._specs]
         self.padded, self._equal = min(sizes) < self.width, min(widths) == self.features
         # where each feature of each agent is among all agents' features; the last place holds a zero
-        starts, total = [0, *accumulate(widths)], sum(widths)
-        rows = [[*range(start, start + n), *[total] * (self.features - n)] for start, n in zip(starts, widths)]  # noqa: B905
+        ends = list(accumulate(widths))
+        rows = [[*range(end - n, end), *[ends[-1]] * (self.features - n)] for n, end in zip(widths, ends, strict=True)]
         self.index: Tensor
         self.exists: Tensor  # [N, A]: whether the choice or number exists
         self.is_discrete: Tensor  # [N, 1]
@@ -66,11 +65,11 @@ class Team(nn.Module):
 
     def rewards(self, observation: Tensors) -> Tensor:
         """Return the rewards ``[T, B, N]`` of the transitions that led to these observations."""
-        return torch.stack([observation[REWARD + agent] for agent in self.agents], -1)
+        return torch.stack([observation[f"{REWARD}/{agent}"] for agent in self.agents], -1)
 
     def status(self, observation: Tensors) -> Tensor:
         """Return what became of each agent in the transitions that led to these observations, ``[T, B, N]``."""
-        return torch.stack([observation[STATUS + agent] for agent in self.agents], -1)
+        return torch.stack([observation[f"{STATUS}/{agent}"] for agent in self.agents], -1)
 
     def masks(self, observation: Tensors) -> Tensor | None:
         """Return which choices are allowed, ``[T, B, N, A]`` or ``[N, A]``; None if all are."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ludus.agents.off_policy import CURRENT, MEAN, OffPolicy
 from ludus.agents.replay_actor_critic import at_time, noise_chunk, priority_metric, targets
-from ludus.agents.team import ACTIVE, OWN, TRUNCATED, Team
+from ludus.agents.team import OWN, Team
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import UnusedSetting
 from ludus.core.errors import check_ranges
@@ -23,6 +23,7 @@ from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
+from ludus.environments.multiagent import ACTIVE, TRUNCATED
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.epsilon import Epsilon, epsilon_greedy
 from ludus.ops.policy_gradient import share_sum
@@ -47,7 +48,9 @@ class VDNConfig(ReplayConfig):
     target_every: int = 200  # updates between two updates of the target networks
     tau: float = 1.0  # Polyak coefficient of that update; 1: a copy
     epsilon_schedule: Literal["linear", "exponential", "constant"] = "linear"  # of ε over the run
-    epsilon_start: float = 1.0  # initial ε, with which each agent explores; with the constant schedule, that of all steps
+    epsilon_start: float = (
+        1.0  # initial ε, with which each agent explores; with the constant schedule, that of all steps
+    )
     epsilon_end: float = 0.05  # final ε: raise to keep exploring
     epsilon_share: float = 0.2  # share of the run after which epsilon_end is reached
     max_grad_norm: float = 10.0  # gradients are scaled down to this norm; 0: never
@@ -67,7 +70,7 @@ class VDN(OffPolicy):
     """
 
     Config: type[Any] = VDNConfig
-    layout = "joint"
+    layout: Literal["shared", "joint"] = "joint"
     network_names: tuple[str, ...] = ("q",)
     acting = ("q",)
     with_target: tuple[str, ...] = ("q",)
@@ -106,9 +109,7 @@ class VDN(OffPolicy):
         numbers = torch.eye(self.team.size, device=own.device).expand(*own.shape[:2], -1, -1)
         return ready | {OWN: torch.cat([own, numbers], -1)}
 
-    def q(
-        self, inputs: Tensors, state: HiddenState, first: Tensor, target: bool = False
-    ) -> tuple[Tensor, HiddenState]:
+    def q(self, inputs: Tensors, state: HiddenState, first: Tensor, target: bool = False) -> tuple[Tensor, HiddenState]:
         """Return the values of all agents' choices, ``[T, B, N, A]``."""
         outputs, new = self.run("q", inputs, state, first, target)
         return outputs["q"], new

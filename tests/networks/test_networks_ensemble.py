@@ -132,3 +132,16 @@ def test_only_the_first_members_can_be_run(body: str) -> None:
     state = network.initial_state(B)
     whole, some = network(x, state, FIRST)[0], network(x, state, FIRST, members=2)[0]
     torch.testing.assert_close(some, {name: y[:, :, :2] for name, y in whole.items()})
+
+
+@pytest.mark.parametrize("body", ["identity1d", "lstm"])
+def test_members_may_have_inputs_of_their_own(body: str) -> None:
+    spec = NetworkSpec(CRITIC, OUTPUTS, concatenate=True)
+    networks, x = members(3, spec, hidden=(8,), body=body), rows(spec.inputs)
+    ensemble = make_ensemble(deepcopy(networks), spec.inputs)
+    own = x | {"action": torch.randn(T, B, 3, 2)}
+    outputs, _ = ensemble(own, ensemble.initial_state(B), FIRST)
+    each = [own | {"action": own["action"][:, :, i]} for i in range(3)]
+    for i, (network, given) in enumerate(zip(networks, each, strict=True)):
+        expected, _ = network(given, network.initial_state(B), FIRST)
+        torch.testing.assert_close({name: y[:, :, i] for name, y in outputs.items()}, expected)
