@@ -97,7 +97,7 @@ class NumpyPopulation:
 
 
 class NumpyActor:
-    """Computes ``ActorCritic.act`` for plain MLPs on the CPU with one vector observation and one action.
+    """Computes ``ActorCritic.act`` for plain MLPs on the CPU that see one vector, and one action.
 
     The action is a Discrete without mask, or a Box with a Gaussian. Optimizer steps take effect at once, since the
     parameters are not copied.
@@ -111,6 +111,7 @@ class NumpyActor:
         normalizer: ObsNormalizer | None,
     ) -> None:
         ((self._name, spec),) = policy.action.items()
+        (self._seen,) = network.inputs
         self._normalizer = normalizer
         skipped = [*preprocess.modules(), *([] if normalizer is None else normalizer.modules())]
         output = module_key(f"policy/{self._name}")
@@ -131,10 +132,11 @@ class NumpyActor:
         heads, specs = [type(head) for head in policy.heads.values()], list(policy.action.values())
         supported_action = heads == [Categorical] or (heads == [Gaussian] and len(specs[0].shape) == 1)
         supported_classes = type(policy) is Policy and type(normalizer) in (ObsNormalizer, type(None))
-        if not (supported_action and supported_classes and is_plain_vector(preprocess)) or len(networks) > 1:
+        if not (supported_action and supported_classes) or len(networks) > 1:
             return None
         (network,) = networks.values()
-        return cls(network, policy, preprocess, normalizer) if is_plain_mlp(network) else None
+        plain = is_plain_mlp(network) and is_plain_vector(preprocess, network.inputs)
+        return cls(network, policy, preprocess, normalizer) if plain else None
 
     def usable(self) -> bool:
         """Return whether no module has a hook, which this engine would not call."""
@@ -142,9 +144,9 @@ class NumpyActor:
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
         """Return the same as ``Agent.act``."""
-        x: Array = next(iter(step.observation.values())).numpy()
+        x: Array = step.observation[self._seen].numpy()
         if self._normalizer is not None:
-            x = self._normalizer.numpy(x)
+            x = self._normalizer.numpy(x, self._seen)
         features = self._actor.features(x)
         output = self._actor.project(features)
         if noise is None:
@@ -173,11 +175,12 @@ def _sample_gaussian(mean: Array, log_std: Array, normal: Array) -> tuple[Array,
     return action.astype(np.float32, copy=False), log_prob.astype(np.float32, copy=False)
 
 
-def is_plain_vector(preprocess: ObsPreprocessor) -> bool:
-    """Return whether the only observation is a float32 vector that needs no preprocessing."""
-    if type(preprocess) is not ObsPreprocessor or len(preprocess.specs) != 1:
+def is_plain_vector(preprocess: ObsPreprocessor, seen: Iterable[str] | None = None) -> bool:
+    """Return whether the only observation that is ``seen`` (None: of all) is a float32 vector without preprocessing."""
+    names = list(preprocess.specs if seen is None else seen)
+    if type(preprocess) is not ObsPreprocessor or len(names) != 1 or names[0] not in preprocess.specs:
         return False
-    (spec,) = preprocess.specs.values()
+    spec = preprocess.specs[names[0]]
     return not spec.ops and spec.kind == "continuous" and spec.dtype == "float32" and len(spec.shape) == 1
 
 

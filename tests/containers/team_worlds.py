@@ -1,4 +1,4 @@
-"""Small worlds with several agents (plain classes with the methods of PettingZoo's ParallelEnv), and workers on them."""
+"""Small worlds with several agents, plain classes with the methods of PettingZoo's ParallelEnv, and workers on them."""
 
 from __future__ import annotations
 

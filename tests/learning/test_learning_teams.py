@@ -1,0 +1,55 @@
+"""Teams learn what agents that learn alone do not, and how to talk to each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from learning_tasks import UNWATCHED, evaluations
+
+import ludus
+
+WORLDS = "team_worlds:"
+QUICK: dict[str, Any] = UNWATCHED | {
+    "env.num": 8,
+    "network.hidden": (32,),
+    "agent.batch_size": 64,
+    "agent.warmup": 200,
+    "agent.learning_rate": 5e-3,
+}
+RANDOM: dict[str, Any] = {"agent.epsilon_schedule": "constant", "agent.epsilon_start": 1.0, "agent.target_every": 20}
+
+
+def score(runs: Path, world: str, agent: str, nb_step: int, settings: dict[str, Any], seed: int = 0) -> float:
+    """Train, and return the mean return of 100 greedy episodes at the end."""
+    own: dict[str, Any] = QUICK | {"runs": str(runs)} | settings
+    result = ludus.train(WORLDS + world, agent, nb_step=nb_step, seed=seed, settings=own)
+    return evaluations(result.run)[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("world", "agent", "expected"),
+    [
+        ("TwoSteps", "qmix", 8),
+        ("TwoSteps", "vdn", 7),  # the payoff is no sum
+        ("AdditiveTwoSteps", "vdn", 8),
+        ("AdditiveTwoSteps", "dqn", 7),  # the other's random choices make 6 of 8
+    ],
+)
+def test_a_team_finds_what_each_alone_does_not(world: str, agent: str, expected: float, tmp_path: Path) -> None:
+    """All actions are random while training, so that everybody sees the same games (Rashid et al. 2018, §5)."""
+    assert score(tmp_path, world, agent, 6_000, RANDOM) == expected
+
+
+@pytest.mark.parametrize("agent", ["maddpg", "vdn", "qmix"])
+def test_a_speaker_and_a_listener_agree_on_words(agent: str, tmp_path: Path) -> None:
+    """Without the word, one of three episodes is paid."""
+    settings = {"agent.updates_per_step": 0.25, "agent.gamma": 0.9}
+    assert score(tmp_path, "Speech", agent, 8_000, settings) >= 0.95
+
+
+def test_two_who_move_meet(tmp_path: Path) -> None:
+    """At random they are paid about −6."""
+    settings = {"agent.updates_per_step": 0.25, "agent.gamma": 0.9}
+    assert score(tmp_path, "Meeting", "maddpg", 8_000, settings) >= -1.0
