@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -22,6 +23,7 @@ from ludus.ops.mixing import monotonic_mixing
 class QMIXConfig(VDNConfig):
     """Settings of QMIX: those of VDN, and its own."""
 
+    NETWORK_DEFAULTS = MappingProxyType({"mixer.sees": (STATE,)})
     mixing: int = 32  # units of the mixing network's hidden layer: more for teams whose agents depend on each other
 
     def validate(self) -> None:
@@ -47,8 +49,8 @@ class QMIX(VDN):
         """Ask also for the network of the mixing network's weights."""
         agents, units = cls.make_team(observation, action).size, config.mixing
         outputs = {"weight": (agents * units,), "bias": (units,), "last_weight": (units,), "last_bias": (1,)}
-        mixer = network_spec({STATE: observation[STATE]}, outputs)
-        return super().requirements(observation, action, config, shared) | {"mixer": mixer}
+        q = super().requirements(observation, action, config, shared)
+        return q | {"mixer": network_spec(observation, outputs)}
 
     def mix(self, q: Tensor, inputs: Tensors, state: HiddenState, first: Tensor, target: bool = False) -> Tensor:
         """Return the team's value ``[T, B]`` of the agents' values ``[T, B, N]``."""

@@ -143,7 +143,7 @@ def test_the_actors_gradient_is_that_by_hand(two_agents: Any) -> None:
 
 def test_agents_with_their_own_rewards_endings_and_masks() -> None:
     """Mixed asserts what it is sent; here: shares, discounts and the actions of agents that have left."""
-    worker = make_worker("Mixed", "maddpg", env__num=8)
+    worker = make_worker("Mixed", "maddpg", env__num=8, agent__batch_size=64, agent__warmup=100)
     agent: Any = worker.agent
     begin(worker, 0)
     batch = batch_of(worker)

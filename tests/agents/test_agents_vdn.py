@@ -54,7 +54,8 @@ def mixed(agent: Any, networks: Any, q: Any, batch: Any, time: int, row: int) ->
 @pytest.mark.parametrize("name", ["vdn", "qmix"])
 def test_the_loss_is_that_by_hand(name: str) -> None:
     """Double Q targets with masks; who has left adds nothing, and who was cut off could have gone on."""
-    worker = make_worker("Chooser", name, agent__gamma=0.9, env__num=8, **own_options(name))
+    more: dict[str, Any] = {"agent__batch_size": 64, "agent__warmup": 100} | own_options(name)
+    worker = make_worker("Chooser", name, agent__gamma=0.9, env__num=8, **more)
     agent: Any = worker.agent
     begin(worker, 0)
     batch = agent.prepare(batch_of(worker))
