@@ -31,7 +31,7 @@ from ludus.environments.config import EnvConfig
 from ludus.experience.memory import check_fits, free_bytes, rollout_bytes
 from ludus.managers.base import BatchManager
 from ludus.managers.make import make_manager
-from ludus.managers.roles import AgentRows, RolesManager, agents_of
+from ludus.managers.roles import AgentRows, RolesManager, agents_of, refuse_unowned
 from ludus.networks.build import build_network, network_spec
 from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
@@ -373,6 +373,7 @@ def divide_agents(joint: BatchManager, settings: Settings[Any]) -> dict[str, Age
         raise UserError(f"roles.agents is {settings.roles.agents}, but {why} in {joint.name}; leave it out.")
     if not agents or kind.layout == "joint":
         return {}
+    refuse_unowned(joint, agents)
     if settings.roles.agents:
         return {role: AgentRows(joint, own, role) for role, own in settings.roles.assign(agents).items()}
     return {DEFAULT_ROLE: AgentRows(joint, agents)}

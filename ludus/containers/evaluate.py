@@ -76,6 +76,7 @@ class Evaluator:
         self.episodes, self.seed, self.greedy, self.rows = episodes, seed, greedy, rows
         self.round = 0  # evaluations so far: each has other seeds
         self._make = make
+        self.wrap: Callable[[EnvironmentManager], EnvironmentManager] = lambda manager: manager  # around what it makes
         self._manager: EnvironmentManager | None = None
         self._longest_call = 0.0  # longest call of closed managers
         self._started = StartedProcesses()  # child processes of the environments
@@ -85,7 +86,7 @@ class Evaluator:
     def manager(self) -> EnvironmentManager:
         """The environments of evaluation."""
         if self._manager is None:
-            self._manager = self._make()
+            self._manager = self.wrap(self._make())
             self._manager.on_warning = self.on_warning or self._manager.on_warning
         return self._manager
 

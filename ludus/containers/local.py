@@ -241,7 +241,7 @@ class LocalWorker(Container):
         self.clock.lap("evaluation")
         if evaluation is None:
             return None
-        better = self.best is None or evaluation.mean > self.best
+        better = self._is_better(evaluation)
         if self.reporter is not None:
             self.reporter.evaluated(self, evaluation, better)
         self.evaluator.round += 1  # counted after the report: if that fails, a resume repeats it
@@ -251,6 +251,10 @@ class LocalWorker(Container):
         if target is not None and evaluation.mean >= target:
             self.stopping = f"the evaluation reached {target:g}"
         return evaluation
+
+    def _is_better(self, evaluation: Evaluation) -> bool:
+        """Return whether the policy is to be kept as the best so far."""
+        return self.best is None or evaluation.mean > self.best
 
     def _interrupts_evaluation(self) -> bool:
         return bool(self.stopping)

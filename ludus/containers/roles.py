@@ -183,7 +183,7 @@ def adapt_to_manager(resolved: Resolved, manager: EnvironmentManager) -> Resolve
     """Adapt settings to the environment; with several roles, decide all settings of each."""
     settings = resolved.settings
     if not settings.roles.agents or not isinstance(manager, RolesManager):
-        agents = agents_per_environment(manager)
+        agents = 1 if settings.self_play.every else agents_per_environment(manager)  # a row is one player of a game
         return adapt_to_environment(resolved, manager.observation, manager.action, agents)
     names = {role: settings.for_role(role).agent_name for role in manager.parts}
     members = {role: part.agents for role, part in manager.parts.items()}

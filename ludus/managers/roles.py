@@ -24,6 +24,16 @@ def agents_of(observation: Specs) -> list[str]:
     return list(dict.fromkeys(spec.result_of for spec in observation.values() if spec.result_of))
 
 
+def refuse_unowned(joint: BatchManager, agents: Sequence[str]) -> None:
+    """Refuse observations that belong to no agent, such as those that a wrapper adds."""
+    for name, spec in joint.observation.items():
+        if not (spec.result_of or is_mask(name) or name == STATE or name.partition("/")[0] in agents):
+            raise UserError(
+                f'{joint.name}: the observation "{name}" belongs to no agent, so it cannot be divided among them; remove '
+                "the wrapper, or previous_action and previous_reward from preprocess.observation."
+            )
+
+
 class AgentRows:
     """The rows of some agents, which observe and do the same things: n·e to n·(e + 1) are those of environment e."""
 

@@ -40,6 +40,7 @@ from ludus.containers.roles import (
     choose_all_engines,
     outline_learners,
 )
+from ludus.containers.self_play import SelfPlayWorker
 from ludus.containers.signals import StopOnSignals, without_signals
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.updater import LocalUpdater
@@ -57,6 +58,7 @@ from ludus.runs.failure import save_failure
 from ludus.runs.folder import RunDirectory
 from ludus.runs.initialise import Transfer, initialise_from
 from ludus.runs.open_run import SavedRun, max_checkpoint_bytes, open_run
+from ludus.runs.opponents import PoolFolder
 from ludus.runs.policy import Player, agent_of_checkpoint, load, refuse_mismatch
 from ludus.runs.report import Reporter
 from ludus.settings.settings import Resolved, class_overrides, resolve_settings, to_flat
@@ -232,8 +234,9 @@ def _build(
     settings = resolved.settings
     started = StartedProcesses()
     stack.callback(started.end)  # runs last, after the environments are closed
-    container = RolesWorker if settings.roles.agents else resolve(settings.container, CONTAINERS, "container")
-    kind: type[LocalWorker] = container
+    kind: type[LocalWorker] = resolve(settings.container, CONTAINERS, "container")
+    if settings.roles.agents or settings.self_play.every:
+        kind = RolesWorker if settings.roles.agents else SelfPlayWorker
     with started:
         manager = build_manager(settings, environment)
     stack.callback(manager.close)
@@ -263,6 +266,8 @@ def _build(
     stack.callback(worker.close)
     if settings.network_check.every:
         worker.network_check = NetworkCheck(agent, updater, settings.network_check)
+    if isinstance(worker, SelfPlayWorker) and saved is not None:
+        worker.pool.store = PoolFolder(saved.run)
     early: list[str] = []  # reports before there is a reporter
     manager.on_warning = early.append
     worker.started = started
@@ -277,6 +282,8 @@ def _build(
         stack.enter_context(run.lock())
     else:
         run, signs = saved.run, saved.signs
+    if isinstance(worker, SelfPlayWorker):
+        worker.pool.store = PoolFolder(run)
     origins = resolved.origins | chosen
     reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count, signs, worker.backend)
     stack.callback(reporter.close)

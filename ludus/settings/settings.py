@@ -274,6 +274,24 @@ class RolesConfig:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SelfPlayConfig:
+    """Games: a shared policy learns as one player of each, against frozen older selves."""
+
+    # env steps between copies of the policy that become opponents; 0: no self-play, the policy plays and learns as all
+    # players. Lower: opponents are more alike
+    every: int = 0
+    size: int = 10  # newest copies that are opponents; more: it forgets less how to beat older ones
+    latest: float = 0.5  # share of games against the current policy; 0: only against copies, which are easier to beat
+
+    def validate(self) -> None:
+        """Refuse invalid settings."""
+        check_minimum("self_play.every", self.every, 0)
+        check_minimum("self_play.size", self.size, 1)
+        if not 0 <= self.latest <= 1:
+            raise UserError(f"self_play.latest is {self.latest:g}; give a share from 0 to 1.")
+
+
 def _parse_pairs(key: str, text: str, example: str) -> dict[str, str]:
     """Parse ``role=value, role=value``."""
     pairs: dict[str, str] = {}
@@ -340,6 +358,7 @@ class Settings(Generic[A]):
     distrib: DistribConfig = field(default_factory=DistribConfig)
     impala: ImpalaConfig = field(default_factory=ImpalaConfig)
     roles: RolesConfig = field(default_factory=RolesConfig)
+    self_play: SelfPlayConfig = field(default_factory=SelfPlayConfig)
     # settings of single networks: network.critic.hidden is {"critic": {"hidden": …}}
     per_network: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # settings of single roles: roles.prey.agent.gamma is {"prey": {"agent": {"gamma": …}}}
@@ -438,6 +457,13 @@ class Settings(Generic[A]):
 
     def _validate_roles(self) -> None:
         self.roles.validate()
+        self.self_play.validate()
+        if self.self_play.every and (self.container != "local" or self.roles.agents):
+            what = f"roles.agents is {self.roles.agents}" if self.roles.agents else f"container is {self.container}"
+            raise UserError(
+                f"{what}, but self_play.every is {self.self_play.every}, and self-play needs one policy for all "
+                "players and container local; leave one of them out."
+            )
         if not self.roles.agents:
             return
         for role in self.roles.names():
@@ -732,6 +758,7 @@ def _make(nested: Flat, config: type[A]) -> Settings[A]:
         "distrib": DistribConfig,
         "impala": ImpalaConfig,
         "roles": RolesConfig,
+        "self_play": SelfPlayConfig,
     }
     per_network, per_role = (_pop_tables(nested.get(key, {})) for key in ("network", "roles"))
     made = {key: make(**nested.pop(key, {})) for key, make in parts.items()}

@@ -52,7 +52,7 @@ def test_one_policy_of_all_agents_learns(agent: str, tmp_path: Path) -> None:
     assert result.best is not None
     assert result.best > 2.4
     lines = [line for line in metrics(result.run) if "return" in line]
-    assert lines[-1]["info/return/agent_0"] > lines[-1]["info/return/agent_1"] > 0
+    assert lines[-1]["episode/return/agent_0"] > lines[-1]["episode/return/agent_1"] > 0
     policy = result.load()
     inner = CueTeam(agents=2, length=3)
     seen, _ = inner.reset(seed=5)
@@ -100,7 +100,7 @@ def test_other_containers(container: str, tmp_path: Path) -> None:
     settings = {"nb_step": 200, "env__num": 4, "agent__rollout": 8, "container": container, **own}
     result = train(tmp_path, TEAM, agent, **settings)
     assert result.steps >= 200
-    lines = [line for line in metrics(result.run) if "info/return/agent_2" in line]
+    lines = [line for line in metrics(result.run) if "episode/return/agent_2" in line]
     assert lines
     assert result.evaluation is not None
 
@@ -238,5 +238,5 @@ def test_simple_tag_with_two_different_agents(tmp_path: Path) -> None:
     assert result.steps >= 20_000
     lines = metrics(result.run)
     assert any("prey/loss/q" in line for line in lines)
-    catches = [line["info/return/adversary_0"] for line in lines if "info/return/adversary_0" in line]
+    catches = [line["episode/return/adversary_0"] for line in lines if "episode/return/adversary_0" in line]
     assert np.mean(catches[-3:]) > np.mean(catches[:3])  # the predators catch the prey more often
