@@ -72,7 +72,7 @@ class LocalWorker(Container):
         self.cache = self._make_cache(rows, noise_seed)
         self._seed_generators(own_seeds, rows.start)
         self.clock = Clock()
-        self.guard = Guard(agent, updater, manager)
+        self.guard = self._make_guard()
         self.network_check: NetworkCheck | None = None
         self.scheduled: Mapping[str, float] = {}  # scheduled values, for the log
         self.local_step_count, self.updates = 0, 0
@@ -94,6 +94,9 @@ class LocalWorker(Container):
         self.seat = Seat(agent, cache, noise, rows, self.device, preprocess_reward=rewards)
         self.seats = [self.seat]
         return cache
+
+    def _make_guard(self) -> Guard:
+        return Guard(self.agent, self.updater, self.manager)
 
     def _seed_generators(self, seeds: list[int], start: int) -> None:
         """Seed the random numbers of learning and sampling, with others on other ranks (``start``: their first row)."""

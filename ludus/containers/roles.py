@@ -107,6 +107,9 @@ class RolesWorker(LocalWorker):
         self.seat = self.seats[0]
         return next(iter(self.learners.values())).cache
 
+    def _make_guard(self) -> Guard:
+        return next(iter(self.learners.values())).guard
+
     def _seed_generators(self, seeds: list[int], start: int) -> None:
         for number, learner in enumerate(self.learners.values()):
             for generator, seed in zip((learner.seat.agent.generator, learner.cache.generator), seeds, strict=True):

@@ -15,6 +15,8 @@ from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
 from ludus.managers.roles import AgentRows
 
+PREFIX = "role_"  # a ModuleDict has methods that a role may be called like
+
 
 class Team(Actor):
     """Plays whole worlds in the joint layout: the actor of each role acts for the rows of its agents.
@@ -24,12 +26,13 @@ class Team(Actor):
 
     def __init__(self, actors: Mapping[str, Actor], parts: Mapping[str, AgentRows]) -> None:
         super().__init__()
-        self.actors, self.parts = nn.ModuleDict(actors), dict(parts)
+        self.parts = dict(parts)
+        self.actors = nn.ModuleDict({f"{PREFIX}{role}": actor for role, actor in actors.items()})
         self.recurrent = any(actor.recurrent for actor in actors.values())
 
     def actor(self, role: str) -> Actor:
         """Return the actor of a role."""
-        return self.actors[role]  # type: ignore[return-value]
+        return self.actors[f"{PREFIX}{role}"]  # type: ignore[return-value]
 
     @property
     def action_transform(self) -> Mapping[str, str]:

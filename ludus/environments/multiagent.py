@@ -164,7 +164,14 @@ class JointEnv(gymnasium.Env[Any, Any]):
             for agent in self._ids
             if agent in self._masked
         }
-        return observation, {self._mask: masks} if masks else {}
+        return observation, self._with_masks({}, masks)
+
+    def _with_masks(self, info: dict[str, Any], masks: dict[str, Any]) -> dict[str, Any]:
+        """Return an info with the masks; with a single action there is no dict of them."""
+        if not masks:
+            return info
+        single = len(self._ids) == 1 and not isinstance(*self._choices.values(), spaces.Dict | spaces.Tuple)
+        return info | {self._mask: next(iter(masks.values())) if single else masks}
 
     def _part(self, agent: str, observation: Any) -> dict[str, Any]:
         """Return an agent's observation as in ``_parts``, without its mask."""
@@ -174,13 +181,12 @@ class JointEnv(gymnasium.Env[Any, Any]):
     def _info(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> dict[str, Any]:
         """Return the infos by agent, and the masks."""
         info: dict[str, Any] = {agent: infos.get(id, {}) for agent, id in self._ids.items()}
-        if self._masked:
-            info[self._mask] = {
-                agent: self._mask_of(agent, observations.get(self._ids[agent]), info[agent], self._acts(agent))
-                for agent in self._ids
-                if agent in self._masked
-            }
-        return info
+        masks = {
+            agent: self._mask_of(agent, observations.get(id), info[agent], self._acts(agent))
+            for agent, id in self._ids.items()
+            if agent in self._masked
+        }
+        return self._with_masks(info, masks)
 
     def _acts(self, agent: str) -> bool:
         """Return whether the next action of an agent is used."""

@@ -29,8 +29,8 @@ def refuse_unowned(joint: BatchManager, agents: Sequence[str]) -> None:
     for name, spec in joint.observation.items():
         if not (spec.result_of or is_mask(name) or name == STATE or name.partition("/")[0] in agents):
             raise UserError(
-                f'{joint.name}: the observation "{name}" belongs to no agent, so it cannot be divided among them; remove '
-                "the wrapper, or previous_action and previous_reward from preprocess.observation."
+                f'{joint.name}: the observation "{name}" belongs to no agent, so it cannot be divided among them; '
+                "remove the wrapper, or previous_action and previous_reward from preprocess.observation."
             )
 
 

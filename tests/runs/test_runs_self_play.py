@@ -7,15 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from containers_setup import make_worker, train
+import torch
+from containers_setup import small, train
 from test_runs_resume import assert_same_run, metrics
 from test_runs_resume_replay import stop_after
 
 import ludus
-from ludus.containers.self_play import CURRENT, SelfPlayManager
+from ludus.containers.build import build_agent, build_evaluator, build_manager, make_actor
+from ludus.containers.self_play import CURRENT, SelfPlayManager, SelfPlayWorker
+from ludus.containers.updater import LocalUpdater
 from ludus.core.errors import UserError
 from ludus.environments.agents_toy import Nim
 from ludus.environments.multiagent import JointEnv
+from ludus.settings.settings import resolve_settings
 
 NIM = "ludus.environments.agents_toy:Nim"
 PLAY: dict[str, Any] = {"self_play__every": 100, "self_play__size": 2}
@@ -81,20 +85,8 @@ def test_the_policy_plays_both_sides_against_itself_and_older_selves() -> None:
 
 
 def self_play_worker(latest: float) -> Any:
-    from ludus.containers.build import build_agent, build_evaluator, build_manager, make_actor
-    from ludus.containers.self_play import SelfPlayWorker
-    from ludus.containers.updater import LocalUpdater
-
-    settings = make_worker("CartPole-v1", nb_step=1000).settings
-    from dataclasses import replace
-
-    settings = replace(
-        settings,
-        env=replace(settings.env, id=NIM),
-        self_play=replace(settings.self_play, every=100, latest=latest),
-    )
-    import torch
-
+    changes = {"self_play.every": 100, "self_play.latest": latest}
+    settings = resolve_settings(NIM, "ppo", "none", None, small("ppo") | changes).settings
     manager = build_manager(settings)
     agent = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
     manager.set_action_transform(agent.action_transform)
@@ -155,8 +147,8 @@ def test_mistakes_get_a_sentence(environment: str, changes: dict[str, Any], mess
 def test_tic_tac_toe_never_loses_to_a_random_player_and_beats_an_older_self(tmp_path: Path) -> None:
     tictactoe = pytest.importorskip("pettingzoo.classic.tictactoe_v3")
     result = train(
-        tmp_path, "pettingzoo.classic.tictactoe_v3:env", "ppo", nb_step=300_000, env__num=32, network__hidden=(128, 128),
-        agent__rollout=32, agent__learning_rate=0.001, agent__gamma=1.0, agent__entropy_coef=0.02,
+        tmp_path, "pettingzoo.classic.tictactoe_v3:env", "ppo", nb_step=300_000, env__num=32,
+        network__hidden=(128, 128), agent__rollout=32, agent__learning_rate=0.001, agent__gamma=1.0, agent__entropy_coef=0.02,
         self_play__every=20_000, evaluation__every=0,
     )  # fmt: skip
     policy, random = result.load("latest"), np.random.default_rng(0)
