@@ -170,7 +170,8 @@ class JointEnv(gymnasium.Env[Any, Any]):
         """Return an info with the masks; with a single action there is no dict of them."""
         if not masks:
             return info
-        single = len(self._ids) == 1 and not isinstance(*self._choices.values(), spaces.Dict | spaces.Tuple)
+        (space, *more) = self._choices.values()
+        single = not more and not isinstance(space, spaces.Dict | spaces.Tuple)
         return info | {self._mask: next(iter(masks.values())) if single else masks}
 
     def _part(self, agent: str, observation: Any) -> dict[str, Any]:

@@ -148,8 +148,8 @@ def test_tic_tac_toe_never_loses_to_a_random_player_and_beats_an_older_self(tmp_
     tictactoe = pytest.importorskip("pettingzoo.classic.tictactoe_v3")
     result = train(
         tmp_path, "pettingzoo.classic.tictactoe_v3:env", "ppo", nb_step=300_000, env__num=32,
-        network__hidden=(128, 128), agent__rollout=32, agent__learning_rate=0.001, agent__gamma=1.0, agent__entropy_coef=0.02,
-        self_play__every=20_000, evaluation__every=0,
+        network__hidden=(128, 128), agent__rollout=32, agent__learning_rate=0.001, agent__gamma=1.0,
+        agent__entropy_coef=0.02, self_play__every=20_000, evaluation__every=0,
     )  # fmt: skip
     policy, random = result.load("latest"), np.random.default_rng(0)
     for side, other in (("player_1", "player_2"), ("player_2", "player_1")):
