@@ -26,7 +26,9 @@ from ludus.core.errors import UserError
 from ludus.environments.problems import describe_result
 from ludus.environments.spaces import ResultSpace
 
-ACTIVE, TERMINATED, TRUNCATED, ABSENT = range(4)  # status: in the world, left it in this step (two ways), not in it
+# status: in the world; left it in this step, in two ways; not in it; entered in this step, later than at the reset
+ACTIVE, TERMINATED, TRUNCATED, ABSENT, ENTERED = range(5)
+PRESENT = (ACTIVE, ENTERED)
 REWARD, STATUS, STATE, OBSERVATION = "reward", "status", "state", "observation"
 
 
@@ -68,7 +70,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
         self._own_state: bool | None = None  # whether the environment has a state; None: it is not observed
         whole: OrderedDict[str, spaces.Space[Any]] = OrderedDict(self._parts)
         whole[REWARD] = _dict({agent: ResultSpace(agent, -np.inf, np.inf, np.float32) for agent in self._ids})
-        whole[STATUS] = _dict({agent: ResultSpace(agent, 0, ABSENT, np.uint8) for agent in self._ids})
+        whole[STATUS] = _dict({agent: ResultSpace(agent, 0, ENTERED, np.uint8) for agent in self._ids})
         if global_state:
             whole[STATE] = self._make_state_space()
         self.observation_space = spaces.Dict(whole)
@@ -92,7 +94,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
         return self._observe(observations, dict.fromkeys(self._ids, 0.0)), self._info(observations, infos)
 
     def step(self, action: Mapping[str, Any]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        active = [agent for agent, status in self._status.items() if status == ACTIVE]
+        active = [agent for agent, status in self._status.items() if status in PRESENT]
         result = self.env.step({self._ids[agent]: action[agent] for agent in active})
         if not (isinstance(result, tuple) and len(result) == 5 and all(isinstance(part, Mapping) for part in result)):
             raise UserError(
@@ -109,9 +111,9 @@ class JointEnv(gymnasium.Env[Any, Any]):
                 # one that is gone without an ending has terminated
                 self._status[agent] = (ACTIVE if id in observations else TERMINATED) if left is None else left
             else:
-                self._status[agent] = ACTIVE if id in observations and not (terminated or truncated) else ABSENT
+                self._status[agent] = ENTERED if id in observations and not (terminated or truncated) else ABSENT
             self._returns[agent] += rewards[agent]
-        over = ACTIVE not in self._status.values()
+        over = not any(status in PRESENT for status in self._status.values())
         truncated = over and TRUNCATED in self._status.values()
         info = self._info(observations, infos)
         if over:
@@ -129,10 +131,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
     def _observe(self, observations: Mapping[Any, Any], rewards: Mapping[str, float]) -> dict[str, Any]:
         for agent, id in self._ids.items():
             if id in observations:
-                seen = observations[id]
-                if not isinstance(seen, Mapping):
-                    seen = {OBSERVATION: seen}
-                self._last[agent] = {key: seen[key] for key in self._parts[agent].spaces}
+                self._last[agent] = self._part(agent, observations[id])
         observation: dict[str, Any] = dict(self._last)
         observation[REWARD] = {agent: np.asarray(reward, np.float32) for agent, reward in rewards.items()}
         observation[STATUS] = {agent: np.asarray(status, np.uint8) for agent, status in self._status.items()}
@@ -140,25 +139,66 @@ class JointEnv(gymnasium.Env[Any, Any]):
             observation[STATE] = self._state()
         return observation
 
+    def assemble(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return observations and infos by agent, of any moment, in the joint layout; the others are absent.
+
+        ``state`` may be given beside the agents, if the policy sees it.
+        """
+        named = {str(id): x for id, x in observations.items() if id != STATE}
+        if unknown := [agent for agent in named if agent not in self._ids]:
+            raise UserError(
+                f'{self._name}: there is no agent "{unknown[0]}"; give observations by the names of agents: '
+                f"{', '.join(self._ids)}."
+            )
+        observation: dict[str, Any] = {
+            agent: self._part(agent, named[agent]) if agent in named else blank for agent, blank in self._blank.items()
+        }
+        status = {agent: ACTIVE if agent in named else ABSENT for agent in self._ids}
+        observation[REWARD] = dict.fromkeys(self._ids, np.zeros((), np.float32))
+        observation[STATUS] = {agent: np.asarray(x, np.uint8) for agent, x in status.items()}
+        if self._own_state is not None:
+            observation[STATE] = observations.get(STATE, blank_value(self.observation_space[STATE]))
+        by_name = {str(id): info for id, info in infos.items()}
+        masks = {
+            agent: self._mask_of(agent, named.get(agent), by_name.get(agent, {}), agent in named)
+            for agent in self._ids
+            if agent in self._masked
+        }
+        return observation, self._with_masks({}, masks)
+
+    def _with_masks(self, info: dict[str, Any], masks: dict[str, Any]) -> dict[str, Any]:
+        """Return an info with the masks; with a single action there is no dict of them."""
+        if not masks:
+            return info
+        (space, *more) = self._choices.values()
+        single = not more and not isinstance(space, spaces.Dict | spaces.Tuple)
+        return info | {self._mask: next(iter(masks.values())) if single else masks}
+
+    def _part(self, agent: str, observation: Any) -> dict[str, Any]:
+        """Return an agent's observation as in ``_parts``, without its mask."""
+        seen = observation if isinstance(observation, Mapping) else {OBSERVATION: observation}
+        return {key: seen[key] for key in self._parts[agent].spaces}
+
     def _info(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> dict[str, Any]:
         """Return the infos by agent, and the masks."""
         info: dict[str, Any] = {agent: infos.get(id, {}) for agent, id in self._ids.items()}
-        if self._masked:
-            info[self._mask] = {
-                agent: self._mask_of(agent, observations.get(self._ids[agent]), info[agent])
-                for agent in self._ids
-                if agent in self._masked
-            }
-        return info
+        masks = {
+            agent: self._mask_of(agent, observations.get(id), info[agent], self._acts(agent))
+            for agent, id in self._ids.items()
+            if agent in self._masked
+        }
+        return self._with_masks(info, masks)
 
-    def _mask_of(self, agent: str, observation: Any, info: Any) -> Any:
+    def _acts(self, agent: str) -> bool:
+        """Return whether the next action of an agent is used."""
+        turn = self._turns is None or self._turns.agent_selection == self._ids[agent]
+        return turn and self._status[agent] in PRESENT
+
+    def _mask_of(self, agent: str, observation: Any, info: Any, acts: bool) -> Any:
         """Return the mask of an agent; it allows the first choice only where the action is not used."""
         space = self._choices[agent]
         mask = observation.get(self._mask) if isinstance(observation, Mapping) else None
         mask = info.get(self._mask) if mask is None and isinstance(info, Mapping) else mask
-        acts = self._status[agent] == ACTIVE and (
-            self._turns is None or self._turns.agent_selection == self._ids[agent]
-        )
         if isinstance(space, spaces.Discrete):
             if acts and mask is None:
                 return np.ones(int(space.n), np.int8)

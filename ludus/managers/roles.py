@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from ludus.core.errors import UserError
 from ludus.core.spec import Spec, Specs, is_mask, mask_name
 from ludus.core.step import EnvStep, Episode
 from ludus.core.types import State, Tensors
-from ludus.environments.multiagent import ACTIVE, REWARD, STATE, STATUS, TERMINATED, TRUNCATED
+from ludus.environments.multiagent import ABSENT, ACTIVE, ENTERED, REWARD, STATE, STATUS, TERMINATED, TRUNCATED
 from ludus.managers.base import BatchManager
 
 ACTION = "action"  # name of an action that is not a Dict
@@ -25,38 +24,42 @@ def agents_of(observation: Specs) -> list[str]:
     return list(dict.fromkeys(spec.result_of for spec in observation.values() if spec.result_of))
 
 
+def refuse_unowned(joint: BatchManager, agents: Sequence[str]) -> None:
+    """Refuse observations that belong to no agent, such as those that a wrapper adds."""
+    for name, spec in joint.observation.items():
+        if not (spec.result_of or is_mask(name) or name == STATE or name.partition("/")[0] in agents):
+            raise UserError(
+                f'{joint.name}: the observation "{name}" belongs to no agent, so it cannot be divided among them; '
+                "remove the wrapper, or previous_action and previous_reward from preprocess.observation."
+            )
+
+
 class AgentRows:
     """The rows of some agents, which observe and do the same things: n·e to n·(e + 1) are those of environment e."""
 
     def __init__(self, joint: BatchManager, agents: Sequence[str], role: str = DEFAULT_ROLE) -> None:
         self.agents = list(agents)
         named = [_names(joint, agent) for agent in agents]
-        for agent, (seen, done) in zip(agents, named, strict=True):
-            _refuse_difference(joint, role, (agents[0], *named[0]), (agent, seen, done))
+        for agent, names in zip(agents, named, strict=True):
+            _refuse_difference(joint, role, (agents[0], *named[0]), (agent, *names))
         observed, acts = named[0]
         self._observed = {name: [seen[name] for seen, _ in named] for name in observed}
-        self.action_names = {name: [done[name] for _, done in named] for name in acts}
+        self._acts = {name: [done[name] for _, done in named] for name in acts}
         observation = {name: _renamed(joint.observation[full], agents[0]) for name, full in observed.items()}
         if STATE in joint.observation:
             self._observed[STATE] = [STATE] * len(agents)
             observation[STATE] = joint.observation[STATE]
         self.role = Role(observation, {name: joint.action[full] for name, full in acts.items()}, len(agents))
-        self.active = torch.zeros(joint.batch, len(agents), dtype=torch.bool)  # after the last step
-        self.before = torch.zeros_like(self.active)  # the same before the last step
 
-    def advance(self, step: EnvStep, environments: slice) -> EnvStep:
-        """Return the next step of some environments in rows."""
-        self.before[environments] = self.active[environments] & ~step.first.unsqueeze(1)
-        self.active[environments] = self._stack(step, STATUS) == ACTIVE
-        return self.divide(step, self.before[environments])
+    def divide(self, step: EnvStep) -> EnvStep:
+        """Return a step of environments in rows of single agents.
 
-    def divide(self, step: EnvStep, before: Tensor) -> EnvStep:
-        """Return a step of environments in rows; ``before``: which agents were there when it began, ``[B, n]``.
-
-        A row is real where its agent was there before the step. An agent that enters later begins an episode.
+        A row is real where its agent was in the world when the step began, and padding while it is absent. It begins
+        an episode at the reset of its world, or where its agent enters later.
         """
         status, first = self._stack(step, STATUS), step.first.unsqueeze(1)
-        real, stays = step.real.unsqueeze(1) & before, status == ACTIVE
+        stays, entered = status == ACTIVE, status == ENTERED
+        real = step.real.unsqueeze(1) & ~entered & (status != ABSENT)
         terminated = real & ((status == TERMINATED) | (stays & step.terminated.unsqueeze(1)))
         truncated = real & ((status == TRUNCATED) | (stays & step.truncated.unsqueeze(1)))
         observation = {
@@ -64,16 +67,23 @@ class AgentRows:
             for name, fulls in self._observed.items()
         }
         reward = torch.where(real, self._stack(step, REWARD), 0.0)
-        flags = (reward, terminated, truncated, first | (stays & ~before), real)
+        flags = (reward, terminated, truncated, first | entered, real)
         return EnvStep(observation, *(x.flatten() for x in flags))
 
     def join(self, actions: Tensors) -> Tensors:
-        """Return the actions of rows by their names in the joint layout, ``[B, …]``."""
+        """Return what rows have by action name, ``[B·n, …]``, by their names in the joint layout, ``[B, …]``."""
         joint: Tensors = {}
-        for name, fulls in self.action_names.items():
-            parts = actions[name].unflatten(0, (-1, len(fulls))).unbind(1)
-            joint |= dict(zip(fulls, parts, strict=True))
+        for name, x in actions.items():
+            joint |= dict(zip(self._acts[name], self.fold(x).unbind(1), strict=True))
         return joint
+
+    def join_transform(self, action_transform: Mapping[str, str]) -> dict[str, str]:
+        """Return an agent's ``action_transform`` by names in the joint layout."""
+        return {full: kind for name, kind in action_transform.items() for full in self._acts[name]}
+
+    def fold(self, x: Tensor) -> Tensor:
+        """Return a tensor of rows ``[B·n, …]`` as ``[B, n, …]``."""
+        return x.unflatten(0, (-1, len(self.agents)))
 
     def _stack(self, step: EnvStep, kind: str) -> Tensor:
         return torch.stack([step.observation[f"{kind}/{agent}"] for agent in self.agents], 1)
@@ -86,12 +96,11 @@ class RolesManager(EnvironmentManager):
     ``observation`` and ``action`` are those of one agent.
     """
 
-    def __init__(self, joint: BatchManager, roles: Mapping[str, Sequence[str]]) -> None:
-        self.joint = joint
-        self.parts = {role: AgentRows(joint, agents, role) for role, agents in roles.items()}
+    def __init__(self, joint: BatchManager, parts: Mapping[str, AgentRows]) -> None:
+        self.joint, self.parts = joint, dict(parts)
         self.name, self.batch, self.groups, self.backend = joint.name, joint.batch, joint.groups, joint.backend
         self.full_reset = joint.full_reset
-        self.observation, self.action = next(iter(self.parts.values())).role[:2]
+        self.observation, self.action, _ = next(iter(parts.values())).role
         joint.on_warning = lambda text: self.on_warning(text)
 
     @property
@@ -99,7 +108,7 @@ class RolesManager(EnvironmentManager):
         return {role: part.role for role, part in self.parts.items()}
 
     def reset_roles(self, seed: int) -> dict[str, EnvStep]:
-        return self._advance(self.joint.reset(seed), slice(None))
+        return self._divide(self.joint.reset(seed))
 
     def send_roles(self, actions: dict[str, Tensors], group: int = 0) -> None:
         joint: Tensors = {}
@@ -108,26 +117,20 @@ class RolesManager(EnvironmentManager):
         self.joint.send(joint, group)
 
     def recv_roles(self, group: int = 0) -> dict[str, EnvStep]:
-        return self._advance(self.joint.recv(group), self.groups[group])
+        return self._divide(self.joint.recv(group))
 
     def last_roles(self) -> dict[str, EnvStep]:
-        last = self.joint.last_step()
-        return {role: part.divide(last, part.before) for role, part in self.parts.items()}
+        return self._divide(self.joint.last_step())
 
-    def _advance(self, step: EnvStep, environments: slice) -> dict[str, EnvStep]:
-        return {role: part.advance(step, environments) for role, part in self.parts.items()}
+    def _divide(self, step: EnvStep) -> dict[str, EnvStep]:
+        return {role: part.divide(step) for role, part in self.parts.items()}
 
     def set_action_transform(self, action_transform: Mapping[str, str]) -> None:
-        (role,) = self.parts
-        self.set_action_transforms({role: action_transform})
-
-    def set_action_transforms(self, by_role: Mapping[str, Mapping[str, str]]) -> None:
-        """Set how the actions of each role are mapped to the environment's."""
-        joint: dict[str, str] = {}
-        for role, transform in by_role.items():
-            for name, kind in transform.items():
-                joint |= dict.fromkeys(self.parts[role].action_names[name], kind)
-        self.joint.set_action_transform(joint)
+        """Set it for the only role, or with several, by names in the joint layout."""
+        if len(self.parts) == 1:
+            (part,) = self.parts.values()
+            action_transform = part.join_transform(action_transform)
+        self.joint.set_action_transform(action_transform)
 
     def reset(self, seed: int) -> EnvStep:
         (step,) = self.reset_roles(seed).values()
@@ -163,15 +166,6 @@ class RolesManager(EnvironmentManager):
         """How ``load_state_dict`` restored the environments."""
         return self.joint.restored
 
-    @property
-    def render_fps(self) -> float:
-        """Frames per second of videos; 0: unknown."""
-        return self.joint.render_fps
-
-    def render(self, row: int = 0) -> Any:
-        """Render one environment."""
-        return self.joint.render(row)  # type: ignore[attr-defined]
-
     def current_call(self) -> tuple[int, ...] | None:
         return self.joint.current_call()
 
@@ -179,26 +173,10 @@ class RolesManager(EnvironmentManager):
         self.joint.close()
 
     def state_dict(self) -> State:
-        before = {role: part.before.clone() for role, part in self.parts.items()}
-        return {"joint": self.joint.state_dict(), "before": before}
+        return self.joint.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        self.joint.load_state_dict(state["joint"])
-        last = self.joint.last_step()
-        for role, part in self.parts.items():
-            part.advance(last, slice(None))
-            part.before.copy_(state["before"][role] & ~last.first.unsqueeze(1))
-
-
-def divide_agents(joint: BatchManager, layout: str, roles: Mapping[str, Sequence[str]] | None = None) -> Any:
-    """Return a manager with a row for each agent, if there are several and ``layout`` is not joint.
-
-    ``roles`` are the agents by role; by default all have one.
-    """
-    agents = agents_of(joint.observation)
-    if not agents or layout == "joint":
-        return joint
-    return RolesManager(joint, roles or {DEFAULT_ROLE: agents})
+        self.joint.load_state_dict(state)
 
 
 def _names(joint: BatchManager, agent: str) -> tuple[dict[str, str], dict[str, str]]:

@@ -56,7 +56,7 @@ def find_ineffective(settings: Settings[Any], observation: Specs, action: Specs)
         yield "network.shared", f"the networks of agent {settings.agent_name} cannot share a trunk"
     if ":" in settings.agent_name:  # the user's agent may read any setting
         return
-    for name, why in settings.agent.unused(observation, action, settings.env.num):
+    for name, why in settings.agent.unused(observation, action, settings.rows):
         yield f"agent.{name}", why
 
 

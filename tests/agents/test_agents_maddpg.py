@@ -99,7 +99,7 @@ def test_the_critics_gradient_is_that_by_hand(two_agents: Any) -> None:
             gradients[i] = [a + b for a, b in zip(gradients[i], found, strict=True)]
     assert 0 < int(batch.terminated.sum()) < size
     losses, _ = agent.critic_loss(batch)
-    assert float(losses["critic"]) == pytest.approx(loss, rel=1e-6)
+    assert float(losses["critic"].detach()) == pytest.approx(loss, rel=1e-6)
     critic = agent.networks["critic"]
     layers = (critic.layers[0], critic.projections["value"])
     parameters = [x for layer in layers for x in (layer.weight, layer.bias)]
@@ -131,7 +131,7 @@ def test_the_actors_gradient_is_that_by_hand(two_agents: Any) -> None:
             found, _ = actors[i].backward(own[i], through)
             gradients[i] = [a + b for a, b in zip(gradients[i], found, strict=True)]
     losses, _ = agent.actor_loss(batch)
-    assert float(losses["actor"]) == pytest.approx(loss, rel=1e-6)
+    assert float(losses["actor"].detach()) == pytest.approx(loss, rel=1e-6)
     actor = agent.networks["actor"]
     layers = (actor.layers[0], actor.projections["policy"])
     parameters = [x for layer in layers for x in (layer.weight, layer.bias)]
@@ -193,7 +193,7 @@ def test_each_episode_has_one_policy_of_each_agents_ensemble() -> None:
     assert kept.state[CHOSEN].equal(drawn.state[CHOSEN])
     # the output is that of the chosen policy alone
     inputs, first = agent.step_inputs(step), step.first[None]
-    chosen = drawn.experience["policy"][None]
+    chosen = drawn.experience["policy"][None].clone()
     whole = torch.stack([agent.outputs(inputs, first, torch.full_like(chosen, k)) for k in range(3)], 3)
     index = chosen[..., None, None].expand(*chosen.shape, 1, 5)
     assert agent.outputs(inputs, first, chosen).equal(whole.gather(3, index).squeeze(3))

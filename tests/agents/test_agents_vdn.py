@@ -83,7 +83,7 @@ def test_the_loss_is_that_by_hand(name: str) -> None:
             squares.append((target - mixed(agent, agent.networks, taken, batch, 0, row)) ** 2)
     assert {1, 3, 4, 6} <= seen
     losses, _ = agent.compute_loss(batch)
-    assert float(losses["value"]) == pytest.approx(np.mean(squares), rel=1e-4)
+    assert float(losses["value"].detach()) == pytest.approx(np.mean(squares), rel=1e-4)
     worker.close()
 
 
