@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ludus.agents.joint_layout import OWN, JointLayout
 from ludus.agents.off_policy import CURRENT, MEAN, NEXT, OffPolicy, with_experience
 from ludus.agents.replay_actor_critic import at_time, noise_chunk, priority_metric, random_actions
-from ludus.agents.team import OWN, Team
 from ludus.core.batch import Batch, Learned
 from ludus.core.errors import UserError, check_ranges
 from ludus.core.hidden_state import HiddenState
@@ -23,7 +23,6 @@ from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Group, Updater
-from ludus.environments.multiagent import ACTIVE, TERMINATED, TRUNCATED
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.action_noise import NoiseKind, make_action_noise
 from ludus.networks.build import network_spec
@@ -102,20 +101,20 @@ class MADDPG(OffPolicy):
         if any(network.recurrent for network in networks.values()):
             raise UserError("maddpg learns from single transitions; use a feed-forward network, or qmix, vdn or mappo.")
         super().__init__(observation, action, config, networks)
-        self.team = Team("maddpg", observation, action, continuous=True)
+        self.joint = JointLayout("maddpg", observation, action, continuous=True)
         self.noise = make_action_noise(config.noise, config.noise_sigma, config.noise_sigma_end)
         self.policies = config.policies
 
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """Ask for ``policies`` actors and one critic per agent; critics get what all agents see and do."""
-        team = Team("maddpg", observation, action, continuous=True)
+        joint = JointLayout("maddpg", observation, action, continuous=True)
         critic = network_spec(observation, {"value": (1,)})
-        inputs = critic.inputs | {ACTION: (team.size * team.width,)}
-        actors = team.size * config.policies
+        inputs = critic.inputs | {ACTION: (joint.size * joint.width,)}
+        actors = joint.size * config.policies
         return {
-            "actor": NetworkSpec({OWN: (team.features,)}, {"policy": (team.width,)}, members=actors),
-            "critic": critic._replace(inputs=inputs, concatenate=True, members=team.size),
+            "actor": NetworkSpec({OWN: (joint.features,)}, {"policy": (joint.width,)}, members=actors),
+            "critic": critic._replace(inputs=inputs, concatenate=True, members=joint.size),
         }
 
     @property
@@ -133,30 +132,30 @@ class MADDPG(OffPolicy):
     def initial_state(self, batch: int) -> HiddenState:
         """Return the state of the noise on Box actions, and which policies act."""
         state = HiddenState()
-        if not all(self.team.discrete):
-            state |= self.noise.initial_state(batch, self.team.size * self.team.width, self.device)
+        if not all(self.joint.discrete):
+            state |= self.noise.initial_state(batch, self.joint.size * self.joint.width, self.device)
         if self.policies > 1:
-            state[CHOSEN] = torch.zeros(batch, self.team.size, dtype=torch.int64, device=self.device)
+            state[CHOSEN] = torch.zeros(batch, self.joint.size, dtype=torch.int64, device=self.device)
         return state
 
     def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
         """Draw what samples choices, noise on the numbers of a Box, and which policies act in a new episode."""
-        team, batch = self.team, rows.total
+        joint, batch = self.joint, rows.total
 
         def draw(steps: int, g: torch.Generator) -> Tensors:
             drawn: Tensors = {}
-            if any(team.discrete):
-                uniform = torch.rand(steps, batch, team.size, team.width, generator=g, device=g.device)
+            if any(joint.discrete):
+                uniform = torch.rand(steps, batch, joint.size, joint.width, generator=g, device=g.device)
                 drawn["gumbel"] = gumbel(uniform)
-            if not all(team.discrete):
-                drawn["noise"] = self.noise.draw(steps, batch, team.size * team.width, g)
-                drawn["random"] = random_actions(steps, batch, team.size * team.width, g)
+            if not all(joint.discrete):
+                drawn["noise"] = self.noise.draw(steps, batch, joint.size * joint.width, g)
+                drawn["random"] = random_actions(steps, batch, joint.size * joint.width, g)
             if self.policies > 1:
-                shape = (steps, batch, team.size)
+                shape = (steps, batch, joint.size)
                 drawn["policy"] = torch.randint(self.policies, shape, generator=g, device=g.device)
             return drawn
 
-        return Noise(draw, generator, rows, noise_chunk(3 * batch * team.size * team.width))
+        return Noise(draw, generator, rows, noise_chunk(3 * batch * joint.size * joint.width))
 
     @torch.inference_mode()
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
@@ -164,42 +163,42 @@ class MADDPG(OffPolicy):
 
         Of several policies, one is drawn at the start of each episode; without ``noise`` they take turns.
         """
-        team, experience = self.team, {}
+        joint, experience = self.joint, {}
         chosen = None
         if self.policies > 1:
             drawn = (state[CHOSEN] + 1) % self.policies if noise is None else noise["policy"]
             chosen = experience["policy"] = torch.where(step.first.unsqueeze(-1), drawn, state[CHOSEN])
             state = HiddenState(state | {CHOSEN: chosen})
         output = self.outputs(self.step_inputs(step), step.first[None], chosen).squeeze(0)
-        vectors = self.to_actions(output, team.masks(step.observation), None if noise is None else noise.get("gumbel"))
-        if noise is not None and not all(team.discrete):
+        vectors = self.to_actions(output, joint.masks(step.observation), None if noise is None else noise.get("gumbel"))
+        if noise is not None and not all(joint.discrete):
             numbers = noise["random"]
             if self.updates:
                 numbers, state = self.noise.apply(vectors.flatten(1), noise["noise"], state, step.first)
-            vectors = torch.where(team.is_discrete, vectors, numbers.view_as(vectors))
-        return AgentStep(team.decode(vectors), experience, state)
+            vectors = torch.where(joint.is_discrete, vectors, numbers.view_as(vectors))
+        return AgentStep(joint.decode(vectors), experience, state)
 
     def outputs(self, inputs: Tensors, first: Tensor, chosen: Tensor | None, target: bool = False) -> Tensor:
         """Return the outputs ``[T, B, N, A]`` of the actors, or of those of each agent's policies that are chosen."""
-        own = self.team.own(inputs)
+        own = self.joint.own(inputs)
         if chosen is None:
             return self.run("actor", {OWN: own}, HiddenState(), first, target)[0]["policy"]
         each = {OWN: own.repeat_interleave(self.policies, 2)}
         found = self.run("actor", each, HiddenState(), first, target)[0]["policy"]
-        found = found.unflatten(2, (self.team.size, self.policies))
-        index = chosen.expand(*own.shape[:3])[..., None, None].expand(*own.shape[:3], 1, self.team.width)
+        found = found.unflatten(2, (self.joint.size, self.policies))
+        index = chosen.expand(*own.shape[:3])[..., None, None].expand(*own.shape[:3], 1, self.joint.width)
         return found.gather(3, index).squeeze(3)
 
     def to_actions(self, output: Tensor, mask: Tensor | None, noise: Tensor | None) -> Tensor:
         """Turn outputs ``[..., N, A]`` into actions: tanh, and one-hot choices, the most likely ones without noise."""
-        team = self.team
-        numbers = output.tanh() * team.exists
-        if not any(team.discrete):
+        joint = self.joint
+        numbers = output.tanh() * joint.exists
+        if not any(joint.discrete):
             return numbers
         logits = output if mask is None else mask_logits(output, mask)
         noise = torch.zeros_like(logits) if noise is None else noise
         choices = straight_through_sample(logits, noise, self.config.temperature)
-        return choices if all(team.discrete) else torch.where(team.is_discrete, choices, numbers)
+        return choices if all(joint.discrete) else torch.where(joint.is_discrete, choices, numbers)
 
     def q(self, inputs: Tensors, actions: Tensor, first: Tensor, target: bool = False) -> Tensor:
         """Return each agent's Q ``[T, B, N]`` of all agents' actions ``[T, B, N·A]``, or ``[T, B, N, N·A]``."""
@@ -209,7 +208,7 @@ class MADDPG(OffPolicy):
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
         """Return the mean over agents of Q, as the reward of the world is the mean of theirs."""
         inputs, first = self.step_inputs(step), step.first[None]
-        mask = self.team.masks({name: x[None] for name, x in step.observation.items()})
+        mask = self.joint.masks({name: x[None] for name, x in step.observation.items()})
         actions = self.to_actions(self.outputs(inputs, first, state.get(CHOSEN)), mask, None)
         return self.unscale_value(self.q(inputs, actions.flatten(2), first).mean(-1).squeeze(0))
 
@@ -219,21 +218,19 @@ class MADDPG(OffPolicy):
 
         An agent that has left has share 0, and its action is zero for the others' critics.
         """
-        team, config = self.team, self.config
-        status, reward = team.status(batch.observation), team.rewards(batch.observation)[NEXT]
-        active = status[CURRENT] == ACTIVE
-        ended = status[NEXT] == TERMINATED
-        stays = (status[NEXT] == ACTIVE) | (status[NEXT] == TRUNCATED)  # a time limit: it could have gone on
+        joint, config = self.joint, self.config
+        now, later = ({name: x[part] for name, x in batch.observation.items()} for part in (CURRENT, NEXT))
+        active, reward = joint.active(now), joint.rewards(later)
         batch = self.with_shares(batch, sum_over_ranks)
         added = {
             "reward": reward if self.reward_scaler is None else self.reward_scaler.scale(reward),
-            "discount": config.gamma * (~ended).float(),
+            "discount": config.gamma * (~joint.terminated(later)).float(),
             "share": active * batch.weight.unsqueeze(-1) / sum_over_ranks(active.sum((0, 1))).clamp(min=1),
-            "stays": stays.float(),
-            "actions": team.encode(batch.action) * active.unsqueeze(-1),
+            "continues": joint.continues(later).float(),
+            "actions": joint.encode(batch.action) * active.unsqueeze(-1),
         }
-        if any(team.discrete):
-            uniform = self.draw(2, *active.shape, team.width, uniform=True)
+        if any(joint.discrete):
+            uniform = self.draw(2, *active.shape, joint.width, uniform=True)
             added["gumbel"], added["target_gumbel"] = gumbel(uniform).unbind()
         return with_experience(batch, **added)
 
@@ -242,9 +239,9 @@ class MADDPG(OffPolicy):
         given, inputs = batch.experience, self.inputs(batch.observation)
         with torch.no_grad():
             later, first = at_time(inputs, batch.first, NEXT)
-            mask = self.team.masks({name: x[NEXT] for name, x in batch.observation.items()})
+            mask = self.joint.masks({name: x[NEXT] for name, x in batch.observation.items()})
             output = self.outputs(later, first, given.get("policy"), target=True)
-            actions = self.to_actions(output, mask, given.get("target_gumbel")) * given["stays"].unsqueeze(-1)
+            actions = self.to_actions(output, mask, given.get("target_gumbel")) * given["continues"].unsqueeze(-1)
             target = td_target(given["reward"], given["discount"], self.q(later, actions.flatten(2), first, True))
         now, first = at_time(inputs, batch.first, CURRENT)
         q = self.q(now, given["actions"].flatten(2), first)
@@ -257,15 +254,15 @@ class MADDPG(OffPolicy):
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return −Q of each agent's critic, given that agent's new action and the others' actions of the replay."""
-        team, given = self.team, batch.experience
+        joint, given = self.joint, batch.experience
         inputs, first = at_time(self.inputs(batch.observation), batch.first, CURRENT)
-        mask = team.masks({name: x[CURRENT] for name, x in batch.observation.items()})
+        mask = joint.masks({name: x[CURRENT] for name, x in batch.observation.items()})
         output = self.outputs(inputs, first, given.get("policy"))
         new = self.to_actions(output, mask, given.get("gumbel"))
-        own = torch.eye(team.size, dtype=torch.bool, device=new.device).unsqueeze(-1)  # [N, N, 1]
+        own = torch.eye(joint.size, dtype=torch.bool, device=new.device).unsqueeze(-1)  # [N, N, 1]
         actions = torch.where(own, new.unsqueeze(2), given["actions"].unsqueeze(2))  # [T, B, N critics, N agents, A]
         q = self.q(inputs, actions.flatten(3), first)
-        squares = (output.square() * team.exists).sum(-1) / team.exists.sum(-1)
+        squares = (output.square() * joint.exists).sum(-1) / joint.exists.sum(-1)
         return {
             "actor": share_sum(ddpg_actor_loss(q), given["share"]),
             "output": share_sum(squares, given["share"]),
@@ -292,4 +289,4 @@ class MADDPG(OffPolicy):
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Return the learning rate, and the noise on Box actions, at this share of the run."""
         sigma = self.noise.update(progress)
-        return super().schedule(progress) | ({} if all(self.team.discrete) else {"noise_sigma": sigma})
+        return super().schedule(progress) | ({} if all(self.joint.discrete) else {"noise_sigma": sigma})

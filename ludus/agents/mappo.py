@@ -7,6 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from ludus.agents.ppo import PPO, PPOConfig
+from ludus.core.errors import UserError
+from ludus.core.network import NetworkSpec
+from ludus.core.spec import Specs
+from ludus.environments.multiagent import STATE
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,7 @@ class IPPOConfig(PPOConfig):
 class MAPPOConfig(PPOConfig):
     """Settings of MAPPO: those of PPO, with an actor that does not see the state."""
 
-    NETWORK_DEFAULTS = MappingProxyType({"actor.sees": ("*", "!state")})
+    NETWORK_DEFAULTS = MappingProxyType({"actor.sees": ("*", f"!{STATE}")})
 
 
 class MAPPO(PPO):
@@ -26,3 +30,10 @@ class MAPPO(PPO):
 
     Config: type[Any] = MAPPOConfig
     global_state = True
+
+    @classmethod
+    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
+        """Ask for the networks of PPO; refuse environments with a single agent, which have no ``state``."""
+        if STATE not in observation:
+            raise UserError("mappo is for environments with several agents, but this one has a single agent; use ppo.")
+        return super().requirements(observation, action, config, shared)

@@ -36,7 +36,7 @@ class QMIX(VDN):
     """VDN with a mixing network in place of the sum.
 
     Its weights are outputs of the network ``mixer``, which gets the state of the world and is used in training only.
-    They are not negative, so the choices that are best for each agent are best for the team.
+    They are not negative, so the choices that are best for each agent are best for the joint.
     """
 
     Config: type[Any] = QMIXConfig
@@ -47,7 +47,7 @@ class QMIX(VDN):
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """Ask also for the network of the mixing network's weights."""
-        agents, units = cls.make_team(observation, action).size, config.mixing
+        agents, units = cls.make_joint(observation, action).size, config.mixing
         outputs = {"weight": (agents * units,), "bias": (units,), "last_weight": (units,), "last_bias": (1,)}
         q = super().requirements(observation, action, config, shared)
         return q | {"mixer": network_spec(observation, outputs)}
@@ -55,5 +55,5 @@ class QMIX(VDN):
     def mix(self, q: Tensor, inputs: Tensors, state: HiddenState, first: Tensor, target: bool = False) -> Tensor:
         """Return the team's value ``[T, B]`` of the agents' values ``[T, B, N]``."""
         given, _ = self.run("mixer", inputs, state, first, target)
-        weight = given["weight"].unflatten(-1, (self.team.size, self.config.mixing))
+        weight = given["weight"].unflatten(-1, (self.joint.size, self.config.mixing))
         return monotonic_mixing(q, weight, given["bias"], given["last_weight"], given["last_bias"].squeeze(-1))

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ludus.agents.joint_layout import OWN, JointLayout
 from ludus.agents.off_policy import CURRENT, MEAN, OffPolicy
 from ludus.agents.replay_actor_critic import at_time, noise_chunk, priority_metric, targets
-from ludus.agents.team import OWN, Team
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import UnusedSetting
 from ludus.core.errors import check_ranges
@@ -23,7 +23,6 @@ from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
-from ludus.environments.multiagent import ACTIVE, TRUNCATED
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.epsilon import Epsilon, epsilon_greedy
 from ludus.ops.policy_gradient import share_sum
@@ -64,7 +63,7 @@ class VDNConfig(ReplayConfig):
 
 
 class VDN(OffPolicy):
-    """One network gives the values of each agent's choices; their sum learns from the reward of the team.
+    """One network gives the values of each agent's choices; their sum learns from the reward of the joint.
 
     The network gets an agent's own observations and its number, one-hot. The target is that of Double DQN.
     """
@@ -79,34 +78,34 @@ class VDN(OffPolicy):
         self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
     ) -> None:
         super().__init__(observation, action, config, networks)
-        self.team = self.make_team(observation, action)
+        self.joint = self.make_joint(observation, action)
         settings = (config.epsilon_start, config.epsilon_end, config.epsilon_share)
         self.epsilon = Epsilon(config.epsilon_schedule, *settings)
 
     @classmethod
-    def make_team(cls, observation: Specs, action: Specs) -> Team:
+    def make_joint(cls, observation: Specs, action: Specs) -> JointLayout:
         """Return the agents of a world."""
-        return Team(cls.__name__.lower(), observation, action)
+        return JointLayout(cls.__name__.lower(), observation, action)
 
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """Ask for the network that gives the values of an agent's choices."""
-        team = cls.make_team(observation, action)
-        return {"q": NetworkSpec({OWN: (team.features + team.size,)}, {"q": (team.width,)})}
+        joint = cls.make_joint(observation, action)
+        return {"q": NetworkSpec({OWN: (joint.features + joint.size,)}, {"q": (joint.width,)})}
 
     def zeros(self, names: tuple[str, ...], batch: int) -> HiddenState:
         """Return the initial hidden state of some networks; that of ``q`` is ``[B, N, …]``."""
         state = super().zeros(names, batch)
         if "q" in names:
-            each = super().zeros(("q",), batch * self.team.size)
-            state |= each.map(lambda x: x.unflatten(0, (batch, self.team.size)))
+            each = super().zeros(("q",), batch * self.joint.size)
+            state |= each.map(lambda x: x.unflatten(0, (batch, self.joint.size)))
         return state
 
     def inputs(self, observation: Tensors) -> Tensors:
         """Add what the network ``q`` gets, ``[T, B, N, F + N]``."""
         ready = super().inputs(observation)
-        own = self.team.own(ready)
-        numbers = torch.eye(self.team.size, device=own.device).expand(*own.shape[:2], -1, -1)
+        own = self.joint.own(ready)
+        numbers = torch.eye(self.joint.size, device=own.device).expand(*own.shape[:2], -1, -1)
         return ready | {OWN: torch.cat([own, numbers], -1)}
 
     def q(self, inputs: Tensors, state: HiddenState, first: Tensor, target: bool = False) -> tuple[Tensor, HiddenState]:
@@ -120,7 +119,7 @@ class VDN(OffPolicy):
         """Run a network; ``q`` has a row for each agent."""
         if name != "q":
             return super().run(name, observation, state, first, target, **more)
-        agents = self.team.size
+        agents = self.joint.size
         given = {OWN: observation[OWN].flatten(1, 2)}
         of_rows = state.select("q").map(lambda x: x.flatten(0, 1)).with_prefix("q")
         outputs, new = super().run("q", given, of_rows, first.repeat_interleave(agents, 1), target, **more)
@@ -133,7 +132,7 @@ class VDN(OffPolicy):
 
     def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
         """Draw for each agent whether it explores, and its random choice."""
-        agents, choices = self.team.size, self.team.width
+        agents, choices = self.joint.size, self.joint.width
 
         def draw(steps: int, g: torch.Generator) -> Tensors:
             drawn = self.epsilon.draw(steps, rows.total * agents, choices, g)
@@ -145,12 +144,12 @@ class VDN(OffPolicy):
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Return each agent's best choice; with ``noise``, a random one with probability ε."""
         q, state = self.q(self.step_inputs(step), state, step.first[None])
-        q, mask = q.squeeze(0), self.team.masks(step.observation)
+        q, mask = q.squeeze(0), self.joint.masks(step.observation)
         if noise is None:
             chosen = greedy(q, mask)
         else:
             chosen = epsilon_greedy(q, noise["explore"], noise["choice"], self.epsilon.value, mask)
-        return AgentStep(dict(zip(self.team.actions, chosen.unbind(-1), strict=True)), {}, state)
+        return AgentStep(dict(zip(self.joint.actions, chosen.unbind(-1), strict=True)), {}, state)
 
     @torch.inference_mode()
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
@@ -158,8 +157,8 @@ class VDN(OffPolicy):
         if self.networks.keys() != {"q"}:
             self.refuse_recurrent_value()
         inputs, first = self.step_inputs(step), step.first[None]
-        q, status = self.q(inputs, state, first)[0], self.team.status(step.observation)
-        best = gather_action(q, greedy(q, self.team.masks(step.observation))) * (status == ACTIVE)
+        q, active = self.q(inputs, state, first)[0], self.joint.active(step.observation)
+        best = gather_action(q, greedy(q, self.joint.masks(step.observation))) * active
         return self.unscale_value(self.mix(best, inputs, state, first).squeeze(0))
 
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
@@ -184,27 +183,27 @@ class VDN(OffPolicy):
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return the squared TD error of the team's value; agents that have left add nothing to it."""
-        inputs, status = self.inputs(batch.observation), self.team.status(batch.observation)
+        inputs, active = self.inputs(batch.observation), self.joint.active(batch.observation)
         q, _ = self.q(inputs, batch.state, batch.first)  # [T + 1, B, N, A]
-        chosen = torch.stack([batch.action[name] for name in self.team.actions], -1)
-        taken = gather_action(q[CURRENT], chosen) * (status[CURRENT] == ACTIVE)
+        chosen = torch.stack([batch.action[name] for name in self.joint.actions], -1)
+        taken = gather_action(q[CURRENT], chosen) * active[CURRENT]
         value = self.mix(taken, *self._at(inputs, batch, CURRENT))
         with torch.no_grad():
-            target = targets(batch, self._target_value(batch, inputs, q.detach(), status), self.config)
+            target = targets(batch, self._target_value(batch, inputs, q.detach()), self.config)
         error = target - value
         metrics = {"q": share_sum(value.detach(), batch.experience[MEAN])}
         metrics |= priority_metric(error.unsqueeze(-1), batch, self.config)
         return {"value": share_sum(error.square(), batch.share)}, metrics
 
-    def _target_value(self, batch: Batch, inputs: Tensors, q: Tensor, status: Tensor) -> Tensor:
+    def _target_value(self, batch: Batch, inputs: Tensors, q: Tensor) -> Tensor:
         """Return the target networks' team value ``[T, B]`` of the choices that are best online (Double DQN)."""
         states = self.target_states
         later, _, first = self._at(inputs, batch, states)
         old = batch.state.select("target")
-        mask = self.team.masks({name: x[states] for name, x in batch.observation.items()})
-        best = gather_action(self.q(later, old, first, target=True)[0], greedy(q[states], mask))
-        stays = (status[states] == ACTIVE) | (status[states] == TRUNCATED)  # a time limit: it could have gone on
-        return self.mix(best * stays, later, old, first, target=True)[-len(batch.reward) :]
+        seen = {name: x[states] for name, x in batch.observation.items()}
+        best = greedy(q[states], self.joint.masks(seen))
+        values = gather_action(self.q(later, old, first, target=True)[0], best) * self.joint.continues(seen)
+        return self.mix(values, later, old, first, target=True)[-len(batch.reward) :]
 
     @staticmethod
     def _at(inputs: Tensors, batch: Batch, states: slice) -> tuple[Tensors, HiddenState, Tensor]:

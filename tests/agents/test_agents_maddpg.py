@@ -158,7 +158,7 @@ def test_agents_with_their_own_rewards_endings_and_masks() -> None:
         assert (given["share"][0, row] > 0).tolist() == [x > 0 for x in present]
         # the leaver terminates at 3; at 6 the others reach a time limit, after which values count
         assert given["discount"][0, row].tolist() == pytest.approx([0.95, 0.0 if t == 3 else 0.95, 0.95])
-        assert given["stays"][0, row].tolist() == [1, float(t < 3), 1]
+        assert given["continues"][0, row].tolist() == [1, float(t < 3), 1]
         vectors = given["actions"][0, row]
         assert vectors[0].argmax() == batch.action["masked"][0, row]
         assert vectors[1].sum() == present[1]

@@ -8,7 +8,13 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from ludus.containers.build import build_agent, build_evaluator, build_manager
+from ludus.containers.build import (
+    adapt_to_environment,
+    agents_per_environment,
+    build_agent,
+    build_evaluator,
+    build_manager,
+)
 from ludus.containers.local import LocalWorker
 from ludus.containers.updater import LocalUpdater
 from ludus.core.batch import Batch
@@ -18,13 +24,11 @@ SMALL: dict[str, Any] = {
     "network.hidden": (16,),
     "network.lstm_size": 8,
     "env.num": 4,
-    "agent.batch_size": 16,
-    "agent.warmup": 32,
-    "agent.replay": 1_000,
     "evaluation.every": 0,
     "evaluation.episodes": 4,
     "nb_step": 1_000,
 }
+REPLAY: dict[str, Any] = {"agent.batch_size": 16, "agent.warmup": 32, "agent.replay": 1_000}
 Results = tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]
 
 
@@ -32,8 +36,11 @@ def make_worker(world: str, agent: str, **changes: Any) -> LocalWorker:
     """A worker that reports to nobody; keys of ``changes`` have ``__`` for dots."""
     torch.set_num_threads(1)
     dotted = {key.replace("__", "."): value for key, value in changes.items()}
-    settings = resolve_settings(f"{__name__}:{world}", agent, "none", None, SMALL | dotted).settings
-    manager = build_manager(settings)
+    small = SMALL | (REPLAY if agent in ("maddpg", "vdn", "qmix") else {})
+    resolved = resolve_settings(f"{__name__}:{world}", agent, "none", None, small | dotted)
+    manager = build_manager(resolved.settings)
+    agents = agents_per_environment(manager)
+    settings = adapt_to_environment(resolved, manager.observation, manager.action, agents).settings
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
     manager.set_action_transform(made.action_transform)
     return LocalWorker(settings, made, manager, LocalUpdater(made), build_evaluator(settings, made))

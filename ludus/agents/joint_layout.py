@@ -1,4 +1,4 @@
-"""The agents of a world in the joint layout: their observations, actions, rewards and presence as single tensors."""
+"""The joint layout (environments/multiagent.py): observations, actions and results of all agents as single tensors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch.nn import functional
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec, Specs, mask_name, network_inputs
 from ludus.core.types import Tensors
-from ludus.environments.multiagent import REWARD, STATUS
+from ludus.environments.multiagent import ACTIVE, ENTERED, REWARD, STATUS, TERMINATED, TRUNCATED
 from ludus.preprocess.observation import ObsPreprocessor
 
 OWN = "own"  # what a network of each agent gets: that agent's observations
 
 
-class Team(nn.Module):
+class JointLayout(nn.Module):
     """Converts between tensors by name, as in the joint layout, and tensors ``[..., N, size]`` of N agents.
 
     Agents with shorter observations are padded with zeros, and those with fewer choices with choices that are never
@@ -67,8 +67,20 @@ class Team(nn.Module):
         """Return the rewards ``[T, B, N]`` of the transitions that led to these observations."""
         return torch.stack([observation[f"{REWARD}/{agent}"] for agent in self.agents], -1)
 
-    def status(self, observation: Tensors) -> Tensor:
-        """Return what became of each agent in the transitions that led to these observations, ``[T, B, N]``."""
+    def active(self, observation: Tensors) -> Tensor:
+        """Return which agents are in the world and act next, ``[T, B, N]``."""
+        status = self._status(observation)
+        return (status == ACTIVE) | (status == ENTERED)
+
+    def continues(self, observation: Tensors) -> Tensor:
+        """Return which agents have a next action for values, ``[T, B, N]``: also those cut off by a time limit."""
+        return self.active(observation) | (self._status(observation) == TRUNCATED)
+
+    def terminated(self, observation: Tensors) -> Tensor:
+        """Return which agents terminated in the transitions that led to these observations, ``[T, B, N]``."""
+        return self._status(observation) == TERMINATED
+
+    def _status(self, observation: Tensors) -> Tensor:
         return torch.stack([observation[f"{STATUS}/{agent}"] for agent in self.agents], -1)
 
     def masks(self, observation: Tensors) -> Tensor | None:
