@@ -61,7 +61,7 @@ class JointLayout(nn.Module):
         flat = torch.cat([inputs[name] for name in self._owned], -1)
         if not self._equal:
             flat = functional.pad(flat, (0, 1)).index_select(-1, self.index)
-        return flat.unflatten(-1, (self.size, self.features))
+        return flat.view(*flat.shape[:-1], self.size, self.features)
 
     def rewards(self, observation: Tensors) -> Tensor:
         """Return the rewards ``[T, B, N]`` of the transitions that led to these observations."""

@@ -185,7 +185,7 @@ class MADDPG(OffPolicy):
             return self.run("actor", {OWN: own}, HiddenState(), first, target)[0]["policy"]
         each = {OWN: own.repeat_interleave(self.policies, 2)}
         found = self.run("actor", each, HiddenState(), first, target)[0]["policy"]
-        found = found.unflatten(2, (self.joint.size, self.policies))
+        found = found.reshape(*own.shape[:3], self.policies, self.joint.width)
         index = chosen.expand(*own.shape[:3])[..., None, None].expand(*own.shape[:3], 1, self.joint.width)
         return found.gather(3, index).squeeze(3)
 
@@ -288,5 +288,5 @@ class MADDPG(OffPolicy):
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Return the learning rate, and the noise on Box actions, at this share of the run."""
-        sigma = self.noise.update(progress)
-        return super().schedule(progress) | ({} if all(self.joint.discrete) else {"noise_sigma": sigma})
+        sigma = {"noise_sigma": self.noise.update(progress)}
+        return {**super().schedule(progress), **({} if all(self.joint.discrete) else sigma)}

@@ -11,7 +11,7 @@ from torch import Tensor
 from ludus.agents.vdn import VDN, VDNConfig
 from ludus.core.errors import check_ranges
 from ludus.core.hidden_state import HiddenState
-from ludus.core.network import NetworkSpec
+from ludus.core.network import NetworkSpec, Shapes
 from ludus.core.spec import Specs
 from ludus.core.types import Tensors
 from ludus.environments.multiagent import STATE
@@ -48,12 +48,12 @@ class QMIX(VDN):
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
         """Ask also for the network of the mixing network's weights."""
         agents, units = cls.make_joint(observation, action).size, config.mixing
-        outputs = {"weight": (agents * units,), "bias": (units,), "last_weight": (units,), "last_bias": (1,)}
+        outputs: Shapes = {"weight": (agents * units,), "bias": (units,), "last_weight": (units,), "last_bias": (1,)}
         q = super().requirements(observation, action, config, shared)
         return q | {"mixer": network_spec(observation, outputs)}
 
     def mix(self, q: Tensor, inputs: Tensors, state: HiddenState, first: Tensor, target: bool = False) -> Tensor:
         """Return the team's value ``[T, B]`` of the agents' values ``[T, B, N]``."""
         given, _ = self.run("mixer", inputs, state, first, target)
-        weight = given["weight"].unflatten(-1, (self.joint.size, self.config.mixing))
+        weight = given["weight"].reshape(*q.shape, self.config.mixing)
         return monotonic_mixing(q, weight, given["bias"], given["last_weight"], given["last_bias"].squeeze(-1))

@@ -98,7 +98,7 @@ class VDN(OffPolicy):
         state = super().zeros(names, batch)
         if "q" in names:
             each = super().zeros(("q",), batch * self.joint.size)
-            state |= each.map(lambda x: x.unflatten(0, (batch, self.joint.size)))
+            state |= each.map(lambda x: x.view(batch, self.joint.size, *x.shape[1:]))
         return state
 
     def inputs(self, observation: Tensors) -> Tensors:
@@ -123,8 +123,8 @@ class VDN(OffPolicy):
         given = {OWN: observation[OWN].flatten(1, 2)}
         of_rows = state.select("q").map(lambda x: x.flatten(0, 1)).with_prefix("q")
         outputs, new = super().run("q", given, of_rows, first.repeat_interleave(agents, 1), target, **more)
-        values = {key: x.unflatten(1, (-1, agents)) for key, x in outputs.items()}
-        return values, new.map(lambda x: x.unflatten(0, (-1, agents)))
+        values = {key: x.reshape(len(x), -1, agents, *x.shape[2:]) for key, x in outputs.items()}
+        return values, new.map(lambda x: x.reshape(-1, agents, *x.shape[1:]))
 
     def mix(self, q: Tensor, inputs: Tensors, state: HiddenState, first: Tensor, target: bool = False) -> Tensor:
         """Return the team's value ``[T, B]`` of the agents' values ``[T, B, N]``."""
@@ -136,7 +136,7 @@ class VDN(OffPolicy):
 
         def draw(steps: int, g: torch.Generator) -> Tensors:
             drawn = self.epsilon.draw(steps, rows.total * agents, choices, g)
-            return {name: x.unflatten(1, (rows.total, agents)) for name, x in drawn.items()}
+            return {name: x.view(steps, rows.total, agents, *x.shape[2:]) for name, x in drawn.items()}
 
         return Noise(draw, generator, rows, noise_chunk(rows.total * agents * (choices + 1)))
 

@@ -135,8 +135,9 @@ class NumpyActor:
         if not (supported_action and supported_classes) or len(networks) > 1:
             return None
         (network,) = networks.values()
-        plain = is_plain_mlp(network) and is_plain_vector(preprocess, network.inputs)
-        return cls(network, policy, preprocess, normalizer) if plain else None
+        if is_plain_mlp(network) and is_plain_vector(preprocess, network.inputs):
+            return cls(network, policy, preprocess, normalizer)
+        return None
 
     def usable(self) -> bool:
         """Return whether no module has a hook, which this engine would not call."""

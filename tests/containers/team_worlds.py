@@ -71,10 +71,10 @@ class World:
 class TwoSteps(World):
     """Two steps (Rashid et al. 2018, §5): the first player chooses a matrix game, in which both play once.
 
-    The first game pays 7 whatever they do; the second one pays ``payoff``.
+    The first game pays 0.7 whatever they do; the second one pays ``payoff``.
     """
 
-    payoff: tuple[tuple[float, float], tuple[float, float]] = ((0, 1), (1, 8))
+    payoff: tuple[tuple[float, float], tuple[float, float]] = ((0.0, 0.1), (0.1, 0.8))
 
     def __init__(self) -> None:
         agents = ("first", "second")
@@ -91,13 +91,13 @@ class TwoSteps(World):
         if self.time == 1:
             self.game = int(action["first"])
             return self.results(0.0, over=False)
-        return self.results(7.0 if self.game == 0 else self.payoff[action["first"]][action["second"]], over=True)
+        return self.results(0.7 if self.game == 0 else self.payoff[action["first"]][action["second"]], over=True)
 
 
 class AdditiveTwoSteps(TwoSteps):
-    """A second game whose payoff is a sum over players, each of whom sees 6 on average where the best is 8."""
+    """A second game whose payoff is a sum over players, each of whom sees 0.6 on average where the best is 0.8."""
 
-    payoff = ((0, 4), (4, 8))
+    payoff = ((0.0, 0.4), (0.4, 0.8))
 
 
 class Speech(World):
