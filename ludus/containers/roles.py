@@ -84,6 +84,7 @@ class RolesWorker(LocalWorker):
         on_update: OnUpdate | None = None,
     ) -> None:
         self.updaters, self.learners = updater, dict[str, RoleLearner]()
+        self.metrics: Tensors = {}  # of the last update of each role, which are not at the same time
         first: Any = agent  # LocalWorker calls only what a team has too
         super().__init__(settings, first, manager, next(iter(updater.values())), evaluator, on_update)
         for learner in self.learners.values():
@@ -127,14 +128,13 @@ class RolesWorker(LocalWorker):
 
     def _improve(self, step: int) -> tuple[Tensors, int]:
         """Let every role learn from its cache, in order."""
-        metrics: Tensors = {}
         count = 0
         for role, learner in self.learners.items():
             learner.guard.step = step
             found, updates = improve(learner)
-            metrics |= {f"{role}/{name}": x for name, x in found.items()}
+            self.metrics |= {f"{role}/{name}": x.detach() for name, x in found.items()}
             count += updates
-        return metrics, count
+        return dict(self.metrics), count
 
     def progress(self) -> dict[str, float]:
         """Return the metrics of the loop, those of each role with its name before them."""
@@ -162,11 +162,13 @@ class RolesWorker(LocalWorker):
     def _collector_state(self, whole: bool) -> State:
         seats = {seat.role: seat for seat in self.seats}
         return super()._collector_state(whole) | {
+            "metrics_of_roles": dict(self.metrics),
             "noise": {role: seat.noise.state_dict() for role, seat in seats.items()},
             "hidden_state": {role: dict(seat.hidden_state) for role, seat in seats.items()},
         }
 
     def _load_seats(self, state: State) -> None:
+        self.metrics = dict(state["metrics_of_roles"])
         for role, learner in self.learners.items():
             learner.seat.noise.load_state_dict(state["noise"][role])
             if state["cache"] is not None:

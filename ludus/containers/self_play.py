@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -65,14 +65,24 @@ class Pool:
 
     def __init__(self, agent: Agent, make: Callable[[], Agent], config: SelfPlayConfig) -> None:
         self.agent, self.config, self._make = agent, config, make
-        self.members: list[Member] = []
+        self.members: list[Member] = []  # oldest first, with older ones than the opponents while their games last
         self.rating = 0.0
         self.store: Store = MemoryStore()
 
+    @property
+    def opponents(self) -> list[Member]:
+        """Those that new games are played against."""
+        return self.members[-self.config.size :]
+
     def add(self, step: int) -> None:
-        """Add a copy of the policy; the oldest is no opponent any more if there are too many."""
+        """Add a copy of the policy."""
         self.store.save(step, dict(self.agent.state_dict()))
         self._load(step, self.rating)
+
+    def keep(self, playing: Collection[int]) -> None:
+        """Drop the members that are no opponents any more and not among those that still play."""
+        newest = {member.step for member in self.opponents}
+        self.members = [member for member in self.members if member.step in newest or member.step in playing]
 
     def actor(self, step: int) -> Agent:
         """Return the member made at a step, or the current policy."""
@@ -89,7 +99,7 @@ class Pool:
         agent.load_state_dict(self.store.load(step))
         agent.eval()
         agent.schedule(1.0)  # explore as at the end of a run
-        self.members = [*self.members, Member(step, rating, agent)][-self.config.size :]
+        self.members.append(Member(step, rating, agent))
 
     def state_dict(self) -> State:
         """Return the ratings; the tensors are in the store."""
@@ -143,7 +153,7 @@ class SelfPlayManager(EnvironmentManager):
         """Draw player and opponent of the games that begin."""
         count = len(begins)
         player = torch.randint(self.players, (count,), generator=self._generator)
-        members = torch.tensor([member.step for member in self.pool.members] or [CURRENT])
+        members = torch.tensor([member.step for member in self.pool.opponents] or [CURRENT])
         opponent = members[torch.randint(len(members), (count,), generator=self._generator)]
         current = torch.rand(count, generator=self._generator) < self._latest
         self._player[rows] = torch.where(begins, player, self._player[rows])
@@ -188,6 +198,8 @@ class SelfPlayManager(EnvironmentManager):
         begins = self.inner.joint.last_step().first[rows]
         if begins.any():
             self._draw(begins, rows)
+            if self._rated:  # an evaluation only borrows the pool
+                self.pool.keep(set(self._opponent.tolist()))
         return self._show(step, rows)
 
     def _finish(self, episode: Episode) -> Episode:
@@ -302,7 +314,7 @@ class SelfPlayWorker(LocalWorker):
 
     def progress(self) -> dict[str, float]:
         """Also return the Elo rating and the number of opponents."""
-        return super().progress() | {"elo": self.pool.rating, "opponents": float(len(self.pool.members))}
+        return super().progress() | {"elo": self.pool.rating, "opponents": float(len(self.pool.opponents))}
 
     def _collector_state(self, whole: bool) -> State:
         return super()._collector_state(whole) | {"pool": self.pool.state_dict()}

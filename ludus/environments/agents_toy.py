@@ -27,7 +27,7 @@ class CueTeam:
 
     def observation_space(self, agent: str) -> spaces.Box:
         """Return the space of the one-hot cue, of two cues for a guide."""
-        return spaces.Box(0, 1, ((1 + agent.startswith("guide")) * self.cues,), np.float32)
+        return spaces.Box(0, 1, self._shape(agent), np.float32)
 
     def action_space(self, agent: str) -> spaces.Discrete:
         """Return the space of cues."""
@@ -57,12 +57,15 @@ class CueTeam:
         truncated = {agent: ended and agent == last for agent, ended in ends.items()}
         return observations, rewards, terminated, truncated, {agent: {"step": self._step} for agent in acting}
 
+    def _shape(self, agent: str) -> tuple[int]:
+        return ((1 + agent.startswith("guide")) * self.cues,)
+
     def _observe(self) -> ByAgent:
         self._cues = {agent: int(self._random.integers(self.cues)) for agent in self.agents}
         return {agent: self._observation(agent) for agent in self.agents}
 
     def _observation(self, agent: str) -> NDArray[np.float32]:
-        seen = np.zeros(self.observation_space(agent).shape, np.float32)
+        seen = np.zeros(self._shape(agent), np.float32)
         seen[self._cues[agent]] = 1
         if agent.startswith("guide") and "agent_0" in self._cues:
             seen[self.cues + self._cues["agent_0"]] = 1

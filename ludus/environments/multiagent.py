@@ -73,6 +73,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
         whole[STATUS] = _dict({agent: ResultSpace(agent, 0, ENTERED, np.uint8) for agent in self._ids})
         if global_state:
             whole[STATE] = self._make_state_space()
+            self._blank_state = blank_value(whole[STATE])
         self.observation_space = spaces.Dict(whole)
         self.action_space = _dict(self._choices)
 
@@ -157,7 +158,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
         observation[REWARD] = dict.fromkeys(self._ids, np.zeros((), np.float32))
         observation[STATUS] = {agent: np.asarray(x, np.uint8) for agent, x in status.items()}
         if self._own_state is not None:
-            observation[STATE] = observations.get(STATE, blank_value(self.observation_space[STATE]))
+            observation[STATE] = observations.get(STATE, self._blank_state)
         by_name = {str(id): info for id, info in infos.items()}
         masks = {
             agent: self._mask_of(agent, named.get(agent), by_name.get(agent, {}), agent in named)
@@ -251,7 +252,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
         if self._own_state:
             state = np.asarray(self.env.state())
             return state.astype(np.float32) if state.dtype == np.float64 else state
-        flat = [spaces.flatten(space, self._last[agent]) for agent, space in self._parts.items()]
+        flat: list[Any] = [spaces.flatten(space, self._last[agent]) for agent, space in self._parts.items()]
         return np.concatenate(flat, dtype=np.float32)
 
 

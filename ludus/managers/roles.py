@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,11 +41,11 @@ class AgentRows:
     def __init__(self, joint: BatchManager, agents: Sequence[str], role: str = DEFAULT_ROLE) -> None:
         self.agents = list(agents)
         named = [_names(joint, agent) for agent in agents]
-        for agent, names in zip(agents, named, strict=True):
-            _refuse_difference(joint, role, (agents[0], *named[0]), (agent, *names))
-        observed, acts = named[0]
-        self._observed = {name: [seen[name] for seen, _ in named] for name in observed}
-        self._acts = {name: [done[name] for _, done in named] for name in acts}
+        for names in named:
+            _refuse_difference(joint, role, named[0], names)
+        _, observed, acts = named[0]
+        self._observed = {name: [names.observation[name] for names in named] for name in observed}
+        self._acts = {name: [names.action[name] for names in named] for name in acts}
         observation = {name: _renamed(joint.observation[full], agents[0]) for name, full in observed.items()}
         if STATE in joint.observation:
             self._observed[STATE] = [STATE] * len(agents)
@@ -68,7 +69,8 @@ class AgentRows:
         }
         reward = torch.where(real, self._stack(step, REWARD), 0.0)
         flags = (reward, terminated, truncated, first | entered, real)
-        return EnvStep(observation, *(x.flatten() for x in flags))
+        reward, terminated, truncated, first, real = (x.flatten() for x in flags)
+        return EnvStep(observation, reward, terminated, truncated, first, real)
 
     def join(self, actions: Tensors) -> Tensors:
         """Return what rows have by action name, ``[B·n, …]``, by their names in the joint layout, ``[B, …]``."""
@@ -83,7 +85,7 @@ class AgentRows:
 
     def fold(self, x: Tensor) -> Tensor:
         """Return a tensor of rows ``[B·n, …]`` as ``[B, n, …]``."""
-        return x.unflatten(0, (-1, len(self.agents)))
+        return x.reshape(-1, len(self.agents), *x.shape[1:])
 
     def _stack(self, step: EnvStep, kind: str) -> Tensor:
         return torch.stack([step.observation[f"{kind}/{agent}"] for agent in self.agents], 1)
@@ -179,8 +181,15 @@ class RolesManager(EnvironmentManager):
         self.joint.load_state_dict(state)
 
 
-def _names(joint: BatchManager, agent: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the joint names of an agent's observations and actions by those of a single agent."""
+class _Names(NamedTuple):
+    """The names of an agent's observations and actions in the joint layout, by those of a single agent."""
+
+    agent: str
+    observation: dict[str, str]
+    action: dict[str, str]
+
+
+def _names(joint: BatchManager, agent: str) -> _Names:
     actions = {
         name.removeprefix(f"{agent}/") if name != agent else ACTION: name
         for name in joint.action
@@ -193,7 +202,8 @@ def _names(joint: BatchManager, agent: str) -> tuple[dict[str, str], dict[str, s
     }
     own = {name: joint.action[full] for name, full in actions.items()}
     masks = {mask_name(name, own): mask_name(full, joint.action) for name, full in actions.items()}
-    return observations | {name: full for name, full in masks.items() if full in joint.observation}, actions
+    observations |= {name: full for name, full in masks.items() if full in joint.observation}
+    return _Names(agent, observations, actions)
 
 
 def _renamed(spec: Spec, agent: str) -> Spec:
@@ -201,26 +211,22 @@ def _renamed(spec: Spec, agent: str) -> Spec:
     return spec if spec.masks is None else replace(spec, masks=spec.masks.removeprefix(f"{agent}/"))
 
 
-def _refuse_difference(
-    joint: BatchManager,
-    role: str,
-    first: tuple[str, dict[str, str], dict[str, str]],
-    other: tuple[str, dict[str, str], dict[str, str]],
-) -> None:
+def _refuse_difference(joint: BatchManager, role: str, first: _Names, other: _Names) -> None:
     """Refuse agents that observe or do different things under one policy."""
-    for kind, specs, place in (("observation", joint.observation, 1), ("action", joint.action, 2)):
+    for kind in ("observation", "action"):
+        specs: Specs = getattr(joint, kind)
         mine, its = (
-            {name: _renamed(specs[full], which[0]) for name, full in which[place].items()}  # type: ignore[attr-defined]
-            for which in (first, other)
+            {name: _renamed(specs[full], names.agent) for name, full in getattr(names, kind).items()}
+            for names in (first, other)
         )
-        different = [name for name in mine | its if mine.get(name) != its.get(name)]
-        if different:
-            name = different[0]
-            (a, left), (b, right) = ((who[0], _describe(x.get(name))) for who, x in ((first, mine), (other, its)))
-            whose = "share a policy" if role == DEFAULT_ROLE else f'share the policy of role "{role}"'
+        for name in mine | its:
+            if mine.get(name) == its.get(name):
+                continue
+            a, b, whose = first.agent, other.agent, f' of role "{role}"' if role != DEFAULT_ROLE else ""
             raise UserError(
-                f'{joint.name}: the agents {a} and {b} {whose}, but the {kind} "{name}" of {a} is {left}, and that of '
-                f"{b} is {right}; give them different roles, as in --roles each."
+                f'{joint.name}: the agents {a} and {b} share a policy{whose}, but the {kind} "{name}" of {a} is '
+                f"{_describe(mine.get(name))}, and that of {b} is {_describe(its.get(name))}; give them different "
+                "roles, as in --roles each."
             )
 
 

@@ -179,7 +179,8 @@ def _is_trusted_class(key: str, text: str) -> bool:
         kind = getattr(importlib.import_module(module), name, None)
     except ImportError:  # it needs a package that is not installed
         return False
-    fits = isinstance(kind, type) and kind.__module__.startswith(module)
-    if is_environment and hasattr(kind, "step"):  # those with several agents derive from nothing
-        return fits
-    return fits and issubclass(kind, gymnasium.Wrapper if is_wrapper else gymnasium.Env)
+    if not (isinstance(kind, type) and kind.__module__.startswith(module)):
+        return False
+    if is_wrapper:
+        return issubclass(kind, gymnasium.Wrapper)
+    return issubclass(kind, gymnasium.Env) or hasattr(kind, "step")  # several agents: derives from nothing

@@ -27,9 +27,11 @@ LEARNS: dict[str, Any] = {
     "network__hidden": (32,),
     "agent__learning_rate": 0.01,
     "evaluation__every": 1_000,
+    "log_every": 200,
     "evaluation__stop_at": 2.4,
     "nb_step": 20_000,
 }
+PROCESSES: dict[str, Any] = {"network__body": "lstm", "env__backend": "subproc", "env__alternate": True}
 REPLAY: dict[str, Any] = {"agent__warmup": 64, "agent__replay": 300, "agent__batch_size": 8}
 ROLES: dict[str, Any] = {
     "env__options": GUIDED,
@@ -71,10 +73,10 @@ def test_one_policy_of_all_agents_learns(agent: str, tmp_path: Path) -> None:
     ("agent", "environment", "changes"),
     [
         ("ppo", TEAM, {}),
-        ("ppo", TEAM, {"network__body": "lstm", "env__backend": "subproc", "env__alternate": True}),
         ("dqn", NIM, REPLAY),
+        pytest.param("ppo", TEAM, PROCESSES, marks=pytest.mark.slow),
     ],
-    ids=["ppo", "recurrent ppo in processes", "dqn with masks"],
+    ids=["ppo", "dqn with masks", "recurrent ppo in processes"],
 )
 def test_a_stopped_and_resumed_run_is_the_run_that_was_never_stopped(
     agent: str, environment: str, changes: dict[str, Any], tmp_path: Path
@@ -94,6 +96,7 @@ def test_steps_are_counted_in_worlds(tmp_path: Path) -> None:
     assert "agents = 3  # chosen" in (result.run / "config.toml").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("container", ["distrib", "impala"])
 def test_other_containers(container: str, tmp_path: Path) -> None:
     agent, own = ("ppo", {"distrib__ranks": 2}) if container == "distrib" else ("appo", {"impala__workers": 2})
@@ -114,13 +117,12 @@ def test_roles_have_a_policy_each_and_a_resume_is_exact(tmp_path: Path) -> None:
     assert "were restored exactly" in (stopped.run / "log.txt").read_text()
     assert straight.name.endswith("-ppo-dqn")
     last = metrics(straight)[-2]
-    assert {"agent/loss/policy", "guide/loss/q", "guide/replay/size", "agent/learning_rate"} <= last.keys()
+    assert {"agent/loss/policy", "guide/loss/value", "guide/replay/size", "agent/learning_rate"} <= last.keys()
     policy = ludus.load(straight)
     inner = CueTeam(agents=2, guides=1, length=3)
     seen, _ = inner.reset(seed=1)
     assert policy.act(seen).keys() == {"agent_0", "agent_1", "guide_0"}
     assert policy.act({"guide_0": seen["guide_0"]}).keys() == {"guide_0"}
-    assert len(policy.distribution(seen)) == 3
     assert len(policy.evaluate(episodes=4).returns) == 4
 
 
@@ -237,6 +239,6 @@ def test_simple_tag_with_two_different_agents(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.steps >= 20_000
     lines = metrics(result.run)
-    assert any("prey/loss/q" in line for line in lines)
+    assert any("prey/loss/value" in line for line in lines)
     catches = [line["episode/return/adversary_0"] for line in lines if "episode/return/adversary_0" in line]
     assert np.mean(catches[-3:]) > np.mean(catches[:3])  # the predators catch the prey more often
