@@ -38,7 +38,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mappo": ("team_worlds:TwoSteps", "mappo", {"agent__minibatches": 2}),
 }
 
-SLOW = ("recurrent trpo", "reinforce", "ars, in the middle of an episode", "pqn", "vdn")
+SLOW = ("recurrent trpo", "reinforce", "ars, in the middle of an episode", "pqn", "vdn", "mappo")
 MARKED = [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in CASES]
 
 
