@@ -47,9 +47,7 @@ class VDNConfig(ReplayConfig):
     target_every: int = 200  # updates between two updates of the target networks
     tau: float = 1.0  # Polyak coefficient of that update; 1: a copy
     epsilon_schedule: Literal["linear", "exponential", "constant"] = "linear"  # of ε over the run
-    epsilon_start: float = (
-        1.0  # initial ε, with which each agent explores; with the constant schedule, that of all steps
-    )
+    epsilon_start: float = 1.0  # initial ε of each agent; with the constant schedule, that of the whole run
     epsilon_end: float = 0.05  # final ε: raise to keep exploring
     epsilon_share: float = 0.2  # share of the run after which epsilon_end is reached
     max_grad_norm: float = 10.0  # gradients are scaled down to this norm; 0: never
