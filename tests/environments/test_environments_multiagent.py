@@ -64,7 +64,6 @@ def test_agents_leave_one_after_the_other_and_the_last_one_ends_the_episode() ->
     assert rewards == [[0, 0, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0]]
     assert [step[2] for step in steps[1:]] == [1.0, pytest.approx(2 / 3), pytest.approx(1 / 3)]
     assert [step[3:5] for step in steps[1:]] == [(False, False), (False, False), (False, True)]
-    assert "return" not in steps[1][1]
     assert steps[-1][1]["return"] == {"agent_0": 3.0, "agent_1": 2.0, "agent_2": 1.0}  # their mean is the return
     np.testing.assert_array_equal(steps[2][0]["agent_2"]["observation"], steps[1][0]["agent_2"]["observation"])
 
