@@ -160,6 +160,9 @@ def test_pettingzoo_is_needed_for_turn_based_games_only(monkeypatch: pytest.Monk
     joint(CueTeam()).reset(seed=0)
     with pytest.raises(UserError, match=r"which needs PettingZoo: pip install 'ludus\[multiagent\]'"):
         joint(TurnBased())
+    monkeypatch.setitem(sys.modules, "pettingzoo", None)
+    with pytest.raises(UserError, match=r"tictactoe_v3:env\" needs PettingZoo: pip install 'ludus\[multiagent\]'"):
+        make_environment(EnvConfig(id=TICTACTOE))
 
 
 def test_a_mistake_of_the_environment_gets_a_sentence() -> None:
