@@ -126,7 +126,7 @@ class Cluster:
         host = host.strip("[]")
         refuse_without_token(address, host)
         if is_loopback(host):
-            host = _address()  # as Ray does: it listens on the address in the network, and not on 127.0.0.1
+            host = _address()  # as Ray does, which listens on all interfaces, also where 127.0.0.1 leads to it
         try:
             with socket.create_connection((host, int(port)), ANSWER) as probe:
                 if not os.environ.get("RAY_USE_TLS"):
