@@ -47,6 +47,7 @@ class ACERConfig(PolicyConfig, RolloutReplayConfig):
             "replay warmup save_replay", "replay_ratio", not_, "agent.replay_ratio is 0, so nothing is replayed"
         ),
     )
+    SCHEDULABLE = (*RolloutReplayConfig.SCHEDULABLE, "trace_lambda", "importance_clip", "trust_region", "average_decay")
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
@@ -137,7 +138,8 @@ class ACER(ActorCritic):
         self._action = next(iter(action))
         self._logits, self._observation = f"policy/{self._action}", observation
         acting: dict[str, nn.Module] = {name: network for name, network in networks.items() if name != "critic"}
-        self.average = TargetNetworks(acting | {"policy": self.policy} if config.trust_region else {})
+        self.has_trust_region = bool(config.trust_region)
+        self.average = TargetNetworks(acting | {"policy": self.policy} if self.has_trust_region else {})
         self._policy_networks = list(acting)
         if config.targets == "retrace":
             self.value_networks = list(networks)  # V is the policy's mean of Q
@@ -171,7 +173,8 @@ class ACER(ActorCritic):
 
     def make_cache(self, rows: Rows) -> RolloutReplay:
         """Make a cache of the fresh rollout and earlier ones."""
-        config, ranks = self.config.for_rows(rows), rows.total // rows.size
+        with self.given_config():  # the cache follows the schedule of the replay ratio itself
+            config, ranks = self.config.for_rows(rows), rows.total // rows.size
         given = (self._observation, self.device, config.normalize_reward, ranks)
         return RolloutReplay(config, rows.size, config.gamma, *given)
 
@@ -234,7 +237,7 @@ class ACER(ActorCritic):
         ready = ready if self.normalizer is None else self.normalizer(ready)
         outputs = _run(self.networks, ready, batch.state, batch.first)
         average: Tensors = {}
-        if self.config.trust_region:
+        if self.has_trust_region:
             with torch.no_grad():
                 networks = {name: self.average.networks[name] for name in self._policy_networks}
                 average = _run(networks, ready, batch.state, batch.first)
@@ -247,7 +250,7 @@ class ACER(ActorCritic):
         learn = (self._by_retrace if self.config.targets == "retrace" else self._by_vtrace)(outputs, log_p, batch)
         logits, log_p, share = logits[:-1], log_p[:-1], batch.share
         metrics: Tensors = {}
-        if self.config.trust_region:
+        if self.has_trust_region:
             with torch.no_grad():
                 around = self._masked_logits(average, batch.observation)[:-1]
                 g, k = policy_gradient_logits(learn.weights, log_p), kl_gradient_logits(around, log_p)
@@ -271,7 +274,7 @@ class ACER(ActorCritic):
         terms = self.policy.evaluate(outputs, action, observation)
         made = self._vtrace(terms["log_prob"].detach() - batch.experience["log_prob"], value, batch)
         metrics: Tensors = {}
-        if self.config.trust_region:
+        if self.has_trust_region:
             statistics = self.policy.distribution(outputs, action, observation)
             average_policy: Any = self.average.networks["policy"]
             with torch.no_grad():
@@ -330,7 +333,7 @@ class ACER(ActorCritic):
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Take one step, update the average policy, and the statistics from a fresh rollout."""
         metrics = updater.step(self.compute_loss, self.prepare(batch, updater.sum), "all")
-        if self.config.trust_region:
+        if self.has_trust_region:
             self.average.update(1 - self.config.average_decay)
         if batch.index is None:
             self.update_statistics(batch, updater.sum)

@@ -79,6 +79,7 @@ def check_minibatches(
 class ActorCriticConfig(PolicyConfig, AgentConfig):
     """Settings of A2C."""
 
+    SCHEDULABLE = ("gae_lambda",)
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses; larger in short runs
     # linear: falls to 0 at nb_step; constant in short runs
     learning_rate_schedule: Literal["constant", "linear"] = "linear"
@@ -447,9 +448,3 @@ class ActorCritic(Agent):
         if self.normalizer is not None:
             rows = {name: x[:-1] for name, x in batch.observation.items()}
             self.normalizer.update(self.preprocess(rows), batch.real, sum_over_ranks)
-
-    def schedule(self, progress: float) -> Mapping[str, float]:
-        """Return the learning rate at this share of the run."""
-        if self.config.learning_rate_schedule == "linear":
-            return {"learning_rate": self.config.learning_rate * max(1 - progress, 0.0)}
-        return {}

@@ -61,6 +61,10 @@ class DDPGConfig(ReplayConfig):
             "noise_theta", "noise", "ornstein_uhlenbeck".__ne__, "agent.noise is {}, and only ornstein_uhlenbeck has it"
         ),
     )
+    SCHEDULABLE = (
+        *ReplayConfig.SCHEDULABLE,
+        *("tau", "target_noise", "target_noise_clip", "hysteretic", "noise_sigma"),
+    )
     learning_rate: float = 1e-3  # raise for speed, lower when the return collapses
     actor_learning_rate: float = 0.0  # of the actor; 0: learning_rate
     critic_learning_rate: float = 0.0  # of the critics; 0: learning_rate
@@ -126,6 +130,7 @@ class DDPG(OffPolicy):
         shape = {"clip": config.noise_clip, "theta": config.noise_theta}
         self.noise: ActionNoise = make_action_noise(kind, sigma, config.noise_sigma_end, **shape)
         self.parameter_noise = ParameterNoise(actor, sigma, sigma) if config.noise == "parameter" else None
+        self.smooths_targets, self.hysteretic = bool(config.target_noise), config.hysteretic != 1
         self._numpy: NumpyMLP | None = None
         self.register_buffer("last_actor_loss", torch.zeros(()))  # logged at updates that do not step the actor
 
@@ -210,7 +215,7 @@ class DDPG(OffPolicy):
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Scale rewards, apply the burn-in, set shares and draw the noise of target actions."""
         batch = self.with_shares(apply_burn_in(self, self.with_scaled_reward(batch)), sum_over_ranks)
-        if not self.config.target_noise:
+        if not self.smooths_targets:
             return batch
         time, columns = batch.reward.shape
         return with_experience(batch, target_noise=self.draw(time + self.recurrent, columns, self.flat.size))
@@ -229,7 +234,7 @@ class DDPG(OffPolicy):
         config, state = self.config, batch.state.select("target")
         inputs, first = at_time(inputs, batch.first, self.target_states)
         action = self.run("actor", inputs, state, first, target=True)[0]["policy"].tanh()
-        if config.target_noise:
+        if self.smooths_targets:
             normal = batch.experience["target_noise"]
             action = smoothed_action(action, normal, config.target_noise, config.target_noise_clip)
         return min_over_critics(self.q(inputs, action, state, first, target=True))[-len(batch.reward) :]
@@ -245,7 +250,7 @@ class DDPG(OffPolicy):
         now, first = at_time(inputs, batch.first, CURRENT)
         q = self.q(now, self.critic_inputs(batch)[ACTION], batch.state, first)
         squares = (error := target.unsqueeze(-1) - q).square()
-        if config.hysteretic < 1:
+        if self.hysteretic:
             squares = hysteretic_weight(error, decrease=config.hysteretic) * squares
         loss = share_sum(squares.sum(-1), batch.share)
         metrics = {"q": share_sum(q.detach().mean(-1), batch.experience[MEAN])}
@@ -281,7 +286,7 @@ class DDPG(OffPolicy):
         return {k: x for k, x in super().acting_state().items() if not k.startswith("parameter_noise.perturbed.")}
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """Return the learning rate and the noise at this share of the run."""
+        """Also set the noise, and return its level."""
         level = self.noise.update(progress)
         if self.parameter_noise is not None:
             self.parameter_noise.target = level

@@ -80,6 +80,10 @@ class DQNConfig(ReplayConfig):
             "epsilon_end epsilon_share", "epsilon_schedule", "constant".__eq__, "agent.epsilon_schedule is constant"
         ),
     )
+    SCHEDULABLE = (
+        *ReplayConfig.SCHEDULABLE,
+        *("epsilon_start", "tau", "munchausen", "temperature", "priority_mix"),
+    )
     batch_size: int = 128  # transitions (or sequences) per update
     updates_per_step: float = 0.25  # gradient updates per environment step: more is slower and more sample-efficient
     learning_rate: float = 5e-4  # raise for speed, lower when the return collapses
@@ -153,6 +157,7 @@ class DQN(OffPolicy):
         self.mask = mask_name(self.name, action) if mask_name(self.name, action) in observation else None
         settings = (config.epsilon_start, config.epsilon_end, config.epsilon_share, config.epsilon_ladder)
         self.epsilon = Epsilon("constant", 0.0) if config.noisy else Epsilon(config.epsilon_schedule, *settings)
+        self.munchausen = bool(config.munchausen)
         self._numpy: NumpyMLP | None = None
 
     @staticmethod
@@ -169,7 +174,7 @@ class DQN(OffPolicy):
     @property
     def soft(self) -> bool:
         """Values include the policy's entropy with Munchausen."""
-        return bool(self.config.munchausen)
+        return self.munchausen
 
     def use_numpy(self) -> bool:
         """Act in numpy where the network is a plain MLP with expected values and nothing is overridden."""
@@ -302,7 +307,7 @@ class DQN(OffPolicy):
         with torch.no_grad():
             target_next, _ = self.run("q", later, batch.state, first[1:], target=True)
             selecting = self.run("q", later, batch.state, first[1:])[0] if config.double else target_next
-            target_now = self.run("q", sooner, batch.state, first[:-1], target=True)[0] if config.munchausen else {}
+            target_now = self.run("q", sooner, batch.state, first[:-1], target=True)[0] if self.munchausen else {}
         return now, selecting, target_now, target_next
 
     def _expected_target(
@@ -310,7 +315,7 @@ class DQN(OffPolicy):
     ) -> Tensor:
         """Return the target of expected values."""
         config, reward, q_t = self.config, batch.reward, self._of_target[0].q(target_next)
-        if config.munchausen:
+        if self.munchausen:
             now = None if self.mask is None else batch.observation[self.mask][:-1]
             settings = (config.temperature, config.munchausen, LOG_POLICY_FLOOR, now)
             reward = reward + munchausen_reward(self._of_target[0].q(target_now), batch.action[self.name], *settings)
@@ -343,5 +348,5 @@ class DQN(OffPolicy):
         return "" if self.config.normalize_reward else self.head.episode_warning(episodes, self.config.gamma)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """Return the learning rate and ε at this share of the run."""
+        """Also set ε, and return it."""
         return {"epsilon": self.epsilon.update(progress), **super().schedule(progress)}

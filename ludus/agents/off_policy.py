@@ -83,7 +83,6 @@ class OffPolicy(Agent):
         self.generator = torch.Generator()
         self.updates, self.progress = 0, 0.0
         self._uniform_share: Tensor | None = None
-        self._learning_rate = 0.0  # of the first parameter group
 
     @property
     def device(self) -> torch.device:
@@ -128,7 +127,8 @@ class OffPolicy(Agent):
     def make_cache(self, rows: Rows) -> ExperienceReplay:
         """Make the replay buffer."""
         reward = None if self.goal_reward is None else tensor_reward(self.goal_reward)
-        config, ranks = self.config.for_rows(rows), rows.total // rows.size
+        with self.given_config():  # the replay follows the schedules of its settings itself
+            config, ranks = self.config.for_rows(rows), rows.total // rows.size
         kept = (self.action, self.initial_state(1), self.soft, ranks)
         return ExperienceReplay(config, rows.size, config.gamma, self.observation, self.device, reward, *kept)
 
@@ -277,12 +277,9 @@ class OffPolicy(Agent):
             self.target.update(self.config.tau)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """Return the learning rate, of the first parameter group, at this share of the run."""
+        """Also keep the progress, with which a checkpoint restores scheduled values."""
         self.progress = progress
-        if self.config.learning_rate_schedule == "linear":
-            self._learning_rate = self._learning_rate or next(iter(self.parameter_groups().values())).learning_rate
-            return {"learning_rate": self._learning_rate * max(1 - progress, 0.0)}
-        return {}
+        return super().schedule(progress)
 
     def get_extra_state(self) -> dict[str, float]:
         """Save the number of updates, for target networks, and the progress, for exploration."""

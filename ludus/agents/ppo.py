@@ -40,6 +40,7 @@ from ludus.ops.policy_gradient import (
 class PPOConfig(ActorCriticConfig):
     """Settings of PPO: those of A2C with other defaults, and its own."""
 
+    SCHEDULABLE = (*ActorCriticConfig.SCHEDULABLE, "clip", "value_clip", "target_kl", "rho_clip", "c_clip")
     # raise for speed, lower when the return collapses; larger in short runs without images
     learning_rate: float = 3e-4
     # linear: falls to 0 at nb_step; kl: adapts to keep target_kl
@@ -140,6 +141,7 @@ class PPO(ActorCritic):
         super().__init__(observation, action, config, networks, batch)
         self.stores_distribution = config.learning_rate_schedule == "kl"
         self.by = check_minibatches(config.minibatches, config.rollout, batch, self.recurrent)
+        self.clips_value = bool(config.value_clip)
         self.clip: Tensor
         self.register_buffer("clip", torch.tensor(config.clip), persistent=False)
         self.generator = torch.Generator()  # of minibatches
@@ -190,7 +192,7 @@ class PPO(ActorCritic):
         outputs, _ = self.outputs(batch.observation, batch.state, batch.first)
         terms, value = self.policy.evaluate(outputs, batch.action, batch.observation), outputs["value"].squeeze(-1)
         log_ratio = terms["log_prob"] - old["log_prob"]
-        if config.value_clip:
+        if self.clips_value:
             value_losses = clipped_value_loss(value, old["value"], old["return"], config.value_clip)
         else:
             value_losses = value_loss(value, old["return"])
@@ -213,8 +215,8 @@ class PPO(ActorCritic):
         return self.policy.kl(old, outputs, batch.action, batch.observation)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """Return the learning rate at this share of the run, and set the clip range."""
-        left = max(1 - progress, 0.0)
-        if self.config.clip_schedule == "linear":
-            self.clip.fill_(self.config.clip * left)
-        return super().schedule(progress)
+        """Also set the clip range."""
+        values = super().schedule(progress)
+        left = max(1 - progress, 0.0) if self.config.clip_schedule == "linear" else 1.0
+        self.clip.fill_(self.config.clip * left)
+        return values

@@ -50,6 +50,7 @@ class PQNConfig(AgentConfig):
             "epsilon_end epsilon_share", "epsilon_schedule", "constant".__eq__, "agent.epsilon_schedule is constant"
         ),
     )
+    SCHEDULABLE = ("trace_lambda", "epsilon_start")
     learning_rate: float = 5e-4  # raise for speed, lower when the return collapses
     learning_rate_schedule: Literal["constant", "linear"] = "linear"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
@@ -222,11 +223,9 @@ class PQN(Agent):
         return {"value": share_sum(loss, batch.share)}, {"q": share_sum(taken.detach(), batch.share)}
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """Return ε and the learning rate at this share of the run."""
+        """Also set ε, and return it."""
         self.progress = progress
-        rate = self.config.learning_rate * max(1 - progress, 0.0)
-        linear = {"learning_rate": rate} if self.config.learning_rate_schedule == "linear" else {}
-        return {"epsilon": self.epsilon.update(progress), **linear}
+        return {"epsilon": self.epsilon.update(progress), **super().schedule(progress)}
 
     def get_extra_state(self) -> dict[str, float]:
         """Save the progress, for ε."""

@@ -60,6 +60,7 @@ class SoftActorCriticConfig(ReplayConfig):
             "alpha_learning_rate target_entropy", "learn_alpha", not_, "agent.learn_alpha is off, so alpha stays"
         ),
     )
+    SCHEDULABLE = (*ReplayConfig.SCHEDULABLE, "tau", "alpha", "target_entropy")
     learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
     actor_learning_rate: float = 0.0  # of the actor; 0: learning_rate
     critic_learning_rate: float = 0.0  # of the critics; 0: learning_rate
@@ -83,6 +84,11 @@ class SoftActorCriticConfig(ReplayConfig):
         check_ranges(self, positive=("tau", "critics", "policy_delay", "alpha"), nonnegative=rates)
         if self.target_entropy is not None:
             check_ranges(self, finite=("target_entropy",))
+        if self.learn_alpha and "alpha" in self.schedules():
+            raise UserError(
+                f"agent.alpha is {self.alpha}, but agent.learn_alpha is on, so it is only the initial value; give a "
+                "number, or turn agent.learn_alpha off."
+            )
 
 
 class SoftActorCritic(OffPolicy):
@@ -105,6 +111,13 @@ class SoftActorCritic(OffPolicy):
         # of the last step of the policy, logged at updates that do not step it as well
         self.register_buffer("policy_metrics", torch.zeros(len(self._policy_names)))
         self.policy_metrics[2] = config.alpha
+
+    def schedule(self, progress: float) -> Mapping[str, float]:
+        """Also set the temperature, if it is a schedule."""
+        values = super().schedule(progress)
+        if "alpha" in values:
+            self.log_alpha.fill_(math.log(values["alpha"]))
+        return values
 
     @abstractmethod
     def taken_q(self, batch: Batch, inputs: Tensors, first: Tensor) -> Tensor:
@@ -255,7 +268,6 @@ class SAC(SoftActorCritic):
                 )
         super().__init__(observation, action, config, networks)
         self.flat = FlatActions(config, action)
-        self.target_entropy = -float(self.flat.size) if config.target_entropy is None else config.target_entropy
         self._numpy: NumpyMLP | None = None
         self.register_buffer("taus", quantile_midpoints(max(1, config.quantiles)), persistent=False)
 
@@ -265,6 +277,12 @@ class SAC(SoftActorCritic):
         networks = actor_and_critics(observation, action, config, outputs=2)
         values: Shapes = {"value": (max(1, config.quantiles),)}
         return networks | {"critic": networks["critic"]._replace(outputs=values)}
+
+    @property
+    def target_entropy(self) -> float:
+        """The entropy that the temperature is learned to keep."""
+        target: float | None = self.config.target_entropy
+        return -float(self.flat.size) if target is None else target
 
     @property
     def action_transform(self) -> Mapping[str, str]:

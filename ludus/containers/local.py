@@ -115,9 +115,10 @@ class LocalWorker(Container):
             self.evaluate()
         while self.local_step_count < nb_step and not self._stops():
             progress = self.local_step_count / self.settings.nb_step
-            self.scheduled = self.agent.schedule(progress)
+            scheduled = self.agent.schedule(progress)
             self.cache.schedule(progress)
-            self.updater.learning_rate = self.scheduled.get("learning_rate", self.updater.learning_rate)
+            self.updater.learning_rate = scheduled.get("learning_rate", self.updater.learning_rate)
+            self.scheduled = {**scheduled, **self.updater.schedule(progress)}
             before, self.between, self.in_call = self.local_step_count, False, False
             steps = self._collect()
             self.guard.step = before + steps
@@ -229,11 +230,16 @@ class LocalWorker(Container):
             self.reporter.evaluated(self, evaluation, better)
         self.evaluator.round += 1  # counted after the report: if that fails, a resume repeats it
         self.last_evaluation, self.evaluated_at, self.owed = evaluation, self.local_step_count, False
+        self._use_return(evaluation.mean)
         self.best = evaluation.mean if better else self.best
         target = self.settings.evaluation.stop_at
         if target is not None and evaluation.mean >= target:
             self.stopping = f"the evaluation reached {target:g}"
         return evaluation
+
+    def _use_return(self, mean: float) -> None:
+        """Let learning rates follow the mean return of an evaluation."""
+        self.updater.add_return(mean)
 
     def _interrupts_evaluation(self) -> bool:
         return bool(self.stopping)

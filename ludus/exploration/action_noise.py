@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ludus.core.errors import UserError, check_ranges
 from ludus.core.hidden_state import HiddenState
-from ludus.exploration.schedule import Schedule
+from ludus.core.schedule import Schedule
 
 NoiseKind = Literal["normal", "clipped_normal", "uniform", "ornstein_uhlenbeck"]
 OU = "exploration/ou"  # the state of Ornstein–Uhlenbeck noise in the hidden state
@@ -20,14 +20,14 @@ OU = "exploration/ou"  # the state of Ornstein–Uhlenbeck noise in the hidden s
 class ActionNoise(ABC):
     """Noise that is drawn for many steps at once and added to actions, independent across rows and elements.
 
-    With ``end``, ``sigma`` changes linearly over the run.
+    ``sigma`` may be a schedule; with ``end`` it changes linearly over the run.
     """
 
     def __init__(self, sigma: float = 0.1, end: float | None = None) -> None:
         end = sigma if end is None else end
         settings = SimpleNamespace(noise_sigma=sigma, noise_sigma_end=end)
         check_ranges(settings, nonnegative=("noise_sigma", "noise_sigma_end"))
-        self.schedule = Schedule("linear", sigma, end)
+        self.schedule = sigma if isinstance(sigma, Schedule) else Schedule("linear", sigma, end)
         self.sigma = self.schedule.at(0.0)
 
     def update(self, progress: float) -> float:

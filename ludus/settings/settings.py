@@ -14,6 +14,7 @@ from ludus.agents import AGENTS, CONFIGS
 from ludus.core.config import AgentConfig, RunOutline
 from ludus.core.errors import UserError, did_you_mean
 from ludus.core.imports import name_for, resolve
+from ludus.core.schedule import Schedule
 from ludus.environments.config import EnvConfig
 from ludus.environments.config import validate as validate_environment
 from ludus.networks import NETWORKS, SUBMODULES
@@ -40,6 +41,13 @@ PIECES = ("network.body", *(f"network.{place}{rank}d" for place in ("net", "head
 # known names of the settings that name a class
 TABLES = {"agent.name": AGENTS, "network.name": NETWORKS, **dict.fromkeys(PIECES, SUBMODULES)}
 MINIMUM = {"nb_step": 1, "seed": 0, "threads": 0, "log_every": 0, "checkpoint_every": 0, "keep": 1}
+# settings whose place a schedule takes, and the values that turn them off
+REPLACED = {
+    "agent.learning_rate": ("agent.learning_rate_schedule", "constant"),
+    "agent.clip": ("agent.clip_schedule", "constant"),
+    "agent.epsilon_start": ("agent.epsilon_schedule", "constant"),
+    "agent.noise_sigma": ("agent.noise_sigma_end", None),
+}
 MAX_NAME_LENGTH = 80  # characters of a run's name or tag
 MAXIMUM = {"seed": 2**63 - 1, "threads": 1024}  # seeds: limit of torch; threads: far more end the process
 ADAPTED = "default for this run"  # origin of defaults that were adapted to the run
@@ -287,6 +295,7 @@ class Settings(Generic[A]):
                 )
         validate_environment(self.env)
         self.preprocess.validate()
+        self.agent.check_schedules()
         self.agent.validate()
         self.evaluation.validate()
         self.network_check.validate()
@@ -429,7 +438,7 @@ def to_flat(settings: Settings[Any]) -> Flat:
     nested = {key: vars(value) if is_dataclass(value) else value for key, value in vars(settings).items()}
     nested["agent"] = {"name": nested.pop("agent_name"), **nested["agent"]}
     nested["network"] = nested["network"] | nested.pop("per_network")
-    return flatten(nested)
+    return {key: str(x) if isinstance(x, Schedule) else x for key, x in flatten(nested).items()}
 
 
 def from_flat(flat: Mapping[str, Any]) -> Settings[Any]:
@@ -539,9 +548,26 @@ def _build(layers: list[tuple[str, Flat]]) -> Resolved:
 
             raise unknown_setting(key, origin, agent, types)
         parsed[key] = parse_value(key, value, types[key], origin)
+    _use_schedules(parsed, types, origins)
     settings = _make(_unflatten(parsed), config)
     settings.validate()
     return Resolved(settings, {key: origins.get(key, "default") for key in to_flat(settings)})
+
+
+def _use_schedules(parsed: Flat, types: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Turn off settings whose place a schedule takes; refuse them if the user gave both."""
+    scheduled = [key for key, value in parsed.items() if isinstance(value, Schedule)]
+    for key in scheduled:
+        name = "agent.learning_rate" if key.endswith("learning_rate") else key
+        other, off = REPLACED.get(name, ("", None))
+        if other not in types:
+            continue
+        given, origin = parsed.get(other, off), origins.get(other, "default")
+        if given != off and not origin.startswith(("default", "preset")):
+            raise UserError(
+                f"{other} is {given} ({origin}), but {key} is {parsed[key]}, a schedule of its own; leave one out."
+            )
+        parsed[other] = off
 
 
 def _unflatten(flat: Flat) -> Flat:
