@@ -47,7 +47,14 @@ class ACERConfig(PolicyConfig, RolloutReplayConfig):
             "replay warmup save_replay", "replay_ratio", not_, "agent.replay_ratio is 0, so nothing is replayed"
         ),
     )
-    SCHEDULABLE = (*RolloutReplayConfig.SCHEDULABLE, "trace_lambda", "importance_clip", "trust_region", "average_decay")
+    SCHEDULABLE = (
+        *RolloutReplayConfig.SCHEDULABLE,
+        "trace_lambda",
+        "importance_clip",
+        "trust_region",
+        "average_decay",
+        "parameter_noise",
+    )
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
@@ -60,6 +67,8 @@ class ACERConfig(PolicyConfig, RolloutReplayConfig):
     average_decay: float = 0.99  # of the average policy per update
     entropy_coef: float = 0.01  # raise when the policy becomes deterministic too early
     value_coef: float = 0.5  # weight of the loss of Q or V; matters with a shared trunk
+    # noise on the policy's parameters besides sampling, adapted so that the KL of both policies is this, such as 0.01
+    parameter_noise: float = 0.0
     max_grad_norm: float = 10.0  # gradients are scaled down to this norm; 0: never
     optimizer: OptimizerName = "rmsprop"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     weight_decay: float = 0.0  # shrinks weights at each step: adamw apart from the gradient, others as a penalty
@@ -78,6 +87,7 @@ class ACERConfig(PolicyConfig, RolloutReplayConfig):
                 "replay_ratio",
                 "warmup",
                 "trust_region",
+                "parameter_noise",
                 "entropy_coef",
                 "value_coef",
                 "max_grad_norm",
@@ -138,6 +148,7 @@ class ACER(ActorCritic):
         self._action = next(iter(action))
         self._logits, self._observation = f"policy/{self._action}", observation
         acting: dict[str, nn.Module] = {name: network for name, network in networks.items() if name != "critic"}
+        self.add_parameter_noise(config.parameter_noise)
         self.has_trust_region = bool(config.trust_region)
         self.average = TargetNetworks(acting | {"policy": self.policy} if self.has_trust_region else {})
         self._policy_networks = list(acting)
@@ -189,7 +200,7 @@ class ACER(ActorCritic):
             return self._act(step, state, noise)
         observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
         names = self._policy_networks if noise is None and not self.tracks_value else self.acting_networks
-        outputs, state = self.outputs(observation, state, step.first.unsqueeze(0), names)
+        outputs, state = self.acting_outputs(observation, state, step.first.unsqueeze(0), names, noise)
         log_policy = self._masked_logits(outputs, observation).squeeze(0).log_softmax(-1)
         if noise is None:
             return AgentStep({self._action: categorical_mode(log_policy)}, {}, state)

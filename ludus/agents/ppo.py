@@ -40,7 +40,15 @@ from ludus.ops.policy_gradient import (
 class PPOConfig(ActorCriticConfig):
     """Settings of PPO: those of A2C with other defaults, and its own."""
 
-    SCHEDULABLE = (*ActorCriticConfig.SCHEDULABLE, "clip", "value_clip", "target_kl", "rho_clip", "c_clip")
+    SCHEDULABLE = (
+        *ActorCriticConfig.SCHEDULABLE,
+        "clip",
+        "value_clip",
+        "target_kl",
+        "rho_clip",
+        "c_clip",
+        "parameter_noise",
+    )
     # raise for speed, lower when the return collapses; larger in short runs without images
     learning_rate: float = 3e-4
     # linear: falls to 0 at nb_step; kl: adapts to keep target_kl
@@ -61,6 +69,8 @@ class PPOConfig(ActorCriticConfig):
     rho_clip: float = 1.0  # V-trace: largest importance ratio of targets; higher: less bias, more variance
     c_clip: float = 1.0  # V-trace: largest importance ratio of the trace: how far corrections reach back
     entropy_coef: float = 0.0  # raise when the policy becomes deterministic too early
+    # noise on the policy's parameters besides sampling, adapted so that the KL of both policies is this, such as 0.01
+    parameter_noise: float = 0.0
     optimizer: OptimizerName = "adam"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     optimizer_eps: float = 1e-5  # eps of the optimizer; raise for smoother steps
     log_std_init: float = 0.0  # initial log standard deviation of the Gaussian, for actions scaled to [-1, 1]
@@ -71,8 +81,13 @@ class PPOConfig(ActorCriticConfig):
         check_ranges(
             self,
             positive=("epochs", "minibatches", "clip", "rho_clip", "c_clip"),
-            nonnegative=("value_clip", "target_kl"),
+            nonnegative=("value_clip", "target_kl", "parameter_noise"),
         )
+        if self.parameter_noise and self.target_kl:
+            raise UserError(
+                f"agent.target_kl is {self.target_kl:g}, but with agent.parameter_noise the KL is to the perturbed "
+                "policy, however small the steps are; set agent.target_kl to 0."
+            )
         if self.learning_rate_schedule == "kl" and not self.target_kl:
             raise UserError("agent.learning_rate_schedule is kl, which needs agent.target_kl (0.01 is usual).")
         if self.vtrace and self.target_kl:
@@ -141,6 +156,7 @@ class PPO(ActorCritic):
         super().__init__(observation, action, config, networks, batch)
         self.stores_distribution = config.learning_rate_schedule == "kl"
         self.by = check_minibatches(config.minibatches, config.rollout, batch, self.recurrent)
+        self.add_parameter_noise(config.parameter_noise)
         self.clips_value = bool(config.value_clip)
         self.clip: Tensor
         self.register_buffer("clip", torch.tensor(config.clip), persistent=False)

@@ -6,6 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 Points = tuple[tuple[float, float], ...]
@@ -39,7 +40,7 @@ def exponential(progress: float, start: float, end: float, share: float = 1.0) -
 
 def piecewise(progress: float, points: Points) -> float:
     """Go through points ``share of the run: value``, linearly between them."""
-    for (before, start), (after, end) in zip(points, points[1:], strict=False):
+    for (before, start), (after, end) in pairwise(points):
         if before <= progress < after:
             return linear(progress - before, start, end, after - before)
     return points[0][1] if progress < points[0][0] else points[-1][1]

@@ -17,6 +17,7 @@ from ludus.core.imports import name_for, resolve
 from ludus.core.schedule import Schedule
 from ludus.environments.config import EnvConfig
 from ludus.environments.config import validate as validate_environment
+from ludus.exploration import NOISES
 from ludus.networks import NETWORKS, SUBMODULES
 from ludus.networks.config import NetworkConfig
 from ludus.preprocess.config import PreprocessConfig
@@ -39,7 +40,12 @@ ALIASES = {  # short names of settings
 }
 PIECES = ("network.body", *(f"network.{place}{rank}d" for place in ("net", "head") for rank in (1, 2, 3, 4)))
 # known names of the settings that name a class
-TABLES = {"agent.name": AGENTS, "network.name": NETWORKS, **dict.fromkeys(PIECES, SUBMODULES)}
+TABLES = {
+    "agent.name": AGENTS,
+    "agent.noise": NOISES,
+    "network.name": NETWORKS,
+    **dict.fromkeys(PIECES, SUBMODULES),
+}
 MINIMUM = {"nb_step": 1, "seed": 0, "threads": 0, "log_every": 0, "checkpoint_every": 0, "keep": 1}
 # settings whose place a schedule takes, and the values that turn them off
 REPLACED = {

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ludus.core.errors import UserError
 from ludus.core.imports import has_module, is_found_without_cwd, set_search_folders, source_folder, top_package
+from ludus.core.schedule import KINDS, RETURN_KINDS
 from ludus.environments.config import parse_options
 from ludus.settings.config_file import read_signed_config
 
@@ -117,7 +118,7 @@ def find_imports(flat: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
             group in ("agent", "network") and key not in NAMES_NO_CODE
         ):
             texts = [_after_pattern(key, text) for text in _texts(value)]
-            found = [_path(text) for text in texts if ":" in text and not _is_trusted_class(key, text)]
+            found = [_path(text) for text in texts if ":" in text and not _names_no_code(key, text)]
         else:
             found = []
         if found:
@@ -156,6 +157,12 @@ def _after_pattern(key: str, text: str) -> str:
 def _path(text: str) -> str:
     """Return the path of ``path(argument=…)``."""
     return text.partition("(")[0].strip()
+
+
+def _names_no_code(key: str, text: str) -> bool:
+    """Return whether a text with a colon is a schedule with points, as in ``piecewise(0: 1, 0.5: 0)``, or trusted."""
+    is_schedule = key.startswith("agent.") and _path(text) in (*KINDS, *RETURN_KINDS)
+    return is_schedule or _is_trusted_class(key, text)
 
 
 def _is_trusted_class(key: str, text: str) -> bool:
