@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from ludus.agents.actor_critic import ActorCritic
+from ludus.agents.actor_critic import ActorCritic, with_perplexity
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import Plan, RunOutline, UnusedSetting
 from ludus.core.errors import UserError, check_ranges
@@ -348,7 +348,7 @@ class ACER(ActorCritic):
             self.average.update(1 - self.config.average_decay)
         if batch.index is None:
             self.update_statistics(batch, updater.sum)
-        return Learned(metrics)
+        return Learned(with_perplexity(metrics))
 
 
 def _run(networks: Any, ready: Tensors, state: HiddenState, first: Tensor) -> Tensors:

@@ -31,6 +31,7 @@ from ludus.networks.numpy_actor import NumpyActor
 from ludus.networks.placement import device_of
 from ludus.networks.policy import Policy
 from ludus.networks.policy_config import PolicyConfig
+from ludus.ops.distributions import perplexity
 from ludus.ops.policy_gradient import (
     entropy_loss,
     explained_variance,
@@ -62,6 +63,12 @@ def smaller_discount(gamma: float, nb_step: int) -> float:
     this rule none.
     """
     return min(gamma, float(f"{1 - 1 / max(10, nb_step / 320):.3g}"))
+
+
+def with_perplexity(metrics: Tensors) -> Tensors:
+    """Add the perplexity of the policy, if the entropy is among the losses."""
+    entropy = metrics.get("loss/entropy")
+    return metrics if entropy is None else metrics | {"perplexity": perplexity(-entropy)}
 
 
 def check_minibatches(
@@ -490,7 +497,7 @@ class ActorCritic(Agent):
         rows = self.with_shares(prepared.without_last_observation(), updater.sum)
         metrics = updater.step(self.compute_loss, rows, "all")
         self.update_statistics(batch, updater.sum)
-        return Learned(metrics | self.explained_variance(prepared, updater.sum))
+        return Learned(with_perplexity(metrics) | self.explained_variance(prepared, updater.sum))
 
     def large_reward_advice(self) -> str:
         """Advise to normalize them; empty if that is on."""

@@ -16,6 +16,7 @@ from ludus.agents.actor_critic import (
     ActorCriticConfig,
     check_minibatches,
     larger_learning_rate,
+    with_perplexity,
 )
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import Plan, RunOutline
@@ -200,7 +201,7 @@ class PPO(ActorCritic):
         rows = torch.stack([x for metrics in learned for x in metrics.values()]).view(len(learned), -1)
         means = dict(zip(learned[0], rows.double().mean(0).float().unbind(), strict=True))
         means["optimizer_steps"] = torch.tensor(float(len(learned)))
-        return Learned(means | self.explained_variance(prepared, updater.sum))
+        return Learned(with_perplexity(means) | self.explained_variance(prepared, updater.sum))
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return the clipped objective, value and entropy losses of a batch ``with_shares``."""

@@ -401,6 +401,7 @@ class SAC(SoftActorCritic):
         """
         if self.config.target_networks:
             return super().critic_loss(batch)
+        self.networks["actor"].eval()  # by its running statistics, which the loss of the policy updates
         inputs = self.inputs(batch.observation)
         (now, first), (later, first_t) = (at_time(inputs, batch.first, time) for time in (CURRENT, NEXT))
         with torch.no_grad():
@@ -433,7 +434,8 @@ class SAC(SoftActorCritic):
         """Return the soft value of target critics at the next states, see ``soft_value``."""
         inputs, first = at_time(inputs, batch.first, self.target_states)
         action, log_prob = self.sample(inputs, batch.state, first, batch.experience["next"])
-        q = self.critic_values(inputs, action, batch.state.select("target"), first, target=True)
+        with self.target.with_dropout():
+            q = self.critic_values(inputs, action, batch.state.select("target"), first, target=True)
         value, bonus = self.soft_value(q, log_prob)
         time = len(batch.reward)
         return value[-time:], bonus[-time:]

@@ -19,6 +19,7 @@ from ludus.core.spec import Specs
 from ludus.core.types import Tensors
 from ludus.core.updater import Group, NonFiniteError, OptimizerName, Updater
 from ludus.networks.policy_config import PolicyConfig
+from ludus.ops.distributions import perplexity
 from ludus.ops.natural_gradient import Product, conjugate_gradient, line_search, step_to_kl, surrogate_loss
 from ludus.ops.policy_gradient import share_sum, shares, value_loss
 from ludus.preprocess.normalization import unused_normalizer
@@ -155,6 +156,7 @@ class TRPO(ActorCritic):
         fraction = line_search(improves, config.line_search_shrink, config.line_search_steps)
         if not fraction:
             updater.assign(start, POLICY)
+        metrics["perplexity"] = perplexity(metrics["entropy"])
         found = {"kl": kl if fraction else 0.0, "step_fraction": fraction}
         return metrics | {"gradient_norm": norm} | {name: torch.tensor(x) for name, x in found.items()}
 

@@ -114,7 +114,7 @@ class LocalUpdater(Updater):
         for part in self.parts.values():
             if part.group.optimizer == "rmsprop_tf":
                 part.of(self._moments["square"]).fill_(1)
-        self._coefficients = dict(agent.loss_coefficients())
+        self.read_coefficients()
         self.schedule(0.0)
         self._norms: list[Tensor] = []
         self._step: Callable[[LossFunction, Batch, ParameterBlock], Tensors] = self._eager
@@ -141,11 +141,15 @@ class LocalUpdater(Updater):
                 own = part.group.learning_rate
                 part.lr.fill_(rate if own == self._first_rate else own * rate / self._first_rate)
 
+    def read_coefficients(self) -> None:
+        """Take the weights of losses from the agent's current settings."""
+        self._coefficients = dict(self.agent.loss_coefficients())
+
     def schedule(self, progress: float) -> dict[str, float]:
         """Set what the agent's schedules give; return the learning rates of groups, if there are several."""
         if not self.agent.is_scheduled:
             return {}
-        self._coefficients = dict(self.agent.loss_coefficients())
+        self.read_coefficients()
         rates = {name: schedule.at(progress, self._returns) for name, schedule in self._schedules.items()}
         for name, rate in rates.items():
             self.parts[name].lr.fill_(rate)

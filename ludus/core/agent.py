@@ -77,6 +77,11 @@ class Agent(nn.Module, ABC):
                 self.get_buffer(_buffer(name)).fill_(value)
         return values
 
+    def read_scheduled(self) -> None:
+        """Set the values of ``config`` that are schedules from the buffers, after these were loaded."""
+        values = {name: float(self.get_buffer(_buffer(name))) for name in self._schedules}
+        self._current = replace(self._given, **values) if values else self._given
+
     @contextmanager
     def given_config(self) -> Iterator[None]:
         """Within the context, ``config`` has the schedules themselves."""

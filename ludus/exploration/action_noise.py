@@ -124,7 +124,7 @@ def make_action_noise(
 def noise_class(kind: str) -> type[ActionNoise]:
     """Return the class of a kind of noise, and check the arguments that are given with it."""
     call = parse_call(kind, SETTING, "ornstein_uhlenbeck or my_package.my_module:MyNoise(size=2)")
-    cls = resolve(call.name, NOISES, SETTING)
+    cls = resolve(call.name, NOISES | {"parameter": ""}, SETTING)  # which is no noise on actions
     if not (isinstance(cls, type) and issubclass(cls, ActionNoise)):
         raise UserError(f'{SETTING} "{call.name}" is not a noise: it must be a subclass of {__name__}.ActionNoise.')
     if call.name in NOISES and call.arguments:

@@ -304,6 +304,12 @@ class Settings(Generic[A]):
         self.agent.check_schedules()
         self.agent.validate()
         self.evaluation.validate()
+        for name, schedule in self.agent.schedules().items():
+            if schedule.needs_returns and not self.evaluation.every:
+                raise UserError(
+                    f"agent.{name} is {schedule}, which follows the returns of evaluations, but evaluation.every is 0; "
+                    "set it to a number of steps, such as 5000."
+                )
         self.network_check.validate()
         self._validate_container()
         self.network.validate()

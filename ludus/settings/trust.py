@@ -21,7 +21,8 @@ from ludus.settings.config_file import read_signed_config
 LUDUS_ENVIRONMENTS = tuple(
     f"ludus.environments.{name}" for name in ("toy", "goal_toy", "image_toy", "entity_toy", "command_toy")
 )
-WRAPPERS = "gymnasium.wrappers"  # trusted too, except for those that write files
+# trusted too, except for those that write files
+WRAPPERS = ("gymnasium.wrappers", "ludus.environments.trajectory")
 WRITING_WRAPPERS = ("RecordVideo",)
 # settings of agents that may have a colon; names of actions and observations, a folder
 NAMES_NO_CODE = ("agent.replay_folder", "agent.heads", "agent.autoregressive", "agent.arguments")
@@ -166,9 +167,9 @@ def _names_no_code(key: str, text: str) -> bool:
 
 
 def _is_trusted_class(key: str, text: str) -> bool:
-    """Return whether a path is an environment of Ludus, or a wrapper of Gymnasium that writes no files."""
+    """Return whether a path is an environment of Ludus, or a wrapper of Gymnasium or Ludus that writes no files."""
     module, _, name = _path(text).partition(":")
-    is_wrapper = key == "env.wrappers" and module == WRAPPERS and name not in WRITING_WRAPPERS
+    is_wrapper = key == "env.wrappers" and module in WRAPPERS and name not in WRITING_WRAPPERS
     is_environment = key == "env.id" and module in LUDUS_ENVIRONMENTS and text == _path(text)
     if not is_wrapper and not is_environment:
         return False
