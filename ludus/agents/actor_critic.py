@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import cbrt
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +87,7 @@ def check_minibatches(
 class ActorCriticConfig(PolicyConfig, AgentConfig):
     """Settings of A2C."""
 
-    SCHEDULABLE = ("gae_lambda",)
+    SCHEDULABLE: ClassVar[tuple[str, ...]] = ("gae_lambda",)
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses; larger in short runs
     # linear: falls to 0 at nb_step; constant in short runs
     learning_rate_schedule: Literal["constant", "linear"] = "linear"

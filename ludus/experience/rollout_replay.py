@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 
@@ -29,7 +29,7 @@ STORED = ("observation", "action", "experience", "final", "reward", "discount", 
 class RolloutReplayConfig(AgentConfig):
     """Settings of agents that learn from fresh and replayed rollouts."""
 
-    SCHEDULABLE = ("replay_ratio",)
+    SCHEDULABLE: ClassVar[tuple[str, ...]] = ("replay_ratio",)
     rollout: int = 20  # steps per environment between two updates, and of replayed rollouts: longer sees further
     replay: int = 50_000  # capacity in transitions, over all environments; more: older experience, more memory
     replay_ratio: float = 4.0  # updates from replayed rollouts per update from a fresh one, on average; 0: none

@@ -101,7 +101,7 @@ def test_a_critic_of_droq_drops_units_before_the_layer_norm_and_so_does_its_targ
     """Hiraoka et al. 2022, figure 1: a linear layer, dropout, layer norm and relu, in online and target critics."""
     agent: Any = make_worker(POINT, "droq").agent
     (mlp,) = agent.networks["critic"].members[0].pieces.values()
-    x, first = torch.randn(64, 6), torch.zeros(1, 64, dtype=torch.bool)
+    x, first = torch.randn(64, 8), torch.zeros(1, 64, dtype=torch.bool)
     mlp.dropout.p = 0.5
     torch.manual_seed(0)
     found = mlp.train()(x, HiddenState(), first)[0]
@@ -158,7 +158,7 @@ def test_the_actor_of_crossq_has_norms_that_its_own_loss_alone_updates() -> None
     worker = make_worker(POINT, "crossq", network__critic__hidden=(8,), agent__alpha=0.3)
     agent: Any = worker.agent
     norms = [module for module in agent.networks["actor"].modules() if isinstance(module, BatchRenorm)]
-    assert [len(norm.mean) for norm in norms] == [3, 32, 32]  # the input, and after each activation
+    assert [len(norm.mean) for norm in norms] == [5, 32, 32]  # the input, and after each activation
     for norm in norms:
         norm.mean.normal_(generator=torch.Generator().manual_seed(0))
     batch = prepared(agent)
