@@ -48,6 +48,7 @@ OURS: dict[str, dict[str, Any]] = {
     },
 }
 STEPS = 100_000_000  # more than a round can reach
+WARM_UP = 3.0  # seconds from the first update on, before the measurement
 
 
 class Enough(Exception):
@@ -59,7 +60,8 @@ def ludus_rate(job: str, meter: Meter, seed: int) -> float:
     import ludus
 
     def watch(values: Any) -> None:
-        if meter.update(int(values["step"])):
+        step = int(values["step"])
+        if step > OURS[job].get("agent.warmup", 0) and meter.update(step):  # from the first update on
             raise Enough
 
     common = {"evaluation.every": 0, "threads": 1, "compile": "off", "quiet": True, "checkpoint_every": 0}
@@ -84,7 +86,11 @@ def contrib_rate(job: str, meter: Meter, seed: int) -> float:
     from benchmarks.peers import NativeCartPole, Watch
 
     class Until(Watch):
-        """Raises when done, since ARS goes on if ``_on_step`` returns False."""
+        """Raises when done, since ARS goes on if ``_on_step`` returns False; begins with the first update."""
+
+        def _on_rollout_start(self) -> None:
+            if self.num_timesteps > OURS[job].get("agent.warmup", 0):
+                super()._on_rollout_start()
 
         def _on_step(self) -> bool:
             if self._enough:
@@ -147,7 +153,7 @@ def main() -> None:
     if args.side:
         (job,) = args.jobs
         play = ludus_rate if args.side == "ludus" else contrib_rate
-        emit(job=job, side=args.side, rate=play(job, Meter(4.0, args.seconds), args.seed))
+        emit(job=job, side=args.side, rate=play(job, Meter(WARM_UP, args.seconds, at_first_update=True), args.seed))
         return
     for job in args.jobs or ENVIRONMENT:
         ratios = []

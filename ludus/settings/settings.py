@@ -560,26 +560,26 @@ def _build(layers: list[tuple[str, Flat]]) -> Resolved:
 
             raise unknown_setting(key, origin, agent, types)
         parsed[key] = parse_value(key, value, types[key], origin)
-    _use_schedules(parsed, types, origins)
+    _use_schedules(parsed, config, origins)
     settings = _make(_unflatten(parsed), config)
     settings.validate()
     return Resolved(settings, {key: origins.get(key, "default") for key in to_flat(settings)})
 
 
-def _use_schedules(parsed: Flat, types: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+def _use_schedules(parsed: Flat, config: type[Any], origins: dict[str, str]) -> None:
     """Turn off settings whose place a schedule takes; refuse them if the user gave both."""
-    scheduled = [key for key, value in parsed.items() if isinstance(value, Schedule)]
-    for key in scheduled:
-        name = "agent.learning_rate" if key.endswith("learning_rate") else key
-        other, off = REPLACED.get(name, ("", None))
-        if other not in types:
+    defaults = {f"agent.{name}": value for name, value in vars(config()).items()}
+    for key in [key for key, value in parsed.items() if isinstance(value, Schedule)]:
+        other, off = REPLACED.get("agent.learning_rate" if key.endswith("learning_rate") else key, ("", None))
+        if other not in defaults:
             continue
-        given, origin = parsed.get(other, off), origins.get(other, "default")
+        given, origin = parsed.get(other, defaults[other]), origins.get(other, "default")
         if given != off and not origin.startswith(("default", "preset")):
             raise UserError(
                 f"{other} is {given} ({origin}), but {key} is {parsed[key]}, a schedule of its own; leave one out."
             )
-        parsed[other] = off
+        if given != off:
+            parsed[other], origins[other] = off, f"default, since {key} is a schedule"
 
 
 def _unflatten(flat: Flat) -> Flat:
