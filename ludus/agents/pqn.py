@@ -30,7 +30,7 @@ from ludus.exploration.parameter_noise import SEED, SIGMA, ParameterNoise, draw_
 from ludus.networks.build import network_spec
 from ludus.networks.placement import device_of
 from ludus.ops.distributions import mask_logits
-from ludus.ops.policy_gradient import share_sum, shares, value_loss
+from ludus.ops.policy_gradient import share_sum, shares_of_each, value_loss
 from ludus.ops.q_learning import gather_action, greedy, max_q_value
 from ludus.ops.returns import lambda_returns
 from ludus.preprocess.normalization import ObsNormalizer, unused_normalizer
@@ -230,9 +230,10 @@ class PQN(Agent):
         config, prepared = self.config, self.prepare(batch)
         learned: list[Tensors] = []
         for _ in range(config.epochs):
-            for part in prepared.minibatches(config.minibatches, self.by, self.generator):
-                share = shares(part.real.to(part.reward.dtype), sum_over_ranks=updater.sum)
-                learned.append(updater.step(self.compute_loss, replace(part, share=share), "all"))
+            parts = list(prepared.minibatches(config.minibatches, self.by, self.generator))
+            share = shares_of_each([part.real.to(part.reward.dtype) for part in parts], updater.sum)
+            for part, of_rows in zip(parts, share, strict=True):
+                learned.append(updater.step(self.compute_loss, replace(part, share=of_rows), "all"))
         if self.parameter_noise is not None:
             self._adapt(self.parameter_noise, batch.without_last_observation(), updater)
         if self.normalizer is not None:
