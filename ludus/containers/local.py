@@ -139,9 +139,10 @@ class LocalWorker(Container):
 
     def _schedule(self, progress: float) -> None:
         """Set scheduled values from the progress of the run (0 to 1)."""
-        self.scheduled = self.agent.schedule(progress)
+        scheduled = self.agent.schedule(progress)
         self.cache.schedule(progress)
-        self.updater.learning_rate = self.scheduled.get("learning_rate", self.updater.learning_rate)
+        self.updater.learning_rate = scheduled.get("learning_rate", self.updater.learning_rate)
+        self.scheduled = {**scheduled, **self.updater.schedule(progress)}
 
     def _stops(self) -> bool:
         """Return whether something asks to end the run before ``nb_step``."""
@@ -250,6 +251,7 @@ class LocalWorker(Container):
             self.reporter.evaluated(self, evaluation, better)
         self.evaluator.round += 1  # counted after the report: if that fails, a resume repeats it
         self.last_evaluation, self.evaluated_at, self.owed = evaluation, self.local_step_count, False
+        self._use_return(evaluation.mean)
         self.best = evaluation.mean if better else self.best
         target = self.settings.evaluation.stop_at
         if target is not None and evaluation.mean >= target:
@@ -259,6 +261,10 @@ class LocalWorker(Container):
     def _is_better(self, evaluation: Evaluation) -> bool:
         """Return whether the policy is to be kept as the best so far."""
         return self.best is None or evaluation.mean > self.best
+
+    def _use_return(self, mean: float) -> None:
+        """Let learning rates follow the mean return of an evaluation."""
+        self.updater.add_return(mean)
 
     def _interrupts_evaluation(self) -> bool:
         return bool(self.stopping)

@@ -56,9 +56,10 @@ class RoleLearner:
 
     def schedule(self, progress: float) -> None:
         """Set scheduled values from the progress of the run (0 to 1)."""
-        self.scheduled = self.seat.agent.schedule(progress)
+        scheduled = self.seat.agent.schedule(progress)
         self.cache.schedule(progress)
-        self.updater.learning_rate = self.scheduled.get("learning_rate", self.updater.learning_rate)
+        self.updater.learning_rate = scheduled.get("learning_rate", self.updater.learning_rate)
+        self.scheduled = {**scheduled, **self.updater.schedule(progress)}
 
     def progress(self) -> dict[str, float]:
         """Return schedules and metrics of the cache."""
@@ -125,6 +126,10 @@ class RolesWorker(LocalWorker):
     def _schedule(self, progress: float) -> None:
         for learner in self.learners.values():
             learner.schedule(progress)
+
+    def _use_return(self, mean: float) -> None:
+        for updater in self.updaters.values():
+            updater.add_return(mean)
 
     def _improve(self, step: int) -> tuple[Tensors, int]:
         """Let every role learn from its cache, in order."""
