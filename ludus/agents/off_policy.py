@@ -30,7 +30,7 @@ from ludus.networks.placement import device_of
 from ludus.networks.target import TargetNetworks
 from ludus.ops.policy_gradient import shares
 from ludus.preprocess.actions import ActionInverter
-from ludus.preprocess.normalization import ObsNormalizer, RewardScaler
+from ludus.preprocess.normalization import ObsNormalizer, RewardScaler, StatisticsRows, update_statistics
 from ludus.preprocess.observation import ObsPreprocessor
 
 CURRENT, NEXT = slice(-1), slice(1, None)  # of the T+1 observations of a batch
@@ -206,12 +206,14 @@ class OffPolicy(Agent):
         fresh, returns = cache.fresh(names, with_returns=self.reward_scaler is not None)
         if updater.ranks == 1 and not sum(map(len, (*fresh.values(), () if returns is None else returns))):
             return  # as with recorded episodes after the first call
+        rows: list[StatisticsRows] = []
         if self.normalizer is not None and preprocess is not None:
             ready = preprocess({name: x.unsqueeze(0) for name, x in fresh.items()})
             weight = torch.stack([x.flatten(2).isfinite().all(-1) for x in ready.values()]).all(0)
-            self.normalizer.update(ready, weight, updater.sum)
+            rows += self.normalizer.rows(ready, weight)
         if self.reward_scaler is not None and returns is not None:
-            self.reward_scaler.update(returns, returns.isfinite(), updater.sum)
+            rows.append((self.reward_scaler.statistics, returns, returns.isfinite()))
+        update_statistics(rows, updater.sum)
 
     def with_scaled_reward(self, batch: Batch) -> Batch:
         """Return the batch with scaled rewards; the replay holds raw ones."""
@@ -275,8 +277,11 @@ class OffPolicy(Agent):
     def with_shares(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Add ``share`` (importance weight over the number of real rows, for losses) and ``MEAN`` (for metrics)."""
         if self.config.prioritized or self.config.sequence:
-            share = shares(batch.real, batch.weight, sum_over_ranks)
-            mean = share / sum_over_ranks(share.sum()).clamp(min=1e-8) if self.config.prioritized else share
+            weighted = batch.real * batch.weight
+            sums = torch.stack([batch.real.sum().to(weighted.dtype), weighted.sum()])
+            count, total = sum_over_ranks(sums).unbind()
+            share = weighted / count.clamp(min=1)
+            mean = weighted / total.clamp(min=1e-8) if self.config.prioritized else share
         else:  # uniformly sampled transitions are all real and have weight 1
             if self._uniform_share is None or self._uniform_share.shape != batch.real.shape:
                 self._uniform_share = shares(batch.real, sum_over_ranks=sum_over_ranks)

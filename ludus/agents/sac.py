@@ -42,7 +42,7 @@ from ludus.networks.critic import ACTION
 from ludus.networks.module_checks import uses_methods_of
 from ludus.networks.numpy_actor import NumpyMLP
 from ludus.ops.distributional import quantile_critic_loss, quantile_midpoints, truncated_quantiles
-from ludus.ops.distributions import tanh_gaussian_draw, tanh_gaussian_sample
+from ludus.ops.distributions import gaussian_sample, tanh_gaussian_draw
 from ludus.ops.offline import sampled_logsumexp
 from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import sac_actor_loss, sac_critic_loss, sac_value, temperature_loss
@@ -320,7 +320,7 @@ class SAC(SoftActorCritic):
     @torch.inference_mode()
     def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> tuple[Tensor, HiddenState]:
         mean, log_std, new = self.policy(self.step_inputs(step), state, step.first.unsqueeze(0))
-        u = mean if noise is None else tanh_gaussian_sample(mean, log_std, noise["normal"])
+        u = mean if noise is None else gaussian_sample(mean, log_std, noise["normal"])
         return u.squeeze(0), HiddenState(state | new) if new else state
 
     @torch.inference_mode()

@@ -55,7 +55,8 @@ class Arguments:
     preset: Annotated[str, "NAME"] = NO_PRESET
     # settings in a TOML file, such as the config.toml of another run
     config: Annotated[str, "FILE"] = ""
-    # import the classes that --config, --init-from and --agent.teacher name, even if you did not write them on this machine
+    # import the classes that --config, --init-from and agent.teacher name, even if you did not write them on this
+    # machine
     trust: bool = False
     # short for --network.name
     network: Annotated[str, "NAME"] = ""

@@ -175,7 +175,7 @@ class Agent(nn.Module, ABC):
         return False
 
     def observe(self, cache: CacheReader, updater: Updater) -> None:
-        """Update running statistics with what was written to the cache since the last call; called before each read."""
+        """Update running statistics with what was written to the cache since the last call, before it is read."""
         return
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
