@@ -26,15 +26,15 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("teacher")
     data = record_to(folder / "x.npz", TARGET, aim, 100)
     settings = {"agent__distribution": "tanh", "agent__learning_rate": 5e-3, "network__hidden": (48,), "compile": "off"}
-    result = train(folder, TARGET, "bc", data=data, nb_step=600, **settings)
+    result = train(folder, TARGET, "bc", data=data, nb_step=400, **settings)
     assert result.evaluation is not None
-    assert result.evaluation.mean > -0.05
+    assert result.evaluation.mean > -0.1
     return str(result.run)
 
 
 def test_a_student_learns_from_its_teacher(teacher: str, tmp_path: Path) -> None:
     changes = {"network__hidden": (32, 32), "agent__learning_rate": 5e-3, "agent__updates": 16}
-    result = train(tmp_path, TARGET, "dagger", agent__teacher=teacher, nb_step=2_000, **(SMALL | changes))
+    result = train(tmp_path, TARGET, "dagger", agent__teacher=teacher, nb_step=1_000, **(SMALL | changes))
     assert result.evaluation is not None
     assert result.evaluation.mean > -0.3  # of 0; untrained: −2.7
 

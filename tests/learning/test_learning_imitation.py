@@ -52,10 +52,12 @@ BROKEN = {"labels shuffled": shuffle_labels, "never updated": skip_updates}
 TOY_GAIL: dict[str, Any] = {
     "network__hidden": (32, 32),
     "agent__gamma": 0.0,
-    "agent__rollout": 32,
-    "agent__epochs": 8,
-    "agent__learning_rate": 2e-3,
-    "agent__discriminator_learning_rate": 2e-3,
+    "agent__rollout": 16,
+    "agent__epochs": 4,
+    "agent__learning_rate": 5e-3,
+    "agent__discriminator_learning_rate": 5e-3,
+    "agent__discriminator_updates": 4,
+    "agent__discriminator_batch": 128,
     "agent__gradient_penalty_coef": 1.0,
     "agent__normalize_reward": False,
     "evaluation__every": 0,
@@ -64,7 +66,7 @@ TOY_GAIL: dict[str, Any] = {
 
 def imitate_toy(folder: Path, agent: str = "gail", **changes: Any) -> float:
     data = record_to(folder / "x.npz", TOY + "MaskedEnv", obey, 40)
-    result = train(folder, TOY + "MaskedEnv", agent, 8_000, data=data, **(TOY_GAIL | changes))
+    result = train(folder, TOY + "MaskedEnv", agent, 5_000, data=data, **(TOY_GAIL | changes))
     return float(result.evaluation.mean)
 
 
@@ -72,7 +74,7 @@ def test_gail_learns_a_toy(tmp_path: Path) -> None:
     assert imitate_toy(tmp_path) > 6.5  # of 8; any legal action: 2.7
 
 
-@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("kind", ["never updated", pytest.param("labels shuffled", marks=pytest.mark.slow)])
 def test_gail_with_a_broken_discriminator_does_not(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     BROKEN[kind](monkeypatch)
     assert imitate_toy(tmp_path) < 5

@@ -42,6 +42,7 @@ def test_a_stopped_and_resumed_run_is_the_run_that_was_never_stopped(case: str, 
         settings["agent__teacher"] = str(train(tmp_path / "teacher", environment, **body).run)
     else:
         expert = balance if environment == "CartPole-v1" else aim
+        settings |= {"agent__discriminator_updates": 2, "agent__discriminator_batch": 16}
         settings["data"] = record_to(tmp_path / "x.npz", environment, expert, 5)
     straight = train(tmp_path / "straight", environment, agent, **settings).run
     stopped = train(tmp_path / "stopped", environment, agent, stop_after("step", 400 / 3), **settings)
