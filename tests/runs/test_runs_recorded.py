@@ -124,7 +124,8 @@ def test_the_normalizer_has_the_statistics_of_the_data(data: dict[str, str], tmp
     ],
 )
 def test_what_is_refused(agent: str, changes: dict[str, Any], message: str, data: dict[str, str]) -> None:
-    settings = {"network__body": "lstm", "agent__replay": 1_000} if agent == "r2d2" else {}
+    memory = {"network__body": "lstm", "agent__replay": 1_000, "agent__batch_size": 2}
+    settings = memory if agent == "r2d2" else {}
     with pytest.raises(UserError, match=message):
         cache_of(agent, data[CHOICE], **settings | changes)
 
