@@ -234,12 +234,12 @@ def test_simple_spread_improves_with_a_shared_policy(tmp_path: Path) -> None:
 def test_simple_tag_with_two_different_agents(tmp_path: Path) -> None:
     pytest.importorskip("mpe2")
     result = train(
-        tmp_path, "mpe2.simple_tag_v3:parallel_env", "ppo", nb_step=20_000, env__num=8,
-        roles__agents="predator=ppo, prey=dqn", roles__members="predator=adversary_*, prey=agent_*",
-        evaluation__every=10_000, evaluation__episodes=20,
+        tmp_path, "mpe2.simple_tag_v3:parallel_env", "ppo", nb_step=20_000, env__num=8, network__hidden=(64, 64),
+        agent__rollout=50, agent__gamma=0.95, agent__learning_rate=0.001, roles__agents="predator=ppo, prey=dqn",
+        roles__members="predator=adversary_*, prey=agent_*",
     )  # fmt: skip
     assert result.steps >= 20_000
     lines = metrics(result.run)
     assert any("prey/loss/value" in line for line in lines)
     catches = [line["episode/return/adversary_0"] for line in lines if "episode/return/adversary_0" in line]
-    assert np.mean(catches[-3:]) > np.mean(catches[:3])  # the predators catch the prey more often
+    assert np.mean(catches[-3:]) > 2 * np.mean(catches[:3])  # the predators learn to catch the prey: from 4 to 20
