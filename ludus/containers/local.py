@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from ludus.containers.build import build_cache, make_actor
+from ludus.containers.build import agents_per_environment, build_cache, make_actor
 from ludus.containers.evaluate import Evaluation, Evaluator
 from ludus.containers.guard import Guard
 from ludus.containers.hook import HOOK, OnUpdate, UpdateHook, UpdateNumbers
@@ -68,7 +68,7 @@ class LocalWorker(Container):
         seeds = torch.Generator().manual_seed(settings.seed)
         self.env_seed, noise_seed, *own_seeds = torch.randint(2**31 - 1, (4,), generator=seeds).tolist()
         self.actor = make_actor(agent, manager)  # what plays whole environments in evaluations
-        rows = Rows.all(manager.batch).times(settings.env.agents) if rows is None else rows
+        rows = Rows.all(manager.batch).times(agents_per_environment(manager)) if rows is None else rows
         self.cache = self._make_cache(rows, noise_seed)
         self._seed_generators(own_seeds, rows.start)
         self.clock = Clock()

@@ -40,7 +40,7 @@ from ludus.managers.base import BatchManager
 from ludus.managers.roles import RolesManager
 from ludus.networks.placement import device_of
 from ludus.preprocess.rewards import make_reward_ops
-from ludus.settings.settings import ADAPTED, Resolved, RolesConfig, Settings, to_flat
+from ludus.settings.settings import Resolved, RolesConfig, Settings, to_flat
 
 
 class RoleUpdaters(dict[str, LocalUpdater]):
@@ -208,7 +208,7 @@ def adapt_to_manager(resolved: Resolved, manager: EnvironmentManager) -> Resolve
         )
         settings = settings.with_role(role, adapted.settings)
     before = to_flat(resolved.settings)
-    changed = {key: ADAPTED for key, value in to_flat(settings).items() if before.get(key) != value}
+    changed = {key: "chosen" for key, value in to_flat(settings).items() if before.get(key) != value}
     return Resolved(settings, resolved.origins | changed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -77,7 +78,7 @@ class Pool:
     def add(self, step: int) -> None:
         """Add a copy of the policy."""
         self.store.save(step, dict(self.agent.state_dict()))
-        self._load(step, self.rating)
+        self.restore(step, self.rating)
 
     def keep(self, playing: Collection[int]) -> None:
         """Drop the members that are no opponents any more and not among those that still play."""
@@ -94,7 +95,8 @@ class Pool:
         if against is not None:
             self.rating += K * (score - 1 / (1 + 10 ** ((against - self.rating) / 400)))
 
-    def _load(self, step: int, rating: float) -> None:
+    def restore(self, step: int, rating: float = 0.0) -> None:
+        """Add a member that is in the store."""
         agent = self._make()
         agent.load_state_dict(self.store.load(step))
         agent.eval()
@@ -109,7 +111,7 @@ class Pool:
         """Read the members from the store."""
         self.rating, self.members = state["rating"], []
         for step, rating in state["members"]:
-            self._load(step, rating)
+            self.restore(step, rating)
 
 
 class SelfPlayManager(EnvironmentManager):
@@ -261,6 +263,24 @@ class SelfPlayManager(EnvironmentManager):
         self._finished = [Episode(*episode) for episode in state["finished"]]
 
 
+def make_pool(settings: Settings[Any], agent: Agent, manager: EnvironmentManager) -> Pool:
+    """Return a pool without members for an agent and environments in rows."""
+
+    def make() -> Agent:
+        made = build_agent(settings, manager.observation, manager.action, device_of(agent))
+        if settings.engine == "auto":
+            made.use_numpy()
+        return made
+
+    return Pool(agent, make, settings.self_play)
+
+
+def play_pool(settings: Settings[Any], pool: Pool, joint: Any) -> EnvironmentManager:
+    """Return environments of an evaluation against the opponents of a pool."""
+    divided: Any = divide_environments(joint, settings)
+    return SelfPlayManager(divided, pool, 0.0, rated=False)
+
+
 class SelfPlayWorker(LocalWorker):
     """A LocalWorker whose agent plays one player of each game, against itself and frozen older selves.
 
@@ -282,22 +302,10 @@ class SelfPlayWorker(LocalWorker):
                 f"self_play.every is {settings.self_play.every}, but {manager.name} has no players that share a "
                 "policy; leave it out."
             )
-        device = device_of(agent)
-
-        def make() -> Agent:
-            made = build_agent(settings, manager.observation, manager.action, device)
-            if settings.engine == "auto":
-                made.use_numpy()
-            return made
-
-        self.pool = Pool(agent, make, settings.self_play)
+        self.pool = make_pool(settings, agent, manager)
         games = SelfPlayManager(manager, self.pool, settings.self_play.latest, rated=True)
-        evaluator.wrap = self._against_pool
+        evaluator.wrap = partial(play_pool, settings, self.pool)
         super().__init__(settings, agent, games, updater, evaluator, on_update)
-
-    def _against_pool(self, joint: Any) -> EnvironmentManager:
-        divided: Any = divide_environments(joint, self.settings)
-        return SelfPlayManager(divided, self.pool, 0.0, rated=False)
 
     def _begin(self) -> None:
         if not self.pool.members:

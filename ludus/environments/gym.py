@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -75,6 +75,8 @@ def make(
 
 def resolve_environment(path: str) -> Any:
     """Return the class or function behind ``package.module:Class``; a class without reset and step is refused."""
+    if path.startswith("pettingzoo.") and importlib.util.find_spec("pettingzoo") is None:
+        raise UserError(f"Environment \"{path}\" needs PettingZoo: pip install 'ludus[multiagent]'.")
     maker = resolve(path, {}, "environment")
     if isinstance(maker, type) and not (hasattr(maker, "reset") and hasattr(maker, "step")):
         raise UserError(f'Environment "{path}" is a class without reset and step; derive it from gymnasium.Env.')

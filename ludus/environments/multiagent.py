@@ -41,7 +41,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
     """All agents of a world as one: Dicts of their observations and actions, the mean of their rewards.
 
     An episode ends when no agent is left. The reward is divided by the number of all agents, so that the return of an
-    episode is the mean of theirs; ``info`` of the last step has each one's ``return/<agent>``.
+    episode is the mean of theirs; ``info`` has each one's return so far, of which the last is logged.
 
     Where it is not an agent's turn, its observation is a real one, and its mask allows the first choice only, which is
     not used: so the choice has a log-probability of 0 and no gradient, and rewards of other players' moves reach it
@@ -116,9 +116,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
             self._returns[agent] += rewards[agent]
         over = not any(status in PRESENT for status in self._status.values())
         truncated = over and TRUNCATED in self._status.values()
-        info = self._info(observations, infos)
-        if over:
-            info["return"] = dict(self._returns)
+        info = self._info(observations, infos) | {"return": dict(self._returns)}
         observation = self._observe(observations, rewards)
         return observation, sum(rewards.values()) / len(rewards), over and not truncated, truncated, info
 

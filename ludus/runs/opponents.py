@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ludus.containers.build import divide_environments
+from ludus.containers.self_play import Pool, make_pool
+from ludus.core.agent import Agent
 from ludus.core.types import State
+from ludus.managers.base import BatchManager
 from ludus.runs import checkpoint as checkpoints
-from ludus.runs.folder import RunDirectory
+from ludus.runs.folder import RunDirectory, step_folders
+from ludus.settings.settings import Settings
 
 
 class PoolFolder:
@@ -23,3 +30,12 @@ class PoolFolder:
         state, _ = checkpoints.load(self._folder / f"step_{step}")
         agent: State = state["agent"]
         return agent
+
+
+def load_pool(settings: Settings[Any], agent: Agent, joint: BatchManager, run: RunDirectory) -> Pool:
+    """Return the newest opponents in the folder of a run, for games against ``agent``."""
+    pool = make_pool(settings, agent, divide_environments(joint, settings))
+    pool.store = PoolFolder(run)
+    for folder in step_folders(run.pool)[-settings.self_play.size :]:
+        pool.restore(int(folder.name.removeprefix("step_")))
+    return pool

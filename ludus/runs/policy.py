@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from ludus.containers.build import (
 )
 from ludus.containers.evaluate import Evaluation, Finished, summarize
 from ludus.containers.roles import build_player, outline_player
+from ludus.containers.self_play import play_pool
 from ludus.containers.threads import set_threads
+from ludus.core.agent import Agent
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
@@ -36,6 +39,7 @@ from ludus.managers.make import can_divide, make_manager
 from ludus.parallel.resources import cores
 from ludus.runs import checkpoint as checkpoints
 from ludus.runs.folder import RunDirectory, check_checkpoint_name
+from ludus.runs.opponents import load_pool
 from ludus.runs.translate import Translator
 from ludus.settings.settings import Settings, class_overrides, from_flat
 from ludus.settings.trust import read_run_settings
@@ -54,13 +58,15 @@ class Player:
         device: str,
         environment: Callable[..., Any] | None,
         world: BatchManager,
+        run: RunDirectory,
     ) -> None:
-        self.settings, self.meta, self._make = settings, meta, environment
+        self.settings, self.meta, self._make, self._run = settings, meta, environment, run
         self.device = choose_device(device)
         self._world, self._translator = world, Translator(world)
         # initial weights are overwritten
         quick = replace(settings, network=replace(settings.network, orthogonal=False))
         self.agent, learned = build_player(quick, self._world, self.device)
+        self._learned = learned
         if tensor := mismatch(learned, state["agent"]):
             raise _another_network(tensor)
         load_tensors(learned, state["agent"])
@@ -234,9 +240,12 @@ class Player:
         if rows is not None and settings.env.backend == "subproc":  # its share of the processes
             workers = (settings.env.workers or cores()) * rows.size // rows.total
             settings = replace(settings, env=replace(settings.env, workers=max(1, workers)))
-        evaluator = build_evaluator(settings, self.agent, self._make, 2, rows)
+        evaluator, actor = build_evaluator(settings, self.agent, self._make, 2, rows), self.agent
+        if settings.self_play.every and isinstance(self._learned, Agent):  # against the frozen selves of the run
+            pool = load_pool(settings, self._learned, self._world, self._run)
+            evaluator.wrap, actor = partial(play_pool, settings, pool), self._learned
         try:
-            finished = evaluator.play(self.agent, self.device)
+            finished = evaluator.play(actor, self.device)
             assert finished is not None
             return finished
         finally:
@@ -246,7 +255,8 @@ class Player:
         """Divide the rows of an evaluation into at most ``parts`` for ``play_rows``, one if they cannot be divided."""
         settings = replace(self.settings, evaluation=replace(self.settings.evaluation, episodes=episodes))
         total = evaluation_rows(settings)
-        parts = min(parts, total) if can_divide(settings.env, total, self._make, settings.preprocess) else 1
+        divisible = can_divide(settings.env, total, self._make, settings.preprocess) and not settings.self_play.every
+        parts = min(parts, total) if divisible else 1
         return [Rows(total * part // parts, total * (part + 1) // parts, total) for part in range(parts)]
 
     def environment(self, render_mode: str | None = None) -> EnvironmentManager:
@@ -294,7 +304,7 @@ def load(
         outline = outline_player(settings, world)
         with open_by_name(directory, checkpoint) as found:
             refuse_mismatch(outline, agent_of_checkpoint(found))
-            return Player(settings, found.read("agent"), found.meta, device, environment, world)
+            return Player(settings, found.read("agent"), found.meta, device, environment, world, directory)
     except BaseException:
         world.close()
         raise

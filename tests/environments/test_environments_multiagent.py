@@ -64,7 +64,6 @@ def test_agents_leave_one_after_the_other_and_the_last_one_ends_the_episode() ->
     assert rewards == [[0, 0, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0]]
     assert [step[2] for step in steps[1:]] == [1.0, pytest.approx(2 / 3), pytest.approx(1 / 3)]
     assert [step[3:5] for step in steps[1:]] == [(False, False), (False, False), (False, True)]
-    assert "return" not in steps[1][1]
     assert steps[-1][1]["return"] == {"agent_0": 3.0, "agent_1": 2.0, "agent_2": 1.0}  # their mean is the return
     np.testing.assert_array_equal(steps[2][0]["agent_2"]["observation"], steps[1][0]["agent_2"]["observation"])
 
@@ -161,6 +160,9 @@ def test_pettingzoo_is_needed_for_turn_based_games_only(monkeypatch: pytest.Monk
     joint(CueTeam()).reset(seed=0)
     with pytest.raises(UserError, match=r"which needs PettingZoo: pip install 'ludus\[multiagent\]'"):
         joint(TurnBased())
+    monkeypatch.setitem(sys.modules, "pettingzoo", None)
+    with pytest.raises(UserError, match=r"tictactoe_v3:env\" needs PettingZoo: pip install 'ludus\[multiagent\]'"):
+        make_environment(EnvConfig(id=TICTACTOE))
 
 
 def test_a_mistake_of_the_environment_gets_a_sentence() -> None:

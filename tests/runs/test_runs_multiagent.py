@@ -67,6 +67,7 @@ def test_one_policy_of_all_agents_learns(agent: str, tmp_path: Path) -> None:
     evaluation = policy.evaluate(episodes=6)
     assert evaluation.mean > 2.4
     assert evaluation.lengths == [3] * 6
+    assert len(policy.evaluate(episodes=4, greedy=False).returns) == 4
 
 
 @pytest.mark.parametrize(
@@ -222,11 +223,11 @@ def test_masks_of_turn_based_games_hold_while_playing(tmp_path: Path) -> None:
 def test_simple_spread_improves_with_a_shared_policy(tmp_path: Path) -> None:
     pytest.importorskip("mpe2")
     result = train(
-        tmp_path, "mpe2.simple_spread_v3:parallel_env", "ppo", nb_step=60_000, env__num=8, network__hidden=(64, 64),
-        agent__rollout=100, agent__learning_rate=0.001, evaluation__every=30_000, evaluation__episodes=50,
+        tmp_path, "mpe2.simple_spread_v3:parallel_env", "ppo", nb_step=40_000, env__num=16, network__hidden=(64, 64),
+        agent__rollout=50, agent__learning_rate=0.001, agent__gamma=0.95, evaluation__episodes=40,
     )  # fmt: skip
     assert result.best is not None
-    assert result.best > -26  # a random policy gets about −29 per agent in 25 steps
+    assert result.best > -23  # −19.3 when it was written; a random policy gets about −29 per agent
 
 
 @pytest.mark.slow

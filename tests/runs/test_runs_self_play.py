@@ -60,6 +60,9 @@ def test_a_stopped_and_resumed_run_is_the_run_that_was_never_stopped(body: str, 
     assert len(pools[0]) == 5  # at the start and four times later; the older ones are no opponents any more
     lines = [line for line in metrics(straight) if "elo" in line]
     assert lines[-1]["opponents"] == 2
+    first, second = (ludus.load(straight, "latest").evaluate(episodes=6) for _ in range(2))
+    assert first == second
+    assert set(first.returns) <= {-1.0, 1.0}  # those of the policy, against its older selves
     older: Any = ludus.load(straight, pools[0][0])
     assert older.meta["step"] == int(pools[0][0].removeprefix("step_"))
 
@@ -92,6 +95,13 @@ def self_play_worker(latest: float) -> Any:
     manager.set_action_transform(agent.action_transform)
     evaluator = build_evaluator(settings, make_actor(agent, manager))
     return SelfPlayWorker(settings, agent, manager, LocalUpdater(agent), evaluator)
+
+
+def test_a_game_that_is_cut_off_counts_as_it_stands(tmp_path: Path) -> None:
+    """With one move each, nobody has won unless few sticks were left."""
+    result = train(tmp_path, NIM, "ppo", nb_step=100, env__max_episode_steps=2, env__options=("sticks=9",), **PLAY)
+    assert result.evaluation is not None
+    assert set(result.evaluation.returns) <= {-1.0, 0.0, 1.0}
 
 
 def test_the_elo_rating_moves_towards_what_results_say() -> None:
