@@ -56,8 +56,7 @@ def _build_member(config: NetworkConfig, spec: NetworkSpec) -> Network:
         if has_memory(config, spec):
             return RecurrentCritic(spec, config)
         config = concatenate_inputs(config)
-    more = (spec.masks, spec.categories, spec.over, spec.branches)
-    network = ModularNetwork(spec.inputs, spec.outputs, config, spec.streams, spec.noisy, *more)
+    network = ModularNetwork(spec, config)
     if custom := [piece for piece in config.resolved(spec.inputs, spec.outputs).pieces if ":" in piece]:
         from ludus.networks.custom import check_on_zeros
 

@@ -167,11 +167,8 @@ def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Te
     return (0.5 * (torch.expm1(2 * log_ratio) + z.square()) - log_ratio).sum(-1)
 
 
-# Tanh-squashed Gaussian: the environment gets tanh(u); samples, actions and modes here are u, to keep precision.
-
-tanh_gaussian_sample = gaussian_sample
-tanh_gaussian_mode = gaussian_mode  # tanh of it is the median
-tanh_gaussian_kl = gaussian_kl  # invariant under bijections
+# Tanh-squashed Gaussian: the environment gets tanh(u); samples, actions and modes here are u, to keep precision. They
+# are those of the Gaussian (tanh of its mode is the median), and so is the KL, which is invariant under bijections.
 
 
 def tanh_gaussian_log_prob(mean: Tensor, log_std: Tensor, u: Tensor) -> Tensor:

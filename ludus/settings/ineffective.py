@@ -58,6 +58,9 @@ def find_ineffective(settings: Settings[Any], observation: Specs, action: Specs)
         return
     for name, why in settings.agent.unused(observation, action, settings.rows):
         yield f"agent.{name}", why
+    if settings.container == "offline":
+        for name in settings.agent.UNUSED_OFFLINE:
+            yield f"agent.{name}", "container is offline, which does not act or store new steps"
 
 
 def _find_in_network(config: NetworkConfig, specs: list[NetworkSpec], table: str) -> Iterator[tuple[str, str]]:

@@ -36,8 +36,9 @@ def plan_networks(
         specs = _specs(kind, observation, action, settings.agent, shared)
         if shared and settings.network.shared in ("sources", "body"):
             separate = _specs(kind, observation, action, settings.agent, False)
-            if separate.keys() != specs.keys():
-                specs = {name: _with_branches(spec, separate) for name, spec in specs.items()}
+            replaced = {name: spec for name, spec in separate.items() if name not in specs}
+            if replaced:
+                specs = {k: spec if k in separate else _with_branches(spec, replaced) for k, spec in specs.items()}
     if unknown := [name for name in settings.per_network if name not in specs]:
         together = f" (network.shared is {settings.network.shared})" if shared else ""
         raise UserError(
