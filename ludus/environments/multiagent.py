@@ -189,9 +189,9 @@ class JointEnv(gymnasium.Env[Any, Any]):
         return self._with_masks(info, masks)
 
     def _acts(self, agent: str) -> bool:
-        """Return whether the next action of an agent is used."""
+        """Return whether the next action of an agent is used, or would be but for a time limit (values bootstrap)."""
         turn = self._turns is None or self._turns.agent_selection == self._ids[agent]
-        return turn and self._status[agent] in PRESENT
+        return turn and self._status[agent] in (*PRESENT, TRUNCATED)
 
     def _mask_of(self, agent: str, observation: Any, info: Any, acts: bool) -> Any:
         """Return the mask of an agent; it allows the first choice only where the action is not used."""

@@ -43,6 +43,25 @@ def test_ippo_is_ppo() -> None:
     assert not any("state" in name for name in parameters[0])
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+def test_numpy_acts_as_torch_does_on_what_the_actor_sees(normalize: bool) -> None:
+    worker = make_worker("Meeting", "mappo", **ROLLOUT, agent__normalize_observation=normalize)
+    agent: Any = worker.agent
+    begin(worker, 0)
+    for _ in range(2):
+        collect(worker)
+        improve(worker)
+    step, state, noise = worker.seat.env_step, worker.seat.hidden_state, worker.seat.noise.next()
+    assert set(step.observation) == {"observation", "state"}
+    for drawn in (None, noise):
+        by_torch = agent._act(step, state, drawn)
+        assert agent.use_numpy()
+        by_numpy = agent.act(step, state, drawn)
+        torch.testing.assert_close(by_numpy.action, by_torch.action, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(by_numpy.experience, by_torch.experience, rtol=1e-5, atol=1e-5)
+    worker.close()
+
+
 @pytest.mark.parametrize("name", ["maddpg", "vdn", "qmix"])
 def test_a_single_agent_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"{name} is for environments with several agents, but this one has a single"):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
+from team_worlds import Chooser
 
 from ludus.core.errors import UserError
 from ludus.core.spec import network_inputs
@@ -226,3 +227,13 @@ def test_the_check_of_environments_finds_nothing_wrong(id: str) -> None:
     check = check_environment(EnvConfig(id=id), steps=60)
     assert [problem.what for problem in check.problems if problem.severity == "error"] == []
     assert check.episodes > 3
+
+
+def test_masks_at_a_time_limit_are_those_of_the_environment() -> None:
+    """Values of a truncated step are those of its best allowed choice, not of the first one."""
+    env = JointEnv(world := Chooser(), "chooser")
+    env.reset(seed=0)
+    for step in range(6):
+        _, _, _, truncated, info = env.step({"masked": step % 2, "leaver": 0})
+    assert truncated
+    assert info["action_mask"]["masked"].tolist() == world.allowed.tolist() == [1, 0, 1, 1]
