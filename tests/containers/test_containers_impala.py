@@ -151,6 +151,16 @@ def test_old_unrolls_are_dropped_and_lags_are_counted(monkeypatch: pytest.Monkey
         assert host.local_step_count == host._worker_steps > host._learned_steps
 
 
+@pytest.mark.parametrize(("agent", "workers", "copies"), [("vtrace", 1, 0), ("vtrace", 2, 1), ("acer_vtrace", 1, 0)])
+def test_copies_of_unrolls_are_counted(agent: str, workers: int, copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with host_here(monkeypatch, agent, impala__workers=workers, impala__queue=1) as host:
+        host.run(200)
+        numbers, known = host.progress(), host.channel._workers
+        assert numbers["impala/copies"] == copies
+        slots = [unroll["reward"].data_ptr() for worker in known for unroll in worker.memory.unrolls]
+        assert (host.cache.blocks["reward"].data_ptr() in slots) == (copies == 0)
+
+
 def test_metrics_describe_the_workers_for_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
     with host_here(monkeypatch, impala__workers=2, impala__queue=1) as host:
         host.run(500)

@@ -91,8 +91,10 @@ def test_a_worker_in_lockstep_learns_what_a_local_run_learns(tmp_path: Path, unm
     given: dict[str, Any] = {"agent__rollout": 8, "nb_step": 256, "evaluation__every": 128, "log_every": 32}
     local = train(tmp_path / "local", "CartPole-v1", "vtrace", **given)
     listening: set[str] = set()
+    copies: set[float] = set()
 
     def look(values: Any) -> None:
+        copies.add(values["impala/copies"])
         listening.update(
             x.split()[1].rpartition(":")[0] for x in open_sockets(alive(tmp_path.name)) if "listening" in x
         )
@@ -100,6 +102,7 @@ def test_a_worker_in_lockstep_learns_what_a_local_run_learns(tmp_path: Path, unm
     over_ray = train(tmp_path, "CartPole-v1", "vtrace", look, **given | AUTO | LOCKSTEP)
     assert listening <= LOOPBACK
     assert listening
+    assert copies == {1}  # into the object store
     assert over_ray.evaluation == local.evaluation
     assert_same_policy(over_ray.run, local.run)
 
