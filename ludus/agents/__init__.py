@@ -42,6 +42,11 @@ AGENTS = {
     "iql": "ludus.agents.iql:IQL",
     "acer": ACER,
     "acer_vtrace": ACER,
+    "ippo": PPO,
+    "mappo": "ludus.agents.mappo:MAPPO",
+    "maddpg": "ludus.agents.maddpg:MADDPG",
+    "vdn": "ludus.agents.vdn:VDN",
+    "qmix": "ludus.agents.qmix:QMIX",
 }
 CONFIGS = {  # known combinations of an agent's settings: other defaults
     "appo": "ludus.agents.ppo:APPOConfig",
@@ -63,4 +68,5 @@ CONFIGS = {  # known combinations of an agent's settings: other defaults
     "crossq": "ludus.agents.sac_family:CrossQConfig",
     "cql": "ludus.agents.sac_family:CQLConfig",
     "acer_vtrace": "ludus.agents.acer:ACERVTraceConfig",
+    "ippo": "ludus.agents.mappo:IPPOConfig",
 }

@@ -168,8 +168,8 @@ def concatenate(one: Batch, other: Batch) -> Batch:
     def join(a: Tensors, b: Tensors) -> Tensors:
         return {name: torch.cat([x, b[name]], 1) for name, x in a.items()}
 
-    names = ("first", "reward", "terminated", "truncated", "discount", "real", "weight")
-    flat: dict[str, Any] = {name: torch.cat([getattr(one, name), getattr(other, name)], 1) for name in names}
+    flat = ("first", "reward", "terminated", "truncated", "discount", "real", "weight")
+    joined: dict[str, Any] = {name: torch.cat([getattr(one, name), getattr(other, name)], 1) for name in flat}
     assert one.index is not None
     assert other.index is not None
     return replace(
@@ -178,7 +178,7 @@ def concatenate(one: Batch, other: Batch) -> Batch:
         action=join(one.action, other.action),
         window=join(one.window, other.window),
         index=torch.cat([one.index, other.index]),
-        **flat,
+        **joined,
     )
 
 
