@@ -370,7 +370,8 @@ def _another_network(tensor: str) -> UserError:
 def mismatch(agent: nn.Module, saved: Mapping[str, Any]) -> str:
     """Describe the first tensor with another shape in the checkpoint than in the agent; empty if all match."""
     own = agent.state_dict()
-    for name in sorted(name for name in own.keys() | saved.keys() if not name.startswith(OPTIONAL)):
+    names = (name for name in own.keys() | saved.keys() if not name.endswith("_extra_state"))  # counters
+    for name in sorted(name for name in names if not name.startswith(OPTIONAL)):
         here, there = (tuple(getattr(x[name], "shape", ())) if name in x else "nothing" for x in (own, saved))
         if here != there:
             return f"{name} has shape {there} in the checkpoint and {here} here"

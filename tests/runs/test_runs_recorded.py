@@ -160,6 +160,17 @@ def test_a_replay_alone_can_be_read_without_a_step(data: dict[str, str]) -> None
     assert worker.cache.size == worker.agent.dataset.transitions
 
 
+def test_sac_continues_the_networks_of_cql(data: dict[str, str], tmp_path: Path) -> None:
+    more = {"data__path": data[BOX], "agent__batch_size": 16, "checkpoint_every": 0}
+    offline = train(tmp_path, BOX, "cql", **more | {"nb_step": 20, "agent__conservative_samples": 2})
+    more |= {"nb_step": 16, "agent__warmup": 15, "agent__actor_learning_rate": 1e-30, "init_from": str(offline.run)}
+    online = train(tmp_path, BOX, "sac", **more)
+    before, after = saved(offline.run, "best")["agent"], saved(online.run)["agent"]
+    actor = [name for name in before if name.startswith("networks.actor.")]
+    assert actor
+    assert all(bool((before[name] == after[name]).all()) for name in actor)
+
+
 def test_ranks_share_a_batch(data: dict[str, str]) -> None:
     from ludus.core.rows import Rows
 
