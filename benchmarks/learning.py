@@ -107,7 +107,7 @@ def run_one(name: str, seed: int) -> None:
 
 def run_all(jobs: list[Job], have: dict[Job, Row]) -> None:
     """Run jobs without a result in ``have``, and store each result."""
-    missing = [job for job in jobs if job not in have]
+    missing = sorted((job for job in jobs if job not in have), key=lambda job: job.seed)  # all tasks once, then again
     print(f"{len(jobs)} runs, {len(jobs) - len(missing)} of them already done.", flush=True)
     KEPT.parent.mkdir(exist_ok=True)
     pool, began = ThreadPoolExecutor(AT_ONCE), time.time()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import cbrt
 from typing import Any, Literal
@@ -33,10 +33,10 @@ from ludus.networks.policy_config import PolicyConfig
 from ludus.ops.policy_gradient import (
     entropy_loss,
     explained_variance,
-    normalize,
+    normalize_each,
     policy_gradient_loss,
     share_sum,
-    shares,
+    shares_of_each,
     value_loss,
 )
 from ludus.ops.returns import gae, n_step_returns
@@ -398,14 +398,23 @@ class ActorCritic(Agent):
             self.reward_scaler.update(batch.row_state["return"], batch.real, sum_over_ranks)
         return self.reward_scaler.scale(batch.reward)
 
-    @torch.no_grad()
     def with_shares(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Add each row's ``share`` of a mean over real rows; normalize the advantages if the settings say so."""
-        advantage = batch.experience["advantage"]
-        share = shares(batch.real.to(advantage.dtype), sum_over_ranks=sum_over_ranks)
+        return self.each_with_shares([batch], sum_over_ranks)[0]
+
+    @torch.no_grad()
+    def each_with_shares(self, batches: Sequence[Batch], sum_over_ranks: SumOverRanks = single_rank) -> list[Batch]:
+        """Do what ``with_shares`` does to each of several minibatches, by one sum over ranks."""
+        advantages = [batch.experience["advantage"] for batch in batches]
+        real = [batch.real.to(x.dtype) for batch, x in zip(batches, advantages, strict=True)]
         if self.config.normalize_advantage:
-            advantage = normalize(advantage, share, sum_over_ranks=sum_over_ranks)
-        return replace(batch, share=share, experience=batch.experience | {"advantage": advantage})
+            advantages, share = normalize_each(advantages, real, sum_over_ranks=sum_over_ranks)
+        else:
+            share = shares_of_each(real, sum_over_ranks)
+        return [
+            replace(batch, share=of_rows, experience=batch.experience | {"advantage": advantage})
+            for batch, of_rows, advantage in zip(batches, share, advantages, strict=True)
+        ]
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return policy gradient, value and entropy losses of a batch ``with_shares``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,12 +23,14 @@ from ludus.core.step import EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Updater
 from ludus.experience.hindsight import RewardFunction
+from ludus.experience.recorded_replay import MixedReplay, RecordedReplay, recorded_part
 from ludus.experience.replay import ExperienceReplay
 from ludus.experience.replay_unroll import ReplayUnroll
 from ludus.networks.placement import device_of
 from ludus.networks.target import TargetNetworks
 from ludus.ops.policy_gradient import shares
-from ludus.preprocess.normalization import ObsNormalizer, RewardScaler
+from ludus.preprocess.actions import ActionInverter
+from ludus.preprocess.normalization import ObsNormalizer, RewardScaler, StatisticsRows, update_statistics
 from ludus.preprocess.observation import ObsPreprocessor
 
 CURRENT, NEXT = slice(-1), slice(1, None)  # of the T+1 observations of a batch
@@ -44,6 +47,7 @@ class OffPolicy(Agent):
 
     generator: torch.Generator
     corrects_old_unrolls = True  # they go to the replay
+    uses_dataset = mixes_dataset = learns_offline = True
     acting: tuple[str, ...]
     with_target: tuple[str, ...]
 
@@ -126,11 +130,20 @@ class OffPolicy(Agent):
         return bool(self.config.hindsight)
 
     def make_cache(self, rows: Rows) -> ExperienceReplay:
-        """Make the replay buffer."""
+        """Make the replay buffer, or with recorded episodes one that has them too, or nothing else (offline)."""
         reward = None if self.goal_reward is None else tensor_reward(self.goal_reward)
         config, ranks = self.config.for_rows(rows), rows.total // rows.size
         kept = (self.action, self.initial_state(1), self.soft, ranks)
-        return ExperienceReplay(config, rows.size, config.gamma, self.observation, self.device, reward, *kept)
+        options = (config, rows.size, config.gamma, self.observation, self.device, reward, *kept)
+        if self.dataset is None:
+            return ExperienceReplay(*options)
+        offline = self.dataset_share == 1
+        part = config.batch_size if offline else recorded_part(config.batch_size, self.dataset_share)
+        to_policy = ActionInverter(self.action, self.action_transform)
+        specs = (config.gamma, self.observation, self.action)
+        part_config = replace(config, batch_size=part)
+        recorded = RecordedReplay(part_config, self.dataset, to_policy, *specs, self.device, self.soft)
+        return recorded if offline else MixedReplay(recorded, *options)
 
     def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> ReplayUnroll:
         """Make what a worker sends to the replay: the steps between two starts of sequences, or ``UNROLL`` of them."""
@@ -191,12 +204,16 @@ class OffPolicy(Agent):
         preprocess = self.preprocess_normalized
         names = [] if preprocess is None else list(preprocess.specs)
         fresh, returns = cache.fresh(names, with_returns=self.reward_scaler is not None)
+        if updater.ranks == 1 and not sum(map(len, (*fresh.values(), () if returns is None else returns))):
+            return  # as with recorded episodes after the first call
+        rows: list[StatisticsRows] = []
         if self.normalizer is not None and preprocess is not None:
             ready = preprocess({name: x.unsqueeze(0) for name, x in fresh.items()})
             weight = torch.stack([x.flatten(2).isfinite().all(-1) for x in ready.values()]).all(0)
-            self.normalizer.update(ready, weight, updater.sum)
+            rows += self.normalizer.rows(ready, weight)
         if self.reward_scaler is not None and returns is not None:
-            self.reward_scaler.update(returns, returns.isfinite(), updater.sum)
+            rows.append((self.reward_scaler.statistics, returns, returns.isfinite()))
+        update_statistics(rows, updater.sum)
 
     def with_scaled_reward(self, batch: Batch) -> Batch:
         """Return the batch with scaled rewards; the replay holds raw ones."""
@@ -260,8 +277,11 @@ class OffPolicy(Agent):
     def with_shares(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Add ``share`` (importance weight over the number of real rows, for losses) and ``MEAN`` (for metrics)."""
         if self.config.prioritized or self.config.sequence:
-            share = shares(batch.real, batch.weight, sum_over_ranks)
-            mean = share / sum_over_ranks(share.sum()).clamp(min=1e-8) if self.config.prioritized else share
+            weighted = batch.real * batch.weight
+            sums = torch.stack([batch.real.sum().to(weighted.dtype), weighted.sum()])
+            count, total = sum_over_ranks(sums).unbind()
+            share = weighted / count.clamp(min=1)
+            mean = weighted / total.clamp(min=1e-8) if self.config.prioritized else share
         else:  # uniformly sampled transitions are all real and have weight 1
             if self._uniform_share is None or self._uniform_share.shape != batch.real.shape:
                 self._uniform_share = shares(batch.real, sum_over_ranks=sum_over_ranks)

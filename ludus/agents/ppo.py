@@ -161,12 +161,12 @@ class PPO(ActorCritic):
         config = self.config
         prepared = self.prepare(batch, updater.sum)
         learned: list[Tensors] = []
-        whole = None  # a single minibatch is prepared once for all epochs
-        if config.minibatches == 1:
-            whole = [self.with_shares(part, updater.sum) for part in prepared.minibatches(1, self.by, self.generator)]
+        parts: list[Batch] = []
         for _ in range(config.epochs):
-            for part in whole or prepared.minibatches(config.minibatches, self.by, self.generator):
-                minibatch = part if whole else self.with_shares(part, updater.sum)
+            if config.minibatches > 1 or not parts:  # a single minibatch is prepared once for all epochs
+                drawn = list(prepared.minibatches(config.minibatches, self.by, self.generator))
+                parts = self.each_with_shares(drawn, updater.sum)
+            for minibatch in parts:
                 metrics = updater.step(self.compute_loss, minibatch, "all")
                 learned.append(metrics)
                 # The KL is measured before the minibatch's step, so that of the first one is rounding noise.

@@ -28,7 +28,7 @@ from ludus.experience.rollout import RolloutCache
 from ludus.exploration.epsilon import Epsilon, epsilon_greedy
 from ludus.networks.build import network_spec
 from ludus.networks.placement import device_of
-from ludus.ops.policy_gradient import share_sum, shares, value_loss
+from ludus.ops.policy_gradient import share_sum, shares_of_each, value_loss
 from ludus.ops.q_learning import gather_action, greedy, max_q_value
 from ludus.ops.returns import lambda_returns
 from ludus.preprocess.normalization import ObsNormalizer, unused_normalizer
@@ -206,9 +206,10 @@ class PQN(Agent):
         config, prepared = self.config, self.prepare(batch)
         learned: list[Tensors] = []
         for _ in range(config.epochs):
-            for part in prepared.minibatches(config.minibatches, self.by, self.generator):
-                share = shares(part.real.to(part.reward.dtype), sum_over_ranks=updater.sum)
-                learned.append(updater.step(self.compute_loss, replace(part, share=share), "all"))
+            parts = list(prepared.minibatches(config.minibatches, self.by, self.generator))
+            share = shares_of_each([part.real.to(part.reward.dtype) for part in parts], updater.sum)
+            for part, of_rows in zip(parts, share, strict=True):
+                learned.append(updater.step(self.compute_loss, replace(part, share=of_rows), "all"))
         if self.normalizer is not None:
             seen = self.preprocess({name: x[:-1] for name, x in batch.observation.items()})
             self.normalizer.update(seen, batch.real, updater.sum)

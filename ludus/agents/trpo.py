@@ -20,7 +20,7 @@ from ludus.core.types import Tensors
 from ludus.core.updater import Group, NonFiniteError, OptimizerName, Updater
 from ludus.networks.policy_config import PolicyConfig
 from ludus.ops.natural_gradient import Product, conjugate_gradient, line_search, step_to_kl, surrogate_loss
-from ludus.ops.policy_gradient import share_sum, shares, value_loss
+from ludus.ops.policy_gradient import share_sum, shares_of_each, value_loss
 from ludus.preprocess.normalization import unused_normalizer
 
 POLICY, VALUE = "policy", "value"  # parameter groups
@@ -85,7 +85,7 @@ class TRPO(ActorCritic):
     """One natural gradient step of the policy per rollout, within a bound on the KL; the value is fitted apart."""
 
     Config: type[Any] = TRPOConfig
-    network_names = ("actor", "critic")
+    network_names: tuple[str, ...] = ("actor", "critic")
     generator: torch.Generator
 
     @classmethod
@@ -125,9 +125,10 @@ class TRPO(ActorCritic):
         prepared = self.prepare(batch, updater.sum)
         metrics = self.step_policy(self.with_shares(prepared.without_last_observation(), updater.sum), updater)
         for _ in range(self.config.value_epochs):
-            for part in prepared.minibatches(self.config.minibatches, self.by, self.generator):
-                share = shares(part.real.to(part.reward.dtype), sum_over_ranks=updater.sum)
-                fitted = updater.step(self.critic_loss, replace(part, share=share), VALUE)
+            parts = list(prepared.minibatches(self.config.minibatches, self.by, self.generator))
+            share = shares_of_each([part.real.to(part.reward.dtype) for part in parts], updater.sum)
+            for part, of_rows in zip(parts, share, strict=True):
+                fitted = updater.step(self.critic_loss, replace(part, share=of_rows), VALUE)
         self.update_statistics(batch, updater.sum)
         metrics["loss/value"] = fitted["loss/value"]
         return Learned(metrics | self.explained_variance(prepared, updater.sum))

@@ -14,7 +14,7 @@ from ludus.settings.settings import check_cluster, resolve_settings
 from ludus.settings.trust import LOCAL_CLUSTER
 
 if TYPE_CHECKING:  # it imports torch, and `--help` should not
-    from ludus.containers.ray_channel import NodeReport
+    from ludus.containers.ray import NodeReport
 
 CHECK = "check"
 FAILED = 1  # exit code if a run could not use the cluster
@@ -46,12 +46,14 @@ def run(argv: list[str]) -> int:
 
     try:
         with needs_ray():
-            from ludus.containers.ray_channel import inspect_cluster, is_local, versions
+            from ludus.containers.machines import is_loopback, versions
+            from ludus.containers.ray import inspect_cluster
         nodes = inspect_cluster(arguments.address, env)
     except UserError as error:
         say(f"error  {error}")
         return FAILED
-    lines = list(describe(nodes, versions(), arguments.env, not is_local(arguments.address)))
+    needs_token = not all(is_loopback(node.address) for node in nodes)
+    lines = list(describe(nodes, versions(), arguments.env, needs_token))
     for passed, line in lines:
         say(f"{'ok' if passed else 'error':<5}  {line}")
     return 0 if all(passed for passed, _ in lines) else FAILED

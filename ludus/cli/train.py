@@ -56,10 +56,13 @@ class Arguments:
     preset: Annotated[str, "NAME"] = NO_PRESET
     # settings in a TOML file, such as the config.toml of another run
     config: Annotated[str, "FILE"] = ""
-    # import the classes that --config and --init-from name, even if you did not write them on this machine
+    # import the classes that --config, --init-from and agent.teacher name, even if you did not write them on this
+    # machine
     trust: bool = False
     # short for --network.name
     network: Annotated[str, "NAME"] = ""
+    # short for --data.path
+    data: Annotated[str, "FILE"] = ""
     # short for --evaluation.stop-at
     stop_at: float | None = None
     # short for --roles.agents
@@ -185,6 +188,7 @@ def _show_help(settings: Settings[Any], preset: str | None, file: str | None) ->
         preset=preset or find_preset(settings.env.id, settings.agent_name),
         config=file or "",
         network=settings.network.name,
+        data=settings.data.path,
         stop_at=settings.evaluation.stop_at,
         roles=settings.roles.agents,
         ranks=settings.distrib.ranks,

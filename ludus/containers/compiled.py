@@ -94,7 +94,7 @@ class CompiledStep:
                 flat.views(block, part.places, part.rows.start), gradients.values(), strict=True
             ):
                 target.copy_(gradient)
-            report = updater.reduce(block, updater.report(losses, metrics))
+            report = updater.reduce(block, updater.report(losses, metrics), traced=True)
             report = report | {"gradient_norm": updater.optimize(block, at, part)}
             scalars = {name: x for name, x in report.items() if not x.dim()}
             rows = {name: x for name, x in report.items() if x.dim()}  # priorities

@@ -26,8 +26,8 @@ from ludus.containers.build import (
 from ludus.containers.evaluate import Evaluation, Evaluator
 from ludus.containers.hook import OnUpdate
 from ludus.containers.local import LocalWorker
-from ludus.containers.rank_processes import RANK_LOST, RankProcesses, open_store
-from ludus.containers.ranks import RankGroup, RankLost, sum_over_ranks, torchrun
+from ludus.containers.rank_processes import RANK_LOST, SUM, RankProcesses, open_store
+from ludus.containers.ranks import RankGroup, RankLost, make_shared_sum, sum_over_ranks, torchrun
 from ludus.containers.threads import use_threads
 from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent
@@ -35,9 +35,10 @@ from ludus.core.encoding import from_bytes, to_bytes
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.step import Episode
-from ludus.core.types import State, Tensors
+from ludus.core.types import State, SumOverRanks, Tensors
 from ludus.parallel.orphans import StartedProcesses
 from ludus.parallel.resources import cores
+from ludus.parallel.shared_sum import SharedSum
 from ludus.settings.settings import Resolved, Settings, from_flat, to_flat
 
 # what each rank has its own of in a checkpoint
@@ -53,15 +54,17 @@ class DistribUpdater(LocalUpdater):
         super().__init__(agent)
         self.rank_group, self.ranks = rank_group, rank_group.size
 
-    def sum(self, x: Tensor) -> Tensor:
-        return self.rank_group.sum(x)
+    @property
+    def sum(self) -> SumOverRanks:
+        return self.rank_group.sum
 
     def agree(self, flag: bool) -> bool:
         return int(self.sum(torch.tensor(int(flag)))) == self.ranks
 
-    def reduce(self, gradient: Tensor, metrics: Tensors) -> Tensors:
+    def reduce(self, gradient: Tensor, metrics: Tensors, traced: bool = False) -> Tensors:
         scalars = [name for name, x in metrics.items() if not x.dim()]
-        total = sum_over_ranks(torch.cat([gradient, *(metrics[name].to(gradient).view(1) for name in scalars)]))
+        term = torch.cat([gradient, torch.stack([metrics[name] for name in scalars]).to(gradient)])
+        total = sum_over_ranks(term) if traced else self.sum(term)
         gradient.copy_(total[: len(gradient)])
         return metrics | dict(zip(scalars, total[len(gradient) :].unbind(), strict=True))
 
@@ -103,12 +106,13 @@ class DistribWorker(LocalWorker):
             self.manager.on_warning(warning)
         stack.callback(self.rank_group.close)
         store: Store | None = None
+        shared: SharedSum | None = None
         if torchrun() is None and self.rank_group.size > 1:
             self._processes = RankProcesses(settings)
             stack.callback(self._processes.end)  # before the group closes, which waits for a sum that was begun
             self.rank_group.watch(self._processes.check)
-            store = self._processes.store
-        self.rank_group.connect(self.device, store)
+            store, shared = self._processes.store, self._processes.shared
+        self.rank_group.connect(self.device, store, shared)
         self._send_states()
         if self._processes is not None and self.device.type == "cpu":  # NCCL goes on using it
             self._processes.delete_store()
@@ -137,18 +141,21 @@ class DistribWorker(LocalWorker):
         steps = super()._collect()
         start = self.seat.rows.start // self.settings.env.agents
         episodes = [episode._replace(row=episode.row + start) for episode in self.manager.episodes()]
-        tells = bool(self.rank and (episodes or self.warnings))
-        total, tell = self.rank_group.sum(torch.tensor([steps, tells])).tolist()
-        if not self.rank:
-            self._ended = episodes
-        if tell:
+        news = b""
+        if self.rank and (episodes or self.warnings):
             news = json.dumps([episodes, self.warnings], default=float).encode()
-            for source, data in sorted(self.rank_group.exchange({0: news} if tells else {}).items()):
-                others, warnings = json.loads(data)
+        counts = torch.zeros(1 + self.rank_group.size, dtype=torch.int64)
+        counts[0], counts[1 + self.rank] = steps, len(news)
+        total, *sizes = self.rank_group.sum(counts).tolist()
+        received = self.rank_group.gather(news, sizes) if any(sizes) else []
+        self.warnings.clear()
+        if self.rank == 0:
+            self._ended = episodes
+            for source, data in enumerate(received):
+                others, warnings = json.loads(data or b"[[], []]")
                 self._ended += [Episode(*episode) for episode in others]
                 for warning in warnings:
                     self.manager.on_warning(f"Rank {source}: {warning}")
-            self.warnings.clear()
         return int(total)
 
     def _episodes(self) -> list[Episode]:
@@ -320,14 +327,15 @@ def build_rank(
     return worker
 
 
-def run_rank(given: dict[str, Any], _: dict[str, int]) -> None:
+def run_rank(given: dict[str, Any], fds: dict[str, int]) -> None:
     """Run a rank in the process that rank 0 started for it."""
     settings = from_flat(given["settings"])
     group = RankGroup(given["rank"], settings.ranks, settings.distrib.timeout)
+    shared = make_shared_sum(group.rank, group.size, fds[SUM]) if SUM in fds else None
     try:
         with ExitStack() as stack:
             worker = build_rank(Resolved(settings, {}), group, stack, environment=None, new=False)
-            group.connect(worker.device, open_store(given["folder"], settings.ranks))
+            group.connect(worker.device, open_store(given["folder"], settings.ranks), shared)
             worker.follow()
     except RankLost:
         sys.exit(RANK_LOST)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ludus.containers.build import build_cache, choose_device
+from ludus.containers.build import build_cache, choose_device, give_dataset
 from ludus.containers.channel import ActingState, Delivery, HostChannel
 from ludus.containers.evaluate import Evaluator
 from ludus.containers.hook import OnUpdate
@@ -73,7 +73,7 @@ class ImpalaHost(LocalWorker):
         self._held: list[Delivery] = []  # unrolls whose memory is still in use
         self._finished: list[Episode] = []
         self._lags: Counter[int] = Counter()  # unrolls by lag, since the last line of metrics
-        self._dropped, self._received, self._queued = 0, 0, 0
+        self._dropped, self._received, self._copies, self._queued = 0, 0, 0, 0
         self._worker_seconds = dict.fromkeys(WORKER_PHASES, 0.0)
         self._worker_steps, self._learned_steps = 0, 0
         self._reported = ""  # the last bottleneck that the user was told
@@ -96,6 +96,7 @@ class ImpalaHost(LocalWorker):
         """Make the cache that receives unrolls; nothing acts here."""
         self._noise_seed = noise_seed
         rewards = make_reward_ops(self.settings.preprocess.reward)
+        give_dataset(self.settings, self.agent, self.manager.observation, self.manager.action)
         return build_cache(self.agent, self.manager, Rows.all(self._largest_batch), rewards)
 
     def _begin(self) -> None:
@@ -142,8 +143,10 @@ class ImpalaHost(LocalWorker):
             return False
         self._learned_steps += report.steps
         self.cache.receive(unroll)
-        whole = unroll.rows.size == self._largest_batch  # the batch is this memory
-        if whole or not self.settings.impala.queue:
+        whole = unroll.rows.size == self._largest_batch and not self._replays
+        in_place = whole and self.device.type == "cpu"  # the batch is this memory
+        self._copies += self.channel.copies + (not in_place)
+        if in_place or not self.settings.impala.queue:
             self._held.append(delivery)  # until it was learned from, and with queue 0 until the weights are published
         else:
             self.channel.release(delivery)
@@ -171,6 +174,7 @@ class ImpalaHost(LocalWorker):
             "impala/lag": sum(lag * n for lag, n in self._lags.items()) / total,
             **{f"impala/lag_{lag}": n / total for lag, n in sorted(self._lags.items())},
             "impala/dropped": self._dropped / max(self._received, 1),
+            "impala/copies": self._copies / max(self._received - self._dropped, 1),
             "impala/queue": self._queued / slots,
             "impala/restarts": float(self.channel.restarts),
             "impala/learner_waits": waits["learner"],
@@ -272,7 +276,7 @@ def make_channel(
         timeout, restarts = impala.timeout, impala.max_restarts
         return SharedHostChannel(rows, impala.queue + 1, unroll, acting_state, given, timeout, restarts)
     with needs_ray():
-        from ludus.containers.ray_channel import RayHostChannel
+        from ludus.containers.ray import RayHostChannel
     return RayHostChannel(rows, given, impala)
 
 

@@ -32,7 +32,7 @@ from ludus.settings.settings import Settings, from_flat
 WORKER_PHASES = ("environment", "acting", "waiting", "other")
 
 
-class ImpalaWorkerCPU(Container):
+class ImpalaWorker(Container):
     """Fills unrolls with the newest weights that the learner has published; it learns nothing itself."""
 
     def __init__(
@@ -162,7 +162,7 @@ def stream_seed(seed: int, worker: int, incarnation: int) -> int:
     return int(np.random.SeedSequence([seed, worker, incarnation]).generate_state(1)[0]) >> 1
 
 
-def build_worker(given: dict[str, Any], channel: WorkerChannel) -> ImpalaWorkerCPU:
+def build_worker(given: dict[str, Any], channel: WorkerChannel) -> ImpalaWorker:
     """Build a worker in its process; ``given`` are its settings, rows and seeds."""
     set_threads(requested_threads() or 1)
     settings, rows = from_flat(given["settings"]), Rows(*given["rows"])
@@ -178,7 +178,7 @@ def build_worker(given: dict[str, Any], channel: WorkerChannel) -> ImpalaWorkerC
         agent = build_agent(settings, manager.observation, manager.action, device)
         if settings.engine == "auto":
             agent.use_numpy()
-        return ImpalaWorkerCPU(settings, agent, manager, channel, rows, env_seed, noise_seed)
+        return ImpalaWorker(settings, agent, manager, channel, rows, env_seed, noise_seed)
     except BaseException:
         manager.close()
         raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from ludus.containers.build import agents_per_environment, build_cache, make_actor
+from ludus.containers.build import agents_per_environment, build_cache, give_dataset, make_actor
 from ludus.containers.evaluate import Evaluation, Evaluator
 from ludus.containers.guard import Guard
 from ludus.containers.hook import HOOK, OnUpdate, UpdateHook, UpdateNumbers
@@ -90,6 +90,7 @@ class LocalWorker(Container):
         agent = self.agent
         noise = agent.make_noise(rows, torch.Generator(self.device).manual_seed(noise_seed))
         rewards = make_reward_ops(self.settings.preprocess.reward)
+        give_dataset(self.settings, agent, self.manager.observation, self.manager.action)
         cache = build_cache(agent, self.manager, rows, rewards)
         self.seat = Seat(agent, cache, noise, rows, self.device, preprocess_reward=rewards)
         self.seats = [self.seat]
@@ -283,6 +284,7 @@ class LocalWorker(Container):
             "cache": self._cache_state(whole),
             "evaluator": self.evaluator.state_dict(),
             **self._collector_state(whole),
+            "dataset": None if self.agent.dataset is None else self.agent.dataset.fingerprint(),
             "counters": {
                 "step": self.local_step_count,
                 "updates": self.updates,
@@ -318,6 +320,12 @@ class LocalWorker(Container):
             ) from error
 
     def _load(self, state: State) -> str:
+        dataset = self.agent.dataset
+        if dataset is not None and state["dataset"] != dataset.fingerprint():
+            raise UserError(
+                f'The recorded episodes in "{dataset.name}" (data.path) are others than those that the run learned '
+                "from, so it cannot be resumed; bring back the file."
+            )
         self.agent.load_state_dict(state["agent"])
         self._load_updater(state["updater"])
         self.evaluator.load_state_dict(state["evaluator"])

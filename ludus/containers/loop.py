@@ -139,7 +139,8 @@ def improve(loop: Learner) -> tuple[Tensors, int]:
     metrics: Tensors = {}
     count = 0
     while loop.cache.agree(loop.guard.updater):  # ranks learn equally often
-        loop.guard.agent.observe(loop.cache, loop.guard.updater)
+        if not count:  # later, there are no new steps
+            loop.guard.agent.observe(loop.cache, loop.guard.updater)
         batch = loop.cache.read()
         learned = loop.guard.learn(batch)
         if learned.priority is not None and batch.index is not None:

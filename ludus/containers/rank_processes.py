@@ -11,7 +11,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import FileStore, Store
 
-from ludus.containers.ranks import GRACE
+from ludus.containers.ranks import GRACE, make_shared_sum
 from ludus.core.errors import UserError
 from ludus.core.imports import import_path, is_importable, is_importable_elsewhere
 from ludus.parallel.process import Launcher, Process, end_all
@@ -19,6 +19,7 @@ from ludus.settings.settings import Settings, to_flat
 from ludus.settings.trust import find_imports
 
 TARGET = "ludus.containers.distrib"  # imported once, by the process that forks the ranks
+SUM = "sum"  # name of the file descriptor of the memory in which ranks sum
 RANK_LOST = 75  # exit code of a rank that ended because another one did
 START = 300.0  # seconds to import torch
 CLOSE = 30.0  # seconds to close the environments after the last checkpoint
@@ -30,11 +31,13 @@ class RankProcesses:
     def __init__(self, settings: Settings[Any]) -> None:
         self._folder = tempfile.mkdtemp(prefix="ludus-ranks-")
         self.store = open_store(self._folder, settings.ranks)
+        self.shared = make_shared_sum(0, settings.ranks)
+        fds = {} if self.shared is None else {SUM: self.shared.fd}
         self._launcher, self._processes = Launcher(preload=(TARGET,), deadline=START), list[Process]()
         try:
             for rank in range(1, settings.ranks):
                 given = {"rank": rank, "settings": to_flat(settings), "folder": self._folder}
-                self._processes.append(self._launcher.start(f"{TARGET}:run_rank", given, {}, f"Rank {rank}"))
+                self._processes.append(self._launcher.start(f"{TARGET}:run_rank", given, fds, f"Rank {rank}"))
         except BaseException:
             self.end()
             raise
@@ -65,6 +68,8 @@ class RankProcesses:
     def end(self) -> None:
         """End the processes; may be called twice."""
         self._launcher.close()
+        if self.shared is not None:
+            self.shared.close()
         self.delete_store()
 
     def delete_store(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -15,11 +16,14 @@ from torch._C._distributed_c10d import Store
 
 from ludus.core.errors import UserError
 from ludus.core.rows import Rows
+from ludus.parallel.shared_sum import SharedSum
 
 POLL = timedelta(seconds=0.5)  # how long to wait before signals and other processes are looked at
 GRACE = 5.0  # seconds for a process to end after its connection was closed
 INTERFACE = "GLOO_SOCKET_IFNAME"  # environment variable: the network interface of gloo
 LOOPBACK = "lo"
+SHARED_BYTES = 16 << 20  # shared memory for the terms of one sum over ranks; larger sums go by gloo
+SHARED_TYPES = (torch.float32, torch.float64, torch.int64, torch.uint8)
 READY = "ready"  # key in the store: the number of ranks that are about to connect
 
 
@@ -46,12 +50,15 @@ def torchrun() -> TorchRun | None:
 class RankGroup:
     """Sums tensors and exchanges bytes between the ranks of a run.
 
-    While it waits, signals are handled, and the processes of other ranks are looked at, if ``watch`` was called.
+    By torch.distributed, or for small sums in shared memory, where ranks have some: a sum by gloo takes as long as a
+    step of a small network. While it waits, signals are handled, and the processes of other ranks are looked at, if
+    ``watch`` was called.
     """
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
         self.rank, self.size, self._timeout = rank, size, timeout
         self._check: Callable[[], object] | None = None
+        self._shared: SharedSum | None = None
 
     def rows(self, total: int) -> Rows:
         """Return the rows of this rank."""
@@ -66,9 +73,13 @@ class RankGroup:
         if self._check is not None:
             self._check()
 
-    def connect(self, device: torch.device, store: Store | None = None) -> None:
-        """Connect to the other ranks; they meet in ``store``, on this machine, or by default where torchrun says."""
+    def connect(self, device: torch.device, store: Store | None = None, shared: SharedSum | None = None) -> None:
+        """Connect to the other ranks; they meet in ``store``, on this machine, or by default where torchrun says.
+
+        ``shared`` is what sums in their shared memory, given to all or to none.
+        """
         global _connected
+        self._shared = shared
         if self.size == 1:
             _connected = self
             return
@@ -101,10 +112,19 @@ class RankGroup:
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the sum of ``x`` over ranks."""
+        shared = self._shared
+        if shared is not None and x.is_cpu and x.nbytes <= shared.nbytes and x.dtype in SHARED_TYPES:
+            return torch.from_numpy(shared.sum(x.detach().numpy(), self._look_around))
         total = x.clone()
         if self.size > 1:
             self._wait(distributed.all_reduce(total, async_op=True), total.is_cpu)
         return total
+
+    def gather(self, data: bytes, sizes: Sequence[int]) -> list[bytes]:
+        """Return the bytes of all ranks, whose sizes they know, by one sum."""
+        gathered, start = torch.zeros(sum(sizes), dtype=torch.uint8), sum(sizes[: self.rank])
+        gathered.numpy().data[start : start + len(data)] = data
+        return [part.numpy().tobytes() for part in torch.split(self.sum(gathered), list(sizes))]
 
     def exchange(self, parts: Mapping[int, bytes]) -> dict[int, bytes]:
         """Send bytes to ranks by their number; return what others sent to this one, which call this too."""
@@ -133,7 +153,7 @@ class RankGroup:
 
     def _wait(self, work: Any, polls: bool) -> None:
         """Wait for an operation; one on a GPU is only queued."""
-        until = time.monotonic() + self._timeout
+        began = time.monotonic()
         try:
             while polls:
                 try:
@@ -142,9 +162,7 @@ class RankGroup:
                 except RuntimeError:  # not yet, or failed
                     if work.is_completed():
                         break
-                self.check()
-                if time.monotonic() > until:
-                    raise RankLost(f"Another rank did not answer within {self._timeout:g} s (distrib.timeout).")
+                self._look_around(time.monotonic() - began)
             work.wait()
         except RuntimeError as error:
             until = time.monotonic() + GRACE
@@ -155,6 +173,19 @@ class RankGroup:
                 "The connection to another rank was lost; its own output tells why. `ludus resume` continues from the "
                 "last checkpoint."
             ) from error
+
+    def _look_around(self, waited: float) -> None:
+        """Raise if another rank has ended, or has not answered for ``distrib.timeout`` seconds."""
+        self.check()
+        if waited > self._timeout:
+            raise RankLost(f"Another rank did not answer within {self._timeout:g} s (distrib.timeout).")
+
+
+def make_shared_sum(rank: int, size: int, fd: int | None = None) -> SharedSum | None:
+    """Return what sums over ranks in shared memory, that of ``fd`` or new; None where this is not possible."""
+    if platform.machine() != "x86_64":  # see ``SharedSum``
+        return None
+    return SharedSum(rank, size, SHARED_BYTES // size, fd)
 
 
 _connected: RankGroup | None = None  # of this process, as torch.distributed has one default group

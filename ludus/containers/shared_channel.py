@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ludus.containers.channel import ActingState, Delivery, HostChannel, Report, WorkerChannel, too_many_failures
+from ludus.containers.channel import (
+    START_TIMEOUT,
+    ActingState,
+    Delivery,
+    HostChannel,
+    Report,
+    WorkerChannel,
+    start_error,
+)
 from ludus.core.cache import Unroll
 from ludus.core.encoding import from_bytes, to_bytes
 from ludus.core.errors import UserError
@@ -27,8 +35,6 @@ from ludus.parallel.shared_memory import Block
 Layout = dict[str, list[Any]]  # of tensors by name: shape, stride and dtype, as plain values
 COPIES = 2  # of the acting state: a worker reads one while the host writes the other
 PRELOAD = ("torch", "gymnasium", "ludus.containers.impala_worker")
-START_TIMEOUT = 300.0  # seconds that a worker may take to import torch and to make its environments, at least
-POLL = 1.0  # most seconds of one poll
 CONTROL = 8  # int64 per cache line
 RELEASED, SAVE, OPEN, QUIT = range(4)  # words written by the host: unrolls released, requests to save, flags
 SUBMITTED, SAVED, WAITING, READY, BEAT = range(5)  # words written by a worker: unrolls submitted, answers, flags
@@ -164,15 +170,13 @@ class SharedHostChannel(HostChannel):
         max_restarts: int = 10,
         target: str = "ludus.containers.impala_worker:run_worker",
     ) -> None:
+        super().__init__(len(rows), timeout, max_restarts)
         self._launcher = Launcher("forkserver", PRELOAD, START_TIMEOUT)  # first: it raises where this is not supported
         self._slots, self._settings, self._target = slots, dict(settings), target
-        self._timeout, self._max_restarts = timeout, max_restarts
         self._layout, self._state_layout = layout_of(unroll), layout_of(acting_state)
         self._published = PublishedState(self._state_layout)
         self._done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # wakes the host
-        self.incarnations = [0] * len(rows)
         self._open = False  # whether something was published since ``start``
-        self._seen = time.monotonic()  # when the heartbeats were last looked at
         self._workers = [
             _Worker(
                 number,
@@ -187,19 +191,18 @@ class SharedHostChannel(HostChannel):
 
     def start(self, states: Sequence[State | None]) -> list[str]:
         for worker, state in zip(self._workers, states, strict=True):
-            self._launch(worker, state)
-        while waited := [worker for worker in self._workers if not worker.memory.worker[READY]]:
-            failed = self._wait()
-            for worker, error in failed:
-                if worker in waited:
-                    mistake = UserError(error.user or f"{error.name} {error.what} when it was started.")
-                    mistake.details = error.user_stack or error.details
-                    raise mistake
-                self._replace(worker, error)
+            self._launch(worker.number, state)
+        while waited := [worker.number for worker in self._workers if not worker.memory.worker[READY]]:
+            for number, error in self._wait(self._interval):
+                if number in waited:
+                    raise start_error(error)
+                self._replace(number, error)
         return [_read_state(worker.letter)["restored"] for worker in self._workers]
 
     def publish(self, state: ActingState) -> None:
         self._published.write(state)
+        if time.monotonic() - self._seen >= self._interval:  # unrolls of other workers may arrive without any wait
+            self._replace_failed(0.0)
         if not self._open:
             self._open = True
             for worker in self._workers:
@@ -208,8 +211,7 @@ class SharedHostChannel(HostChannel):
 
     def receive(self, worker: int | None = None) -> Delivery:
         while (found := self._oldest(worker)) is None:
-            for failed, error in self._wait():
-                self._replace(failed, error)
+            self._replace_failed(self._interval)
         slot = found.received % self._slots
         found.received += 1
         version, number, _ = found.memory.slots[slot].tolist()
@@ -232,8 +234,7 @@ class SharedHostChannel(HostChannel):
             worker.memory.host[SAVE] += 1
             os.eventfd_write(worker.go, 1)
         while any(worker.memory.host[SAVE] != worker.memory.worker[SAVED] for worker in self._workers):
-            for failed, error in self._wait():
-                self._replace(failed, error)
+            self._replace_failed(self._interval)
         return [
             None if self.incarnations[worker.number] != before[worker.number] else _read_state(worker.letter) or None
             for worker in self._workers
@@ -261,8 +262,9 @@ class SharedHostChannel(HostChannel):
         ready = [worker for worker in workers if worker.memory.worker[SUBMITTED] > worker.received]
         return min(ready, key=lambda worker: worker.memory.slots[worker.received % self._slots, TIME], default=None)
 
-    def _launch(self, worker: _Worker, state: State | None = None) -> None:
+    def _launch(self, number: int, state: State | None = None) -> None:
         """Start a worker; unrolls that a process before it has submitted stay in their slots."""
+        worker = self._workers[number]
         memory = worker.memory
         memory.worker[READY] = memory.worker[WAITING] = 0
         memory.worker[SAVED], memory.host[OPEN] = memory.host[SAVE], int(self._open)
@@ -284,23 +286,17 @@ class SharedHostChannel(HostChannel):
         except WorkerError as error:
             raise UserError(f"The workers cannot be started: {error.name} {error.what}.") from error
 
-    def _wait(self) -> list[tuple[_Worker, WorkerError]]:
-        """Wait until a worker submits or answers something; return the workers that died or hang.
-
-        A worker hangs if one step of its environments takes longer than the timeout. Time in which this process was
-        suspended or busy does not count.
-        """
+    def _wait(self, seconds: float) -> list[tuple[int, WorkerError]]:
         poll = select.poll()
         poll.register(self._done, select.POLLIN)
         owners = {worker.process.fileno(): worker for worker in self._workers if worker.process is not None}
         for fd in owners:
             poll.register(fd, select.POLLIN)
-        found = poll.poll(min(POLL, self._timeout / 10) * 1000)
+        found = poll.poll(seconds * 1000)
         with suppress(BlockingIOError):
             os.eventfd_read(self._done)
-        failed = [(owners[fd], self._lose(owners[fd])) for fd, _ in found if fd in owners]
-        now = time.monotonic()
-        passed, self._seen = min(now - self._seen, POLL), now
+        failed = [(owners[fd].number, self._lose(owners[fd])) for fd, _ in found if fd in owners]
+        passed = self._passed()
         for worker in self._workers:
             words, orders = worker.memory.worker, worker.memory.host
             full = not orders[OPEN] or words[SUBMITTED] - orders[RELEASED] >= self._slots
@@ -308,9 +304,9 @@ class SharedHostChannel(HostChannel):
             alive = words[BEAT] != worker.beat or idle
             worker.silent = 0.0 if alive else worker.silent + passed
             worker.beat = words[BEAT]
-            limit = self._timeout if words[READY] else max(START_TIMEOUT, self._timeout)
+            limit = self._patience(bool(words[READY]))
             if worker.silent >= limit and worker.process is not None:
-                failed.append((worker, self._lose(worker, limit)))
+                failed.append((worker.number, self._lose(worker, limit)))
         return failed
 
     def _lose(self, worker: _Worker, hung: float = 0.0) -> WorkerError:
@@ -323,15 +319,6 @@ class SharedHostChannel(HostChannel):
         failure = process.failure(hung)
         process.end()
         return failure
-
-    def _replace(self, worker: _Worker, error: WorkerError) -> None:
-        """Report a worker that failed, and start another one with other seeds in its place."""
-        self.restarts += 1
-        if self.restarts > self._max_restarts:
-            raise too_many_failures(self._max_restarts, error)
-        self.on_warning(f"{error.name} {error.what}; it is replaced, and its episodes are lost.{error.details}")
-        self.incarnations[worker.number] += 1
-        self._launch(worker)
 
 
 class SharedWorkerChannel(WorkerChannel):

@@ -281,8 +281,11 @@ class LocalUpdater(Updater):
                 torch._foreach_copy_([view for view, _ in reached], [x for _, x in reached])
             return gradient, self.reduce(gradient, self.report(losses, metrics))
 
-    def reduce(self, gradient: Tensor, metrics: Tensors) -> Tensors:
-        """Sum the gradient, in place, and the 0-dimensional metrics over ranks; return the metrics."""
+    def reduce(self, gradient: Tensor, metrics: Tensors, traced: bool = False) -> Tensors:
+        """Sum the gradient, in place, and the 0-dimensional metrics over ranks; return the metrics.
+
+        ``traced``: as a part of a graph that is compiled.
+        """
         return metrics
 
     def total(self, losses: Tensors) -> Tensor:

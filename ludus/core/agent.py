@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ludus.core.batch import Batch, Learned
 from ludus.core.cache import CacheReader, ExperienceCache, UnrollWriter
 from ludus.core.config import AgentConfig, RunOutline
+from ludus.core.dataset import Dataset
 from ludus.core.environment import GoalReward
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
@@ -22,6 +23,16 @@ from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep, Episode
 from ludus.core.types import Tensors
 from ludus.core.updater import Group, Updater
+
+
+class Teacher(Protocol):
+    """A trained policy that labels observations with its actions."""
+
+    def initial_state(self, batch: int) -> HiddenState:
+        """Return its hidden state before the first observation of ``batch`` environments."""
+
+    def label(self, step: EnvStep, state: HiddenState) -> tuple[Tensors, HiddenState]:
+        """Return its most likely actions ``[B, …]``, in the policy space of the student, and its next state."""
 
 
 class Actor(nn.Module, ABC):
@@ -79,8 +90,16 @@ class Agent(Actor):
     generator: torch.Generator | None = None  # random numbers of learning; the container seeds it
     corrects_old_unrolls = False  # whether it can learn from unrolls of policies that are some updates old
     learns_from_single_unrolls = False  # whether each unroll of a worker is a batch, whatever the settings
+    teacher_run = ""  # the run whose policy is the ``teacher``, which must be set before acting
+    teacher: Teacher | None = None
     needs_goal_reward = False  # hindsight replay: ``goal_reward`` must be set before ``make_cache``
     goal_reward: GoalReward | None = None  # the environments' reward function
+    uses_dataset = False  # whether it can learn from recorded episodes (data.path)
+    needs_dataset = False  # whether it cannot learn without them
+    mixes_dataset = False  # whether, if it acts too, each batch has the share data.share of recorded steps
+    learns_offline = False  # whether it can learn from them alone, without acting (container offline)
+    dataset: Dataset | None = None  # recorded episodes; the container sets it before ``make_cache``
+    dataset_share = 0.5  # data.share, or 1 without acting; the container sets it before ``make_cache``
     # several agents: "shared": each row is one agent, and all have this policy; "joint": each row is a world, whose
     # observations and actions are named as in environments/multiagent.py
     layout: Literal["shared", "joint"] = "shared"
@@ -165,7 +184,7 @@ class Agent(Actor):
         return Group(trainable, learning_rate or self.config.learning_rate, **options)
 
     def observe(self, cache: CacheReader, updater: Updater) -> None:
-        """Update running statistics with what was written to the cache since the last call; called before each read."""
+        """Update running statistics with what was written to the cache since the last call, before it is read."""
         return
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:

@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from ludus.core.batch import Batch
-from ludus.core.types import State, Tensors
+from ludus.core.types import State, SumOverRanks, Tensors, single_rank
 
 LossFunction = Callable[[Batch], tuple[Tensors, Tensors]]
 OptimizerName = Literal["adam", "adamw", "rmsprop", "rmsprop_tf", "sgd"]
@@ -82,9 +82,10 @@ class Updater(ABC):
         """Return gradient norms since the last call that were not checked yet, which ``step`` defers on a GPU."""
         return []
 
-    def sum(self, x: Tensor) -> Tensor:
-        """Return the sum of ``x`` over ranks."""
-        return x
+    @property
+    def sum(self) -> SumOverRanks:
+        """The function that returns the sum of a tensor over ranks."""
+        return single_rank
 
     def mean(self, x: Tensor) -> Tensor:
         """Return the mean of ``x`` over ranks."""

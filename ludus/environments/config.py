@@ -40,7 +40,7 @@ class EnvConfig:
     # Several agents: how many of each environment share the policy, so that there are env.num times as many rows. It is
     # decided by the environment and recorded here.
     agents: int = 1
-    # Several agents: also observe the state of the whole world, as ``state``; agents with a central critic turn it on.
+    # Several agents: also observe the state of the whole world, as state; agents with a central critic turn it on.
     global_state: bool = False
     # How networks get observations, as name=layout with a layout of vector, entities, image, grid or clip; the others
     # are laid out by shape and type. A Box is called observation, a part of a Dict by its key.

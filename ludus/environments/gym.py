@@ -121,7 +121,10 @@ def _missing_package(id: str, spec: gymnasium.envs.registration.EnvSpec, error: 
 
 
 def _one_agent(name: str) -> UserError:
-    return UserError(f'env.global_state is on, but environment "{name}" has a single agent; leave it out.')
+    return UserError(
+        f'env.global_state is on (mappo and qmix turn it on), but environment "{name}" has a single agent; leave it '
+        "out, or use another agent."
+    )
 
 
 def _construct(

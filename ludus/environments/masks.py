@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from gymnasium import spaces
@@ -13,6 +13,16 @@ from ludus.core.errors import UserError, did_you_mean
 from ludus.core.spec import Axes, Spec, Specs, axes_problem, is_mask, mask_name
 from ludus.environments.config import DEFAULTS, EnvConfig, parse_axes, parse_lengths
 from ludus.environments.spaces import Array, Arrays, Layout
+
+
+class _Mask(NamedTuple):
+    """The mask of one action."""
+
+    spec: Spec  # of the action
+    name: str  # of the mask among observations
+    given: str  # the action that it depends on, or ""
+    rows: tuple[int, ...]  # (the number of choices of that action,), or ()
+    starts: Array  # of the elements of the action
 
 
 class ActionMasks:
@@ -28,16 +38,19 @@ class ActionMasks:
 
     def __init__(self, actions: Specs, example: Any, environment: str) -> None:
         self._environment, self._single = environment, len(actions) == 1
-        self._actions = {n: s for n, s in actions.items() if s.choices and self._find(example, n) is not None}
-        self._conditions = self._find_conditions(actions, example)  # action → the one that its mask depends on
-        self._names = {name: mask_name(name, actions, self._conditions.get(name, "")) for name in self._actions}
-        self._rows = {name: actions[other].sizes for name, other in self._conditions.items()}
+        self._masks: dict[str, _Mask] = {}  # by action
+        discrete = {name: spec for name, spec in actions.items() if spec.choices}
+        for name, spec in discrete.items():
+            if (mask := self._find(example, name)) is not None:
+                given = self._condition(name, mask, actions)
+                rows = actions[given].sizes if given else ()
+                starts = np.cumsum((0, *spec.choices[:-1]))
+                self._masks[name] = _Mask(spec, mask_name(name, actions, given), given, rows, starts)
+        self._refuse_cycles()
         self.specs: Specs = {
-            self._names[name]: Spec((*self._rows.get(name, ()), sum(s.choices)), "bool", "binary")
-            for name, s in self._actions.items()
+            mask.name: Spec((*mask.rows, sum(mask.spec.choices)), "bool", "binary") for mask in self._masks.values()
         }
         if example is not None and not self.specs:
-            discrete = [name for name, spec in actions.items() if spec.choices]
             if discrete and not self._single:
                 raise UserError(
                     f"{environment}: the action mask must be a dict with one array for each masked action, by name "
@@ -54,16 +67,21 @@ class ActionMasks:
                         f'{environment}: the action mask has a part "{key}", but there is no such action.'
                         f"{did_you_mean(str(key), actions)}"
                     )
-        self._starts = {name: np.cumsum((0, *s.choices[:-1])) for name, s in self._actions.items()}
 
     def read(self, tree: Any, batch: tuple[int, ...] = ()) -> Arrays:
         """Return the masks in ``tree`` by name, ``[*batch, choices]``, or ``[*batch, n, choices]`` if conditional."""
         arrays: Arrays = {}
-        for name in self._actions:
-            value, rows = self._find(tree, name), (*batch, *self._rows.get(name, ()))
-            if len(rows) > len(batch):
-                value = self._check_rows(name, _to_batches(value[self._conditions[name]]), rows)
-            arrays[self._names[name]] = self._array(name, value, rows)
+        for action, mask in self._masks.items():
+            value, rows = self._find(tree, action), (*batch, *mask.rows)
+            if mask.given:
+                value = _to_batches(value[mask.given])
+                for part in value if isinstance(value, tuple) else (value,):
+                    if np.shape(part)[: len(rows)] != rows:
+                        raise UserError(
+                            f'{self._environment}: the mask of action "{action}" has shape {np.shape(part)}, but must '
+                            f'have {rows[-1]} rows, one for each choice of "{mask.given}".'
+                        )
+            arrays[mask.name] = self._array(action, value, rows)
         return arrays
 
     def resolve_empty(self, masks: Mapping[str, Array], ended: Array, start: int = 0) -> None:
@@ -72,67 +90,52 @@ class ActionMasks:
         The action after an ending is ignored, but the policy still samples one. ``masks`` are ``[B, choices]``, of the
         environments from number ``start`` on. A conditional mask may be empty for choices that are not allowed.
         """
-        for name, starts in self._starts.items():
-            mask, other = masks[self._names[name]], self._conditions.get(name)
-            legal = np.logical_or.reduceat(mask, starts, axis=-1)
-            empty: Array = ~np.logical_and.reduce(legal, axis=-1)  # [B], or [B, choices of other]
-            if other is not None:
-                empty = np.logical_or.reduce(empty & self._allowed(other, masks), axis=1)
+        for action, (_, name, given, _, starts) in self._masks.items():
+            legal = np.logical_or.reduceat(masks[name], starts, axis=-1)
+            empty: Array = ~np.logical_and.reduce(legal, axis=-1)  # [B], or [B, choices of given]
+            if given:
+                if (other := self._masks.get(given)) is not None:
+                    allowed = masks[other.name]
+                    empty &= np.logical_or.reduce(allowed, axis=1) if other.given else allowed
+                empty = np.logical_or.reduce(empty, axis=1)
             if not empty.any():
                 continue
             if (empty & ~ended).any():
                 row = start + int(np.flatnonzero(empty & ~ended)[0])
-                when = "in every step" if other is None else f'for each choice of "{other}" that is allowed'
+                when = f'for each choice of "{given}" that is allowed' if given else "in every step"
                 raise UserError(
-                    f'{self._environment}: the mask of action "{name}" allows nothing (environment {row}); allow at '
+                    f'{self._environment}: the mask of action "{action}" allows nothing (environment {row}); allow at '
                     f"least one choice {when}, or end the episode."
                 )
-            mask[empty] = True
+            masks[name][empty] = True
 
-    def _allowed(self, action: str, masks: Mapping[str, Array]) -> Array:
-        """Return which choices of a Discrete its mask allows, ``[B, n]``; if it is conditional, in any case."""
-        if action not in self._actions:
-            return np.ones((1, 1), np.bool_)
-        mask = masks[self._names[action]]
-        return np.logical_or.reduce(mask, axis=1) if action in self._conditions else mask
+    def _condition(self, action: str, mask: Any, actions: Specs) -> str:
+        """Return the action that a mask depends on; "" if there is none."""
+        if not isinstance(mask, Mapping):
+            return ""
+        keys: list[str] = [key for key in mask if not key.startswith("_")]
+        other = actions.get(keys[0]) if len(keys) == 1 and keys[0] != action else None
+        if other is None or other.kind != "categorical" or other.shape:
+            raise UserError(
+                f'{self._environment}: the mask of action "{action}" is a dict of {", ".join(keys) or "nothing"}; '
+                "give one array, or a dict of one array by the name of the Discrete action that it depends on."
+            )
+        return keys[0]
 
-    def _find_conditions(self, actions: Specs, example: Any) -> dict[str, str]:
-        """Return the actions that masks depend on, by the name of the masked action."""
-        found: dict[str, str] = {}
-        for name in self._actions:
-            mask = self._find(example, name)
-            if not isinstance(mask, Mapping):
-                continue
-            keys = [key for key in mask if not key.startswith("_")]
-            other = actions.get(keys[0]) if len(keys) == 1 and keys[0] != name else None
-            if other is None or other.kind != "categorical" or other.shape:
-                raise UserError(
-                    f'{self._environment}: the mask of action "{name}" is a dict of {", ".join(keys) or "nothing"}; '
-                    "give one array, or a dict of one array by the name of the Discrete action that it depends on."
-                )
-            found[name] = keys[0]
-        for name in found:
+    def _refuse_cycles(self) -> None:
+        """Refuse masks that depend on each other."""
+        for name in self._masks:
             chain = [name]
-            while chain[-1] in found and found[chain[-1]] not in chain:
-                chain.append(found[chain[-1]])
-            if chain[-1] in found:
-                raise UserError(
-                    f"{self._environment}: the masks of {', '.join(chain)} depend on each other; let each depend on an "
-                    "action that is chosen before it."
-                )
-        return found
-
-    def _check_rows(self, name: str, value: Any, rows: tuple[int, ...]) -> Any:
-        """Return a conditional mask; refuse one without a row for each choice of the action that it depends on."""
-        for part in value if isinstance(value, tuple) else (value,):
-            if np.shape(part)[: len(rows)] != rows:
-                raise UserError(
-                    f'{self._environment}: the mask of action "{name}" has shape {np.shape(part)}, but must have '
-                    f'{rows[-1]} rows, one for each choice of "{self._conditions[name]}".'
-                )
-        return value
+            while (mask := self._masks.get(chain[-1])) is not None and mask.given:
+                if mask.given in chain:
+                    raise UserError(
+                        f"{self._environment}: the masks of {', '.join(chain)} depend on each other; let each depend "
+                        "on an action that is chosen before it."
+                    )
+                chain.append(mask.given)
 
     def _find(self, tree: Any, action: str) -> Any:
+        """Return the mask of an action, by its name or nested like the action; None if it is not masked."""
         tree = _to_batches(tree)
         if tree is None or self._single:
             return tree
@@ -145,14 +148,14 @@ class ActionMasks:
                 return None
         return tree
 
-    def _array(self, name: str, value: Any, batch: tuple[int, ...]) -> Array:
+    def _array(self, action: str, value: Any, batch: tuple[int, ...]) -> Array:
         parts = value if isinstance(value, tuple | list) and np.ndim(value[0]) > len(batch) else (value,)
         shape = (*batch, -1)
         try:
             mask = np.concatenate([np.asarray(part, dtype=bool).reshape(shape) for part in parts], axis=-1)
         except (TypeError, ValueError):
             mask = np.zeros((*batch, 0), bool)
-        spec = self._actions[name]
+        spec = self._masks[action].spec
         expected, found = sum(spec.choices), mask.shape[-1]
         if spec.kind == "binary" and found == spec.size:  # may the bit be 1? it may always be 0
             return np.stack([np.ones_like(mask), mask], -1).reshape(shape)
@@ -161,7 +164,7 @@ class ActionMasks:
             if spec.kind == "binary":
                 wanted = f"{spec.size} bits; give one entry per bit (may it be 1?) or two (may it be 0? may it be 1?)"
             raise UserError(
-                f'{self._environment}: the mask of action "{name}" has {found} entries, but the action has {wanted}.'
+                f'{self._environment}: the mask of action "{action}" has {found} entries, but the action has {wanted}.'
             )
         return mask
 
@@ -196,29 +199,48 @@ class ObservationReader:
         environment: str,
         frames: Callable[[str], int] = lambda _: 1,
     ) -> None:
-        mask = config.mask
-        rest, mask_space = _split(space, mask, environment)
+        self.mask_key, mask_space, self._environment = config.mask, None, environment
+        if config.mask and isinstance(space, spaces.Dict) and config.mask in space.spaces:
+            rest = dict(space.spaces)
+            mask_space = rest.pop(config.mask)
+            if not rest:
+                raise UserError(
+                    f'{environment}: the observation has nothing but the mask "{config.mask}"; add something to '
+                    "observe."
+                )
+            space = spaces.Dict(rest)
         lengths = parse_lengths(config.lengths)
-        self.layout = Layout(rest, "observation", environment, config.max_length, lengths)
-        _refuse_unknown_lists(lengths, self.layout.specs, environment)
+        self.layout = Layout(space, "observation", environment, config.max_length, lengths)
+        # the links of edges have the length of the edges
+        masked = [spec.masks for spec in self.layout.specs.values() if spec.masks is not None]
+        lists = [name for name in masked if not name.endswith("/edge_links")]
+        if unknown := [name for name in lengths if name not in lists]:
+            raise UserError(
+                f'env.lengths names "{unknown[0]}", but the lists of variable length of {environment} are '
+                f"{', '.join(lists) or 'none'}.{did_you_mean(unknown[0], lists)}"
+            )
         if config.max_length != DEFAULTS.max_length and not self.layout.padded:
             raise UserError(
                 f"env.max_length is {config.max_length}, but no observation of {environment} is a Sequence, Graph or "
                 "OneOf; leave it out."
             )
-        self.mask_key = mask
-        example = info.get(mask) if mask_space is None else mask_space.sample()
-        self.masks = ActionMasks(actions, example, environment) if example is not None and mask else None
+        example = info.get(config.mask) if mask_space is None else mask_space.sample()
+        self.masks = ActionMasks(actions, example, environment) if example is not None and config.mask else None
         self.mask_in_info = self.masks is not None and mask_space is None
-        self._environment = environment
-        for name in self.layout.specs:
+        own: Specs = {}
+        for name, spec in self.layout.specs.items():
             if is_mask(name):
                 raise UserError(
                     f'{environment}: the name of observation "{name}" is reserved for masks; rename it, or set '
                     "env.mask to its key if it is a mask."
                 )
-        own = _mark_frame_stacks(self.layout.specs, frames)
-        own = override_axes(_mark_padding(own), config.axes, environment)
+            stacked = (n := frames(name)) > 1 and len(spec.shape) >= 3 and spec.shape[0] % n == 0
+            own[name] = replace(spec, stack=n, axes=None) if stacked else spec
+        for name, spec in own.items():  # a MultiBinary with an entry per entity marks padding
+            mask = own.get(f"{name}/mask")
+            if mask is not None and mask.kind == "binary" and spec.axes == "entities" and mask.shape == spec.shape[:1]:
+                own[f"{name}/mask"] = replace(mask, masks=name)
+        own = override_axes(own, config.axes, environment)
         self.specs: Specs = {**own, **(self.masks.specs if self.masks else {})}
         # choices of each element of categorical observations; padded ones are checked while they are padded
         self.sizes = {
@@ -242,6 +264,13 @@ class ObservationReader:
             arrays.update(self.masks.read(tree, batch))
         return arrays
 
+    def check(self, arrays: Mapping[str, Array], ended: Sequence[bool] | Array, start: int = 0) -> None:
+        """Check the choices and masks of environments ``[B, …]``, from number ``start`` on; see ``resolve_empty``."""
+        if self.sizes:
+            self.check_choices(arrays)
+        if self.masks is not None:
+            self.masks.resolve_empty(arrays, np.asarray(ended), start)
+
     def check_choices(self, arrays: Mapping[str, Array]) -> None:
         """Refuse choices outside of the space, which have no one-hot vector and no embedding."""
         for name, sizes in self.sizes.items():
@@ -253,26 +282,6 @@ class ObservationReader:
                     f'{self._environment}: observation "{name}" has the choice {x[wrong].flat[0]} (counted from 0), '
                     f"but its space has {sizes}; widen the space or fix the value."
                 )
-
-
-def _mark_frame_stacks(specs: Specs, frames: Callable[[str], int]) -> Specs:
-    """Mark images as stacks of so many frames, of which a replay buffer stores one."""
-    return {
-        name: replace(spec, stack=n, axes=None)
-        if (n := frames(name)) > 1 and len(spec.shape) >= 3 and spec.shape[0] % n == 0
-        else spec
-        for name, spec in specs.items()
-    }
-
-
-def _mark_padding(specs: Specs) -> Specs:
-    """Mark a MultiBinary ``<name>/mask`` as the padding mask of the list ``<name>``, if it has an entry per entity."""
-    marked = dict(specs)
-    for name, spec in specs.items():
-        mask = specs.get(f"{name}/mask")
-        if mask is not None and mask.kind == "binary" and spec.axes == "entities" and mask.shape == spec.shape[:1]:
-            marked[f"{name}/mask"] = replace(mask, masks=name)
-    return marked
 
 
 def override_axes(specs: Specs, setting: Iterable[str], environment: str) -> Specs:
@@ -291,24 +300,3 @@ def override_axes(specs: Specs, setting: Iterable[str], environment: str) -> Spe
                 f"leave it out, or choose {' or '.join(possible)}."
             )
     return {name: replace(spec, axes=axes[name]) if name in axes else spec for name, spec in specs.items()}
-
-
-def _refuse_unknown_lists(lengths: Mapping[str, int], specs: Specs, environment: str) -> None:
-    """Refuse a name in ``env.lengths`` that is no list; the links of edges have the length of the edges."""
-    lists = [spec.masks for spec in specs.values() if spec.masks is not None and not spec.masks.endswith("/edge_links")]
-    for name in lengths:
-        if name not in lists:
-            raise UserError(
-                f'env.lengths names "{name}", but the lists of variable length of {environment} are '
-                f"{', '.join(lists) or 'none'}.{did_you_mean(name, lists)}"
-            )
-
-
-def _split(space: spaces.Space[Any], mask: str, environment: str) -> tuple[spaces.Space[Any], spaces.Space[Any] | None]:
-    """Return the observation space without its mask, and the space of the mask, if there is one."""
-    if not mask or not isinstance(space, spaces.Dict) or mask not in space.spaces:
-        return space, None
-    rest = {key: child for key, child in space.spaces.items() if key != mask}
-    if not rest:
-        raise UserError(f'{environment}: the observation has nothing but the mask "{mask}"; add something to observe.')
-    return spaces.Dict(rest), space.spaces[mask]

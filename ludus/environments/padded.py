@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from ludus.core.errors import UserError
@@ -136,23 +135,14 @@ class PaddedGraph:
 class PaddedChoice:
     """A OneOf: which alternative it is, ``<name>/choice``, and each, ``<name>/0`` and so on; zeros where not chosen.
 
-    The alternatives are given with these names as their roots.
+    The alternatives are inner layouts with these names as their roots.
     """
 
     def __init__(self, alternatives: list[Layout], name: str, place: str) -> None:
         self._alternatives, self._choice, self._place = alternatives, f"{name}/choice", place
-        self._names = [
-            {
-                key: f"{one.root}/{key}" if isinstance(one.space, spaces.Dict | spaces.Tuple) else key
-                for key in one.specs
-            }
-            for one in alternatives
-        ]
         self.specs: Specs = {self._choice: Spec((), "int64", "categorical", sizes=(len(alternatives),))}
-        for names, alternative in zip(self._names, alternatives, strict=True):
-            for key, spec in alternative.specs.items():
-                masks = None if spec.masks is None else names[spec.masks]
-                self.specs[names[key]] = replace(_with_zero(spec), masks=masks)
+        for alternative in alternatives:
+            self.specs |= {key: _with_zero(spec) for key, spec in alternative.specs.items()}
 
     def flatten(self, value: Any) -> Arrays:
         """Return the number of the alternative and the arrays of all."""
@@ -166,7 +156,7 @@ class PaddedChoice:
             ) from error
         arrays = {name: np.zeros(spec.shape, spec.dtype) for name, spec in self.specs.items()}
         arrays[self._choice][...] = chosen
-        alternative, names = self._alternatives[chosen], self._names[chosen]
+        alternative = self._alternatives[chosen]
         try:
             found = alternative.flatten(inner)
         except (KeyError, IndexError, TypeError) as error:
@@ -177,7 +167,7 @@ class PaddedChoice:
             spec, leaf = alternative.specs[key], alternative.leaves.get(key)
             if leaf is not None:
                 check_array(x, spec.shape, spec, leaf.dtype, self._place)
-            arrays[names[key]][...] = x
+            arrays[key][...] = x
         return arrays
 
 

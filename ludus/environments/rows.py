@@ -10,7 +10,6 @@ from operator import getitem
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from ludus.core.errors import UserError
@@ -120,7 +119,6 @@ class EnvRows:
             self._envs.append(make())
         self._step_methods = [env.step for env in self._envs]
         self.layout = Layout(self._envs[0].action_space, "action", name)
-        self._action_is_plain = not isinstance(self.layout.space, spaces.Dict | spaces.Tuple)
         self._first_reset = self._reset(start, 0)
         space = self._envs[0].observation_space
         info, frames = self._first_reset[1], partial(frame_stack, self._envs[0])
@@ -135,7 +133,10 @@ class EnvRows:
         self._dtypes = {key: leaf.dtype for key, leaf in leaves.items()} | narrow
 
     def attach(self, memory: StepArrays) -> None:
-        """Write into these arrays of the whole batch; refuse a first observation that does not fit its space."""
+        """Write into these arrays of the whole batch.
+
+        Refuse a first observation that does not fit its space or has NaN, unknown choices or an empty mask.
+        """
         self._memory, self._own_memory = memory, memory.rows(self._slice)
         (name, spec), *more = self.observation.items()
         leaf = self.reader.layout.leaves.get(name)
@@ -143,7 +144,14 @@ class EnvRows:
         # the observation of a single Box is copied to its row directly; None never equals an array's shape
         self._shape, self._dtype = spec.shape if plain else None, self._dtypes.get(name)
         self._views = [memory.observation[name][row : row + 1].reshape(spec.shape) for row in self.rows]
-        self._check_first_reset()
+        row = self._start
+        self._write(row, *self._first_reset)
+        first = {key: x[row : row + 1] for key, x in memory.observation.items()}
+        for key, x in first.items():
+            if not np.isfinite(x).all():
+                problem = Problem(f'observation "{key}" of the first reset has NaN or infinite values.', FIX_NAN)
+                raise UserError(f"{self.name}: {problem}")
+        self.reader.check(first, [False], row)
 
     def reset(self, seed: int, episodes: Sequence[int]) -> None:
         """Begin the episodes with these numbers, one per row, under the run's seed."""
@@ -216,7 +224,7 @@ class EnvRows:
     def _unflatten(self, actions: Arrays, rows: slice) -> Iterable[Any]:
         """Return copies of the actions of some rows, each as its environment expects it."""
         own = {name: x[rows].copy() for name, x in actions.items()}
-        if self._action_is_plain:
+        if self.layout.is_plain:
             return self.layout.unflatten(own)  # type: ignore[no-any-return]
         return (self.layout.unflatten_row(own, i) for i in range(len(next(iter(own.values())))))
 
@@ -317,25 +325,9 @@ class EnvRows:
             x[row] = value  # a NaN keeps its bits
         return "" if same else DIFFERS
 
-    def _check_first_reset(self) -> None:
-        """Refuse a first observation with NaN, unknown choices or an empty mask, before training begins."""
-        row = self._start
-        self._write(row, *self._first_reset)
-        first = {key: x[row : row + 1] for key, x in self._memory.observation.items()}
-        for key, x in first.items():
-            if not np.isfinite(x).all():
-                problem = Problem(f'observation "{key}" of the first reset has NaN or infinite values.', FIX_NAN)
-                raise UserError(f"{self.name}: {problem}")
-        self.reader.check_choices(first)
-        if self.reader.masks is not None:
-            self.reader.masks.resolve_empty(first, np.zeros(1, np.bool_), row)
-
     def _check_rows(self) -> None:
         """Check choices and masks of all rows at once."""
-        if self.reader.sizes:
-            self.reader.check_choices(self._own_memory.observation)
-        if self.reader.masks is not None:
-            self.reader.masks.resolve_empty(self._own_memory.observation, np.array(self._ended), self._start)
+        self.reader.check(self._own_memory.observation, self._ended, self._start)
 
     def _write(self, row: int, observation: Any, info: Mapping[str, Any]) -> None:
         try:

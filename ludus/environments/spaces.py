@@ -44,8 +44,9 @@ class Leaf:
 class Layout:
     """Names the parts of a space, and converts its values to named arrays (``flatten``) and back (``unflatten``).
 
-    A plain space is named ``root``; Dict keys and Tuple indices are joined by ``/``. ``flatten`` takes one row or a
-    batch as in Gymnasium's vector environments, nested ``[B, …]`` arrays.
+    A plain space is named ``root``; Dict keys and Tuple indices are joined by ``/``, after the root if the space is
+    ``inner`` to another. ``flatten`` takes one row or a batch as in Gymnasium's vector environments, nested ``[B, …]``
+    arrays.
 
     ``padded`` are the parts that differ in size (Sequence, Graph, OneOf), by their paths; lists are padded to
     ``max_length``, or to their own of ``lengths``. With 0 there may be no such parts, and only then values can be
@@ -59,13 +60,15 @@ class Layout:
         environment: str = "environment",
         max_length: int = 0,
         lengths: Mapping[str, int] = NO_LENGTHS,
+        inner: bool = False,
     ) -> None:
-        self.space, self.root, self._max_length, self._lengths = space, root, max_length, lengths
+        self.space, self.root, self._environment, self._inner = space, root, environment, inner
+        self._max_length, self._lengths = max_length, lengths
         self._kind = "observation" if max_length else root  # in messages; the root of a part is its name
         self.specs: Specs = {}
         self.leaves: dict[str, Leaf] = {}
         self.padded: dict[Path, Padded] = {}
-        self._add(space, (), environment)
+        self._add(space, ())
         if not any(spec.size for spec in self.specs.values()):
             raise UserError(f"{environment}: the {root} space {space} is empty; give it at least one number.")
         self._plain = self.leaves.get(root) if not isinstance(space, spaces.Dict | spaces.Tuple) else None
@@ -108,35 +111,33 @@ class Layout:
 
     def nest(self, values: Mapping[str, Any]) -> Any:
         """Nest values, given by name, like the space."""
-        return self._nest(values, self.space, ())
 
-    def _nest(self, values: Mapping[str, Any], space: spaces.Space[Any], path: Path) -> Any:
-        if isinstance(space, spaces.Dict):
-            return {key: self._nest(values, child, (*path, key)) for key, child in space.spaces.items()}
-        if isinstance(space, spaces.Tuple):
-            return tuple(self._nest(values, child, (*path, key)) for key, child in enumerate(space.spaces))
-        return values[self._name(path)]
+        def build(space: spaces.Space[Any], path: Path) -> Any:
+            if isinstance(space, spaces.Dict):
+                return {key: build(child, (*path, key)) for key, child in space.spaces.items()}
+            if isinstance(space, spaces.Tuple):
+                return tuple(build(child, (*path, key)) for key, child in enumerate(space.spaces))
+            return values[self._name(path)]
+
+        return build(self.space, ())
 
     def _name(self, path: Path) -> str:
-        return "/".join(map(str, path)) or self.root
+        return "/".join(map(str, (self.root, *path) if self._inner else path)) or self.root
 
-    def _add(self, space: spaces.Space[Any], path: Path, environment: str) -> None:
+    def _add(self, space: spaces.Space[Any], path: Path) -> None:
         if isinstance(space, spaces.Dict | spaces.Tuple):
             for key, child in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
-                self._add(child, (*path, key), environment)
+                self._add(child, (*path, key))
             return
-        name = self._name(path)
+        name, environment = self._name(path), self._environment
         if self._max_length and isinstance(space, spaces.Sequence | spaces.Graph | spaces.OneOf):
-            part = self.padded[path] = self._make_padded(space, name, environment)
-            self._add_specs(part.specs, environment)
-            return
-        leaf = _leaf(space, path, f'{environment}: {self._kind} space "{name}"', self._max_length > 0)
-        if leaf.spec.axes == "grid" and self._kind != "action":  # it has many elements
-            leaf = replace(leaf, spec=replace(leaf.spec, dtype=smallest_integers(max(leaf.spec.sizes))))
-        self.leaves[name] = leaf
-        self._add_specs({name: leaf.spec}, environment)
-
-    def _add_specs(self, specs: Specs, environment: str) -> None:
+            part = self.padded[path] = self._make_padded(space, name)
+            specs = part.specs
+        else:
+            leaf = _leaf(space, path, f'{environment}: {self._kind} space "{name}"', self._max_length > 0)
+            if leaf.spec.axes == "grid" and self._kind != "action":  # it has many elements
+                leaf = replace(leaf, spec=replace(leaf.spec, dtype=smallest_integers(max(leaf.spec.sizes))))
+            self.leaves[name], specs = leaf, {name: leaf.spec}
         for name, spec in specs.items():
             if name in self.specs:
                 raise UserError(
@@ -148,37 +149,27 @@ class Layout:
                 )
             self.specs[name] = spec
 
-    def _make_padded(
-        self, space: spaces.Sequence | spaces.Graph | spaces.OneOf[Any], name: str, environment: str
-    ) -> Padded:
-        place = f'{environment}: {self._kind} "{name}"'
+    def _make_padded(self, space: spaces.Sequence | spaces.Graph | spaces.OneOf[Any], name: str) -> Padded:
+        place = f'{self._environment}: {self._kind} "{name}"'
         if isinstance(space, spaces.Sequence):
-            return self._make_list(space.feature_space, name, space.stack, environment, place)
+            return self._make_list(space.feature_space, name, space.stack, place)
         if isinstance(space, spaces.OneOf):
             alternatives = [
-                Layout(child, root, environment, self._max_length, self._lengths_within(child, root))
-                for root, child in ((f"{name}/{i}", child) for i, child in enumerate(space.spaces))
+                Layout(child, f"{name}/{i}", self._environment, self._max_length, self._lengths, inner=True)
+                for i, child in enumerate(space.spaces)
             ]
             return PaddedChoice(alternatives, name, place)
-        nodes = self._make_list(space.node_space, f"{name}/nodes", True, environment, f"{place}, its nodes,")
+        nodes = self._make_list(space.node_space, f"{name}/nodes", True, f"{place}, its nodes,")
         if space.edge_space is None:
             return PaddedGraph(nodes, None, name, place)
-        edges = self._make_list(space.edge_space, f"{name}/edges", True, environment, f"{place}, its edges,")
+        edges = self._make_list(space.edge_space, f"{name}/edges", True, f"{place}, its edges,")
         return PaddedGraph(nodes, edges, name, place)
 
-    def _make_list(
-        self, element: spaces.Space[Any], name: str, stacked: bool, environment: str, place: str
-    ) -> PaddedList:
-        layout = Layout(element, name, environment, self._max_length)
+    def _make_list(self, element: spaces.Space[Any], name: str, stacked: bool, place: str) -> PaddedList:
+        layout = Layout(element, name, self._environment, self._max_length, inner=True)
         if name in self._lengths:
             return PaddedList(layout, name, self._lengths[name], stacked, place, f"env.lengths {name}")
         return PaddedList(layout, name, self._max_length, stacked, place)
-
-    def _lengths_within(self, part: spaces.Space[Any], name: str) -> Mapping[str, int]:
-        """Return the lengths of lists by their names within a part of the space."""
-        if not isinstance(part, spaces.Dict | spaces.Tuple):
-            return self._lengths
-        return {key.removeprefix(f"{name}/"): n for key, n in self._lengths.items() if key.startswith(f"{name}/")}
 
 
 def _flatten_leaf(value: Any, leaf: Leaf) -> Array:

@@ -166,7 +166,7 @@ class Reader:
         """Return one-step or n-step transitions."""
         if not self._n_step:
             batch = self._batch(slots, self._all_real, weight)
-            return self._with_final(batch, slots[1], self._first[1]) if self._finals else batch
+            return self._with_final(batch, slots[1], self._first[1]) if self.has_finals else batch
         window = n_step(self._reward, self._terminated, self._truncated, self._usable(), self._powers)
         steps = window.steps[None]
         ends = torch.cat([slots[:1], slots.gather(0, steps)])  # [2, M]
@@ -180,11 +180,11 @@ class Reader:
             discount=window.discount[None],
             window=self._read_window(slots[1 : self._span], window.steps) if self._window else {},
         )
-        return self._with_final(batch, ends[1], self._first.gather(0, steps)[0]) if self._finals else batch
+        return self._with_final(batch, ends[1], self._first.gather(0, steps)[0]) if self.has_finals else batch
 
     def _usable(self) -> Tensor:
         """Which transitions are real and lead to a known state, ``[states - 1, M]``."""
-        return self._real if self._finals else self._real & ~(self._first[1:] & ~self._terminated)
+        return self._real if self.has_finals else self._real & ~(self._first[1:] & ~self._terminated)
 
     def _with_final(self, batch: Batch, slots: Tensor, reset: Tensor) -> Batch:
         """Replace successors that were ``reset`` in the same step ``[M]`` by the final observations."""
@@ -237,7 +237,7 @@ class Reader:
         return self._ring.flat[f"observation/{ACHIEVED}"].index_select(0, slots)
 
     @property
-    def _finals(self) -> bool:
+    def has_finals(self) -> bool:
         """Whether final observations are stored."""
         return FINAL + self._names[0] in self._ring.columns
 

@@ -83,7 +83,7 @@ class ExperienceReplay(ExperienceCache):
         if config.hindsight and reward_fn is not None:
             self._hindsight = Hindsight(config.hindsight, self.length, batch, reward_fn)
         self._real, self._earning, self._reads, self._credit = 0, 0, 0, 0.0
-        self._has_finals = False  # whether final observations are stored
+        self._agreed = False  # whether the credit is the same on all ranks, since the last step
         storage = self._ring, self._hidden, self._frames, self._hindsight
         self._reader = Reader(config, gamma, list(observation), self._slot_index, *storage, window)
 
@@ -119,7 +119,7 @@ class ExperienceReplay(ExperienceCache):
         if step.final is not None and not self.config.sequence:
             self._write_final(group, step.final)
         drawable = real
-        if not self._has_finals and 1 in (real & first).tobytes():  # same-step resets with unknown successors
+        if not self._reader.has_finals and 1 in (real & first).tobytes():  # same-step resets with unknown successors
             drawable = real & ~(first & ~step.terminated.cpu().numpy())
         self._drawable[group.rows, slot] = drawable
         self._slot_index.now[group.rows] = time
@@ -166,7 +166,9 @@ class ExperienceReplay(ExperienceCache):
         flags = {name: _after_gap(given[name], gap) for name in ("reward", "terminated", "truncated", "real")}
         flags["first"] = _after_gap(given["first"][1:], gap)
         flags["first"][max(gap - 1, 0) : gap] = given["first"][:1]
-        seen = {name: torch.cat([x[:1].expand(gap, *x.shape[1:]), x[1:]]) for name, x in observation.items()}
+        seen = {name: x[1:] for name, x in observation.items()}
+        if gap:
+            seen = {name: torch.cat([observation[name][:1].expand(gap, *x.shape[1:]), x]) for name, x in seen.items()}
         acted = {name: x for name, x in given.items() if name.startswith(("action/", "experience/"))}
         final = {name: x for name, x in given.items() if name.startswith(FINAL) and not self.config.sequence}
         for name, frames in self._frames.items():
@@ -183,7 +185,7 @@ class ExperienceReplay(ExperienceCache):
         self._write_steps(group, times[gap:] - 1, [(columns[name], x) for name, x in acted.items()])
         self._write_steps(group, times[gap:], [(columns[name], x) for name, x in final.items()])
         drawable = flags["real"]
-        if not self._has_finals:
+        if not self._reader.has_finals:
             drawable = drawable & ~(flags["first"] & ~flags["terminated"])
         self._drawable[group.rows, times % self.length] = drawable.T.numpy()
         if self.config.sequence:
@@ -198,7 +200,15 @@ class ExperienceReplay(ExperienceCache):
         self._slot_index.now[group.rows] = group.time
         self._expire(group)
         self._check_stacks()
-        self._complete_all(group, times, given.get("td_error"), gap)
+        td_error = given.get("td_error")
+        for i, time in enumerate(times.tolist()):
+            if time - self._span < group.oldest:
+                continue
+            items = torch.from_numpy(self._make_drawable(group, time - self._span))
+            if self._priorities is not None and td_error is not None and i >= gap:
+                error = td_error[i - gap][items % self.batch - group.rows.start]
+                known = ~error.isnan()
+                self._priorities.update(items[known], error[known])
         self._earn_credit(group, int(flags["real"].sum()))
 
     def _gap(self, group: RowGroup, unroll: Unroll) -> int:
@@ -217,30 +227,23 @@ class ExperienceReplay(ExperienceCache):
         for column, x in pairs:
             column[group.rows].index_copy_(1, slots, x.to(self.device).transpose(0, 1))
 
-    def _complete_all(self, group: RowGroup, times: Integers, td_error: Tensor | None, gap: int) -> None:
-        """Make the items drawable that were completed at these times, with their priorities if these are known."""
-        for i, time in enumerate(times.tolist()):
-            if time - self._span < group.oldest:
-                continue
-            numbers = self._complete(group, time - self._span)
-            if self._priorities is None or not len(numbers):
-                continue
-            items = torch.from_numpy(numbers)
-            self._priorities.add(items)
-            if td_error is not None and i >= gap:
-                error = td_error[i - gap][items % self.batch - group.rows.start]
-                known = ~error.isnan()
-                self._priorities.update(items[known], error[known])
-
     def ready(self) -> bool:
         """Whether enough steps have been taken for another update."""
         return self._credit >= ONE_UPDATE and self.size > 0
 
     def agree(self, updater: Updater) -> bool:
-        """Average the credit over ranks, whose numbers of real steps differ, and return whether all are ready."""
-        if updater.ranks > 1:
-            self._credit = float(updater.mean(torch.tensor(self._credit, dtype=torch.float64)))
-        return updater.agree(self.ready())
+        """Average the credit over ranks, whose numbers of real steps differ, and return whether all are ready.
+
+        Then it is the same on all ranks until the next step, so the following answers need no exchange.
+        """
+        if updater.ranks > 1 and not self._agreed:
+            mine = torch.tensor([self._credit, self.size > 0], dtype=torch.float64)
+            credit, filled = updater.sum(mine).tolist()
+            self._credit = credit / updater.ranks
+            if filled < updater.ranks:
+                return False
+        self._agreed = self.ready()
+        return self._agreed
 
     def accepts(self, start: int) -> bool:
         """Whether these rows may step again; while updates are rare, the container gets control every 32 env steps.
@@ -396,12 +399,12 @@ class ExperienceReplay(ExperienceCache):
 
     def _add_finals(self, final: Tensors) -> None:
         """Allocate memory for final observations like these ``[B, …]``, unless it exists."""
-        if not self._has_finals:
+        if not self._reader.has_finals:
             needed = sum(self.batch * self.length * x[0].numel() * x.element_size() for x in final.values())
             self._check_memory(needed, "The environments reset in the same step, and storing final observations too ")
             for name, x in final.items():
                 self._ring.add(FINAL + name, tuple(x.shape[1:]), x.dtype)
-            self._has_finals, self.bytes = True, self.bytes + needed
+            self.bytes += needed
 
     def _write_hidden(self, group: RowGroup, time: int, state: Tensors) -> None:
         """Store the hidden state of a sequence that starts at ``time``."""
@@ -453,14 +456,11 @@ class ExperienceReplay(ExperienceCache):
         folder = self.config.replay_folder
         check_memory(needed, free_bytes(self.device, folder), folder, self.device.type, why)
 
-    def _make_drawable(self, group: RowGroup, time: int) -> None:
-        """Add the items that start at ``time`` to the queue, with the largest priority so far."""
-        numbers = self._complete(group, time)
-        if self._priorities is not None:
-            self._priorities.add(torch.from_numpy(numbers))
+    def _make_drawable(self, group: RowGroup, time: int) -> Integers:
+        """Add the items that start at ``time``, real transitions or sequences, to the queue; return their numbers.
 
-    def _complete(self, group: RowGroup, time: int) -> Integers:
-        """Add the items that start at ``time`` to the queue, real transitions or sequences; return their numbers."""
+        They get the largest priority so far.
+        """
         if time % self._stride:
             return NOTHING
         rows = group.row_numbers
@@ -468,6 +468,8 @@ class ExperienceReplay(ExperienceCache):
             rows = rows[self._drawable[group.rows, (time + 1) % self.length]]
         numbers = rows + time * self.batch
         group.push(numbers)
+        if self._priorities is not None:
+            self._priorities.add(torch.from_numpy(numbers))
         return numbers
 
     def _earn_credit(self, group: RowGroup, real: int) -> None:
@@ -527,8 +529,7 @@ class ExperienceReplay(ExperienceCache):
         self._slot_index.now[rows], self._slot_index.oldest[rows] = time, saved["low"]
         flags = self._flags
         first, real, terminated = (x[rows].cpu().numpy() for x in (flags.first, flags.real, flags.terminated))
-        self._has_finals = any(name.startswith(FINAL) for name in self._ring.columns)
-        self._drawable[rows] = real if self._has_finals else real & ~(first & ~terminated)
+        self._drawable[rows] = real if self._reader.has_finals else real & ~(first & ~terminated)
         if self._hindsight is not None:
             times = np.arange(max(saved["low"], time - self.length + 1), time + 1)
             self._hindsight.restore(rows, int(times[0]), first[:, times % self.length])

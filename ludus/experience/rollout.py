@@ -13,6 +13,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.rows import Rows
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
+from ludus.core.updater import Updater
 from ludus.ops.returns import running_returns
 
 TRANSITION = ("reward", "terminated", "truncated", "real")
@@ -115,6 +116,10 @@ class RolloutCache(ExperienceCache, UnrollWriter):
         """Whether all rows have T steps that have not been read."""
         full = sum([group.size for group in self.groups.values() if group.cursor == self.length])
         return full == self.columns and not self.consumed
+
+    def agree(self, updater: Updater) -> bool:
+        """Return whether it is ready: ranks take the same number of steps, so their rollouts are full together."""
+        return self.ready()
 
     def accepts(self, start: int) -> bool:
         """Whether these rows have fewer than T steps."""

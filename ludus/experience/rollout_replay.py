@@ -87,6 +87,7 @@ class RolloutReplay(RolloutCache):
         self._written = 0  # rollouts stored so far; the ring has the last of them
         self._steps = 0  # real steps in them
         self._due = 0  # replayed batches to read before stepping again
+        self._agreed = False  # whether that is the same on all ranks
         self._fresh, self._replayed = 0, 0  # batches since the warm-up
 
     @property
@@ -99,10 +100,16 @@ class RolloutReplay(RolloutCache):
         return self._due > 0 or super().ready()
 
     def agree(self, updater: Updater) -> bool:
-        """Average the number of replayed batches, which each rank draws, and return whether all ranks are ready."""
-        if updater.ranks > 1:
+        """Average the number of replayed batches, which each rank draws, and return whether all ranks are ready.
+
+        Rollouts are full on all ranks at the same time, and the average is the same on all until the next one.
+        """
+        if super().ready():
+            return True
+        if updater.ranks > 1 and not self._agreed:
             self._due = round(float(updater.mean(torch.tensor(float(self._due)))))
-        return updater.agree(self.ready())
+        self._agreed = self.ready()
+        return self._agreed
 
     def read(self) -> Batch:
         """Return the full rollout, if it has not been read, else a replayed batch."""

@@ -224,7 +224,6 @@ class BatchManager(EnvironmentManager):
         """Start the next episode in every row; the result of ``_restore`` if no episode can be restored."""
         for stats in self._stats:
             stats.start_next(slice(None))
-            stats.any_ended = False
         self._memory.mark_first()
         self._reset_rows()
         return dict.fromkeys(range(self.batch), reason)
@@ -242,35 +241,27 @@ class BatchManager(EnvironmentManager):
         self._write_observation(arrays)
 
     def _write_step(
-        self, observation: Any, reward: Any, terminated: Any, truncated: Any, infos: Mapping[str, Any]
+        self, observation: Any, reward: Any, terminated: Any, truncated: Any, infos: dict[str, Any], score: Any = None
     ) -> None:
-        """Write a step of environments that step as a batch and reset rows at the step after an ending."""
-        memory, stats = self._memory, self._stats[0]
+        """Write a step of environments that step as a batch and reset rows at the step after an ending.
+
+        ``score`` is summed to the returns of episodes, if that is not the reward.
+        """
+        memory, stats, first = self._memory, self._stats[0], self._memory.first
         memory.reward[...] = reward
         memory.terminated[...] = terminated
         memory.truncated[...] = truncated
-        memory.first[...] = stats.ended
-        if stats.any_ended:
-            first = memory.first
+        first[...] = stats.ended
+        if 1 in first.tobytes():  # much faster than any()
             memory.reward[first], memory.terminated[first], memory.truncated[first] = 0, False, False
-        self._finished += stats.add(self._episode_reward(infos), lambda row: self._info_of_row(infos, row))
+        score = memory.reward if score is None else score
+        self._finished += stats.add(score, lambda row: numeric_info_row(infos, row))
         self._write_observation(self.reader.read(observation, infos, (self.batch,)))
 
     def _write_observation(self, arrays: Arrays) -> None:
-        if self.reader.sizes:
-            self.reader.check_choices(arrays)  # before they are cast to smaller integers
-        target = self._memory.observation
+        self.reader.check(arrays, self._stats[0].ended)  # before choices are cast to smaller integers
         for name, x in arrays.items():
-            target[name][...] = x
-        if self.reader.masks is not None:
-            self.reader.masks.resolve_empty(target, self._stats[0].ended)
-
-    def _episode_reward(self, infos: Mapping[str, Any]) -> NDArray[Any]:
-        """Return the reward that is summed to the return of an episode."""
-        return self._memory.reward
-
-    def _info_of_row(self, infos: Any, row: int) -> dict[str, float]:
-        return numeric_info_row(infos, row)
+            self._memory.observation[name][...] = x
 
 
 def _make_step(memory: StepArrays, real: NDArray[np.bool_]) -> EnvStep:

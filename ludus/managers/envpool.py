@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from ludus.core.errors import UserError, did_you_mean
 from ludus.core.types import State, Tensors
 from ludus.environments.config import DEFAULTS, EnvConfig
-from ludus.environments.infos import numeric_info_row
 from ludus.environments.masks import ObservationReader
 from ludus.environments.spaces import Layout
 from ludus.managers.base import BatchManager
@@ -20,6 +19,7 @@ from ludus.managers.base import BatchManager
 # families of environments in which max_episode_steps changes neither rewards nor observations
 LIMITED_HERE = ("classic_control", "toy_text", "box2d", "mujoco_gym")
 NO_LIMIT = 2**31 - 1
+NOT_LOGGED = ("env_id", "players", "reward", "elapsed_step")  # infos
 
 
 class EnvPoolManager(BatchManager):
@@ -100,7 +100,9 @@ class EnvPoolManager(BatchManager):
         if self._limit:
             self._cut = (infos["elapsed_step"] >= self._limit) & ~terminated & ~truncated
             truncated = truncated | self._cut
-        self._write_step(observation, reward, terminated, truncated, infos)
+        logged = {key: value for key, value in infos.items() if key not in NOT_LOGGED}
+        score = infos.get("reward")  # the game's score in Atari pools, which clip the reward
+        self._write_step(observation, reward, terminated, truncated, logged, score)
 
     def _recv(self) -> Any:
         """Return the step of all rows, including those that were reset."""
@@ -113,15 +115,6 @@ class EnvPoolManager(BatchManager):
 
     def _restore(self, snapshot: State) -> dict[int, str]:
         return self._restart_all("an EnvPool can be neither saved nor replayed")
-
-    def _episode_reward(self, infos: Mapping[str, Any]) -> NDArray[Any]:
-        """Return the game's score in Atari pools, which clip the reward."""
-        reward: NDArray[Any] = infos.get("reward", self._memory.reward)
-        return reward
-
-    def _info_of_row(self, infos: Any, row: int) -> dict[str, float]:
-        skipped = ("env_id", "players", "reward", "elapsed_step")
-        return numeric_info_row({key: value for key, value in infos.items() if key not in skipped}, row)
 
     def _make_spec(self) -> Any:
         known = self._envpool.list_all_envs()

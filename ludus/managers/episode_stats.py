@@ -27,33 +27,25 @@ class EpisodeStats:
         rows = len(memory.reward)
         self.memory, self.start, self.history = memory, start, history
         self.total = np.zeros(rows, np.float64)
-        self._steps, self._reset_at = 0, np.zeros(rows, np.int64)  # steps so far, and at each row's last reset
+        self.length = np.zeros(rows, np.int64)
         self.episode = np.zeros(rows, np.int64)
         self.ended = np.zeros(rows, np.bool_)
-        self.any_ended = False
-
-    @property
-    def length(self) -> NDArray[np.int64]:
-        """The length of each running episode."""
-        return self._steps - self._reset_at
 
     def reset(self) -> None:
         """Start the first episode of every row."""
         self.episode[:] = -1
         self.start_next(slice(None))
-        self.any_ended = False
 
     def load(self, saved: Arrays, actions: list[Arrays | None]) -> None:
         """Load the arrays named in SAVED, and the actions of each row."""
-        self.total[:], self.episode[:], self.ended[:] = saved["total"], saved["episode"], saved["ended"]
-        self._reset_at[:] = self._steps - saved["length"]
-        self.any_ended = bool(self.ended.any())
+        for name in SAVED:
+            getattr(self, name)[:] = saved[name]
         if self.history is not None:
             self.history.load(actions)
 
     def start_next(self, rows: slice | int | NDArray[np.bool_]) -> None:
         """Start the next episodes of some rows."""
-        self.total[rows], self._reset_at[rows], self.ended[rows] = 0, self._steps, False
+        self.total[rows], self.length[rows], self.ended[rows] = 0, 0, False
         self.episode[rows] += 1
         if self.history is not None:
             self.history.start(rows)
@@ -62,15 +54,14 @@ class EpisodeStats:
         """Add the step in memory and return the episodes that it ended; ``reward`` is summed to returns."""
         memory = self.memory
         np.add(self.total, reward, self.total)
-        self._steps += 1
+        self.length += 1
         if 1 in memory.first.tobytes():  # much faster than any()
             self.start_next(memory.first)
         np.logical_or(memory.terminated, memory.truncated, self.ended)
-        self.any_ended = 1 in self.ended.tobytes()
-        if not self.any_ended:
+        if 1 not in self.ended.tobytes():
             return []
         rows = self.ended.nonzero()[0]
-        columns = ((rows + self.start), self.total[rows], self.length[rows], self.memory.seed[rows])
+        columns = (rows + self.start, self.total[rows], self.length[rows], self.memory.seed[rows])
         ends = zip(*(column.tolist() for column in columns), strict=True)
         return [
             Episode(row, total, length, None if seed < 0 else seed, infos(row)) for row, total, length, seed in ends

@@ -29,7 +29,7 @@ class VectorEnvManager(BatchManager):
                 f"{name}: its vector environment has the autoreset mode {found}, but a row must be reset at the step "
                 "after its ending; use its next-step mode, or env.backend simple."
             )
-        self._env, self._closed = env, False
+        self._env = env
         # environments check all actions, which takes a fifth of a step; actions of a policy are always valid
         env.action_space.contains = lambda action: True  # type: ignore[assignment, method-assign]
         actions = Layout(env.single_action_space, "action", name)
@@ -38,9 +38,7 @@ class VectorEnvManager(BatchManager):
         super().__init__(name, env.num_envs, reader, actions, branch)
 
     def close(self) -> None:
-        if not self._closed:
-            self._env.close()
-        self._closed = True
+        self._env.close()
 
     def _reset_rows(self) -> None:
         seed = self.batch_seed(int(self._stats[0].episode.sum()))

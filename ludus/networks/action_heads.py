@@ -28,14 +28,8 @@ class Functions(NamedTuple):
 
 
 CATEGORICAL = Functions(
-    sample=ops.categorical_sample,
-    mode=ops.categorical_mode,
-    log_prob=ops.categorical_log_prob,
-    entropy=ops.categorical_entropy,
-    kl=ops.categorical_kl,
+    ops.categorical_sample, ops.categorical_mode, ops.categorical_log_prob, ops.categorical_entropy, ops.categorical_kl
 )
-
-
 BERNOULLI = Functions(
     ops.bernoulli_sample, ops.bernoulli_mode, ops.bernoulli_log_prob, ops.bernoulli_entropy, ops.bernoulli_kl
 )

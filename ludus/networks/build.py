@@ -31,7 +31,7 @@ def build_network(config: NetworkConfig, spec: NetworkSpec) -> Network:
         return _build_member(config, spec)
     from ludus.networks.ensemble import make_ensemble
 
-    return make_ensemble([_build_member(config, spec) for _ in range(spec.members)])
+    return make_ensemble([_build_member(config, spec) for _ in range(spec.members)], spec.inputs)
 
 
 def _build_member(config: NetworkConfig, spec: NetworkSpec) -> Network:
@@ -56,8 +56,7 @@ def _build_member(config: NetworkConfig, spec: NetworkSpec) -> Network:
         if has_memory(config, spec):
             return RecurrentCritic(spec, config)
         config = concatenate_inputs(config)
-    more = (spec.masks, spec.categories, spec.over, spec.branches)
-    network = ModularNetwork(spec.inputs, spec.outputs, config, spec.streams, spec.noisy, *more)
+    network = ModularNetwork(spec, config)
     if custom := [piece for piece in config.resolved(spec.inputs, spec.outputs).pieces if ":" in piece]:
         from ludus.networks.custom import check_on_zeros
 

@@ -60,15 +60,18 @@ def cast_features(features: Features, dim: int) -> Features:
 
 
 class Join(NamedTuple):
-    """How tensors become one of rank ``rank``: cast, sizes of 1 expanded, concatenated on features."""
+    """How some of several tensors become one of rank ``rank``: cast, sizes of 1 expanded, concatenated on features."""
 
     rank: int
     shape: Shape  # of the result
+    parts: tuple[int, ...]  # the tensors that are joined
     lists: tuple[int, ...] = ()  # the parts that are concatenated on the sequence first
 
-    def __call__(self, parts: Sequence[Features]) -> Features:
+    def __call__(self, tensors: Sequence[Features]) -> Features:
         """Return the joined tensor, and its mask if some list is padded."""
-        parts = [cast_features(part, self.rank) for part in parts]
+        parts = [cast_features(tensors[i], self.rank) for i in self.parts]
+        if len(parts) == 1:
+            return parts[0]
         if self.lists:
             long = _concatenate_lists([parts[i] for i in self.lists])
             parts = [long, *(part for i, part in enumerate(parts) if i not in self.lists)]
@@ -81,20 +84,6 @@ class Join(NamedTuple):
         return torch.cat(joined, 1) if len(joined) > 1 else joined[0], mask
 
 
-class PartialJoin(NamedTuple):
-    """A join of some of the tensors."""
-
-    join: Join
-    parts: tuple[int, ...]
-
-    @property
-    def shape(self) -> Shape:
-        return self.join.shape
-
-    def __call__(self, parts: Sequence[Features]) -> Features:
-        return self.join([parts[i] for i in self.parts])
-
-
 def _concatenate_lists(parts: list[Features]) -> Features:
     x = torch.cat([x for x, _ in parts], 2)
     if all(mask is None for _, mask in parts):
@@ -104,14 +93,14 @@ def _concatenate_lists(parts: list[Features]) -> Features:
 
 
 def plan_join(shapes: Shapes, rank: int, place: str, masks: Mapping[str, str] = NONE) -> Join:
-    """Plan how to join outputs of sources for ``place``, such as ``the body mlp``.
+    """Plan how to join all outputs of sources for ``place``, such as ``the body mlp``.
 
     ``masks`` names the padding mask of each padded list. Lists of different length, or with masks of their own, are
     joined on the sequence and need equal features; all else is joined on features, with sizes of 1 expanded. A list of
     length 1 without a mask is no different from a vector.
     """
     before, shapes = shapes, {name: cast_shape(shape, rank) for name, shape in shapes.items()}
-    names = list(shapes)
+    names, parts = list(shapes), tuple(range(len(shapes)))
     lists = [name for name in names if rank == 2 and (shapes[name][1] > 1 or name in masks)]
     distinct = {(shapes[name][1], masks.get(name, "")) for name in lists}
     if len(distinct) > 1:  # entries of equal index are not the same entity
@@ -120,12 +109,7 @@ def plan_join(shapes: Shapes, rank: int, place: str, masks: Mapping[str, str] = 
                 raise _not_joinable(lists[0], name, before, place)
         features = shapes[lists[0]][0] + sum(shapes[name][0] for name in names if name not in lists)
         length = sum(shapes[name][1] for name in lists)
-        return Join(rank, (features, length), tuple(names.index(name) for name in lists))
-    return Join(rank, _join_on_features(shapes, before, place))
-
-
-def _join_on_features(shapes: Shapes, before: Shapes, place: str) -> Shape:
-    names = list(shapes)
+        return Join(rank, (features, length), parts, tuple(map(names.index, lists)))
     space = list(shapes[names[0]][1:])
     source = [names[0]] * len(space)  # the source that set each size
     for name in names[1:]:
@@ -134,7 +118,7 @@ def _join_on_features(shapes: Shapes, before: Shapes, place: str) -> Shape:
                 raise _not_joinable(source[i], name, before, place)
             if space[i] == 1:
                 space[i], source[i] = size, name
-    return (sum(shape[0] for shape in shapes.values()), *space)
+    return Join(rank, (sum(shape[0] for shape in shapes.values()), *space), parts)
 
 
 def _not_joinable(one: str, other: str, shapes: Shapes, place: str) -> UserError:

@@ -124,32 +124,15 @@ class ConditionalPolicy(Policy):
         log_probs = [where_used(v.used, v.part.head.log_prob(v.p, v.action)) for v in visits]
         return {v.part.name: v.part.unflatten(v.action) for v in visits}, reduce(torch.add, log_probs)
 
-    def evaluate(self, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensors:
-        log_probs, entropies = [], []
-        for visit in self._given(outputs, action, observation):
-            log_prob, entropy = visit.part.head.evaluate(visit.p, visit.action)
-            log_probs.append(where_used(visit.used, log_prob))
-            entropies.append(where_used(visit.used, entropy))
-        return {"log_prob": reduce(torch.add, log_probs), "entropy": reduce(torch.add, entropies)}
-
-    def distribution(self, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensors:
-        return {v.part.output: v.part.head.pack(v.p) for v in self._given(outputs, action, observation)}
-
-    def kl(self, old: Tensors, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensor:
-        terms = []
-        for visit in self._given(outputs, action, observation):
-            head = visit.part.head
-            terms.append(where_used(visit.used, head.kl(head.unpack(old[visit.part.output]), visit.p)))
-        return reduce(torch.add, terms)
-
     def describe(self, outputs: Tensors, observation: Tensors) -> dict[str, Tensors]:
         """Return each part's distribution, given the most likely choices of the parts before it."""
         visits = self._visit(outputs, observation, lambda part, p: part.head.mode(p))
         described = {visit.part.name: visit.part.head.describe(visit.p) for visit in visits}
         return {name: described[name] for name in self.action}
 
-    def _given(self, outputs: Tensors, action: Tensors, observation: Tensors) -> Iterator[_Visit]:
-        return self._visit(outputs, observation, lambda part, p: part.flatten(action[part.name]))
+    def _decode(self, outputs: Tensors, action: Tensors, observation: Tensors) -> list[tuple[ActionPart, Parameters]]:
+        visits = self._visit(outputs, observation, lambda part, p: part.flatten(action[part.name]))
+        return [(visit.part, visit.p) for visit in visits]
 
     def _visit(
         self, outputs: Tensors, observation: Tensors, choose: Callable[[ActionPart, Parameters], Tensor]

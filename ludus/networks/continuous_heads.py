@@ -19,12 +19,25 @@ GAUSSIAN = Functions(
 )
 
 
-class Gaussian(ActionHead):
-    """A diagonal Gaussian with its mean from the network and a state-independent standard deviation."""
+class GaussianHead(ActionHead):
+    """The base class of diagonal Gaussians, whose first two parameters are mean and log standard deviation."""
 
     functions = GAUSSIAN
     action_transform = "clip"
     parameter_count = 2
+
+    def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randn(*leading, self.spec.size, generator=generator, device=generator.device)
+
+    def describe(self, p: Parameters) -> dict[str, Tensor]:
+        """Return mean and standard deviation in the environment's units."""
+        mean, std = (self._shaped(x.expand_as(p[0])) for x in (p[0], p[1].exp()))
+        scale, shift = (torch.as_tensor(x).to(mean).broadcast_to(self.spec.shape) for x in rescaling(self.spec))
+        return {"mean": mean * scale + shift, "std": std * scale}
+
+
+class Gaussian(GaussianHead):
+    """A diagonal Gaussian with its mean from the network and a state-independent standard deviation."""
 
     def __init__(self, spec: Spec, log_std_init: float) -> None:
         super().__init__(spec)
@@ -33,19 +46,11 @@ class Gaussian(ActionHead):
     def decode(self, output: Tensor, observation: Tensors) -> Parameters:
         return output, self.log_std
 
-    def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randn(*leading, self.spec.size, generator=generator, device=generator.device)
 
-    def describe(self, p: Parameters) -> dict[str, Tensor]:
-        return _mean_and_std(self.spec, p)
-
-
-class StateGaussian(ActionHead):
+class StateGaussian(GaussianHead):
     """A diagonal Gaussian with mean and standard deviation from the network."""
 
-    functions = GAUSSIAN
-    action_transform = "clip"
-    parameter_count = outputs = 2
+    outputs = 2
 
     def __init__(self, spec: Spec, log_std_init: float) -> None:
         super().__init__(spec)
@@ -55,40 +60,24 @@ class StateGaussian(ActionHead):
         mean, log_std = output.chunk(2, -1)
         return mean, (log_std + self._log_std_init).clamp(*LOG_STD)
 
-    def draw_noise(self, leading: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randn(*leading, self.spec.size, generator=generator, device=generator.device)
-
-    def describe(self, p: Parameters) -> dict[str, Tensor]:
-        return _mean_and_std(self.spec, p)
-
 
 class TanhGaussian(StateGaussian):
     """A diagonal Gaussian over u with mean and standard deviation from the network; the environment gets tanh(u)."""
 
-    functions = Functions(
-        sample=ops.tanh_gaussian_sample,
-        mode=ops.tanh_gaussian_mode,
-        log_prob=ops.tanh_gaussian_log_prob,
-        entropy=ops.tanh_gaussian_entropy,
-        kl=ops.tanh_gaussian_kl,
-    )
+    functions = GAUSSIAN._replace(log_prob=ops.tanh_gaussian_log_prob, entropy=ops.tanh_gaussian_entropy)
     action_transform = "tanh"
 
     def describe(self, p: Parameters) -> dict[str, Tensor]:
         return {"mean_before_tanh": self._shaped(p[0]), "std_before_tanh": self._shaped(p[1].exp())}
 
 
-class GSDE(ActionHead):
+class GSDE(GaussianHead):
     """Generalized state-dependent exploration (Raffin et al. 2021): noise that is a function of the state.
 
     The network gives the mean and a vector z of ``features``, here of length 1, so that ``log_std_init`` means the same
     as in a Gaussian. The noise is zᵀE with E ``[features, K]``, which has standard deviations exp(log_std) and is held
     for some steps; for one step it is a Gaussian of variance Σ z² exp(2 log_std).
     """
-
-    functions = GAUSSIAN
-    action_transform = "clip"
-    parameter_count = 2
 
     def __init__(self, spec: Spec, log_std_init: float, features: int) -> None:
         super().__init__(spec)
@@ -121,9 +110,6 @@ class GSDE(ActionHead):
 
     def kl(self, p: Parameters, q: Parameters) -> Tensor:
         return super().kl(p[:2], q[:2])
-
-    def describe(self, p: Parameters) -> dict[str, Tensor]:
-        return _mean_and_std(self.spec, p)
 
 
 class Beta(ActionHead):
@@ -195,10 +181,3 @@ class Discretized(ActionHead):
 
     def _index(self, value: Tensor) -> Tensor:
         return ((value + 1) * ((self._bins - 1) / 2)).round().long()
-
-
-def _mean_and_std(spec: Spec, p: Parameters) -> dict[str, Tensor]:
-    """Return mean and standard deviation in the environment's units."""
-    scale, shift = (torch.as_tensor(x).to(p[0]).broadcast_to(spec.shape) for x in rescaling(spec))
-    mean, std = (x.expand_as(p[0]).reshape(*p[0].shape[:-1], *spec.shape) for x in (p[0], p[1].exp()))
-    return {"mean": mean * scale + shift, "std": std * scale}

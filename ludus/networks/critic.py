@@ -61,10 +61,12 @@ class RecurrentCritic(Network):
         super().__init__()
         observations = {name: shape for name, shape in spec.inputs.items() if name != ACTION}
         outputs: Shapes = {MEMORY: (config.lstm_size,)}
-        self.memory = ModularNetwork(observations, outputs, config, masks=spec.masks, categories=spec.categories)
+        memory = NetworkSpec(observations, outputs, masks=spec.masks, categories=spec.categories)
+        self.memory = ModularNetwork(memory, config)
         mlp = concatenate_inputs(replace(config, net1d="mlp", body="auto", head1d="identity1d"))
         inputs = {MEMORY: (config.lstm_size,), ACTION: spec.inputs[ACTION]}
-        self.q_network = ModularNetwork(inputs, spec.outputs, mlp, spec.streams, spec.noisy)
+        q_network = NetworkSpec(inputs, spec.outputs, streams=spec.streams, noisy=spec.noisy)
+        self.q_network = ModularNetwork(q_network, mlp)
 
     def initial_state(self, batch: int) -> HiddenState:
         return self.memory.initial_state(batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,9 +9,9 @@ from torch import Tensor, nn
 
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
-from ludus.core.network import NONE, Network, Shape, Shapes
+from ludus.core.network import Network, NetworkSpec, Shape, Shapes
 from ludus.core.types import Tensors
-from ludus.networks.cast import Features, Join, PartialJoin, cast_features, cast_shape, plan_join, zero_padding
+from ludus.networks.cast import Features, Join, cast_features, cast_shape, plan_join, zero_padding
 from ludus.networks.config import NetworkConfig
 from ludus.networks.identity import Identity
 from ludus.networks.net1d.mlp import MLP
@@ -48,24 +47,24 @@ class _Slot(NamedTuple):
 
     name: str
     piece: Any
-    recurrent: bool
 
     def run(self, features: Features, recurrence: _Recurrence, context: Features | None = None) -> Features:
         """Run the piece on a tensor ``[T·B, …]`` with its padding mask; ``context``: the lists that it attends to."""
-        x, mask = features
-        state, first, new_state = recurrence
         if self.piece is None:
             return features
-        if mask is None and context is None and not self.recurrent:
+        x, mask = features
+        state, first, new_state = recurrence
+        recurrent = self.piece.recurrent
+        if mask is None and context is None and not recurrent:
             return self.piece(x, NO_STATE, first)[0], None
         given = [x, mask, *(context or ())]
         while given[-1] is None:  # a piece that needs no mask may leave it out of its arguments
             given.pop()
-        if self.recurrent:
+        if recurrent:
             given = [None if tensor is None else tensor.view(*first.shape, *tensor.shape[1:]) for tensor in given]
         y, new = self.piece(given[0], state.select(self.name), first, *given[1:])
         new_state.update(new.with_prefix(self.name))
-        return y.flatten(0, 1) if self.recurrent else y, None if mask is None else self.piece.output_mask(mask)
+        return y.flatten(0, 1) if recurrent else y, None if mask is None else self.piece.output_mask(mask)
 
 
 class _Source(NamedTuple):
@@ -97,22 +96,11 @@ class _Source(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """A head for outputs of one rank and size; it gets the body's output, or sources joined with a vector."""
+    """A head for outputs of one rank and size."""
 
     slot: _Slot
     rank: int  # of its output
-    dim: int  # of its input
-    sources: tuple[int, ...]  # joined with the vector; (): the head gets the body's output
-    join: Join | None
-
-    def run(self, body: Features, sources: list[Features], heads: list[Features], recurrence: _Recurrence) -> Features:
-        """Run the head; the vector that is joined with sources is the body's output, else that of head1d."""
-        if self.join is None:
-            given = cast_features(body, self.dim)
-        else:
-            vector = body if body[0].dim() == 2 else heads[0]
-            given = self.join([*(sources[i] for i in self.sources), vector])
-        return cast_features(self.slot.run(given, recurrence), self.rank)
+    join: Join  # of its input: the body's output, or sources with a vector
 
 
 class _Projection(NamedTuple):
@@ -120,15 +108,18 @@ class _Projection(NamedTuple):
 
     output: str
     layer: nn.Module
-    head: int
+    features: int  # the number of its input
     shape: Shape
 
 
 class _Branch(NamedTuple):
-    """What follows the joined sources: a body, heads (None: the body's output as it is) and projections."""
+    """What follows the joined sources: a body, heads and projections.
+
+    Inputs of heads and projections are numbered: the sources, the body's output, the outputs of the heads.
+    """
 
     body: _Slot | None  # None: an identity, or the body of the branch before
-    heads: list[_Head | None]
+    heads: list[_Head]
     projections: list[_Projection]
 
 
@@ -141,48 +132,35 @@ class ModularNetwork(Network):
     a body of its own if only the sources are shared. ``parts`` lists all of them in order.
     """
 
-    def __init__(
-        self,
-        inputs: Shapes,
-        outputs: Shapes,
-        config: NetworkConfig,
-        streams: bool = False,
-        noisy: bool = False,
-        masks: Mapping[str, str] = NONE,
-        categories: Mapping[str, int] = NONE,
-        over: Mapping[str, str] = NONE,
-        branches: Mapping[str, tuple[str, ...]] = NONE,
-    ) -> None:
+    def __init__(self, spec: NetworkSpec, config: NetworkConfig) -> None:
         super().__init__()
-        inputs = config.feature_shapes(inputs, categories)
-        config = config.resolved(inputs, outputs)
-        self.inputs, self.outputs, self.orthogonal, self._noisy = inputs, outputs, config.orthogonal, noisy
+        self.inputs, self.outputs = config.feature_shapes(spec.inputs, spec.categories), spec.outputs
+        self._config = config = config.resolved(self.inputs, self.outputs)
+        self._streams, self._noisy, self._over = spec.streams, spec.noisy, dict(spec.over)
+        self.orthogonal = config.orthogonal
         self.pieces, self.embeddings, self.projections = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
         # forward uses these lists, because looking a module up by name costs as much as a small operation
         self.parts: list[Part] = []
         self._slots: list[_Slot] = []
         self._sources: list[_Source] = []
         self._branches: list[_Branch] = []
-        self._config, self._over = config, dict(over)
 
-        for name, shape in inputs.items():
-            self._add_source(name, shape, masks.get(name, ""), categories.get(name, 0))
+        for name, shape in self.inputs.items():
+            self._add_source(name, shape, spec.masks.get(name, ""), spec.categories.get(name, 0))
         self._join, self._context = self._plan_body()
-        if branches and config.shared == "sources" and not self._slots:
+        own_bodies = bool(spec.branches) and config.shared == "sources"
+        if own_bodies and not self._slots:
             raise UserError(
                 'network.shared is "sources", but no source has parameters to share; set it to body, yes or no.'
             )
-        shared_body = None if branches and config.shared == "sources" else self._add_body("body")
-        for branch, names in (branches or {"": tuple(outputs)}).items():
+        shared_body = None if own_bodies else self._add_body("body")
+        for branch, names in (spec.branches or {"": tuple(spec.outputs)}).items():
             place = f"{branch}/" if branch else ""
             slot, shape = shared_body or self._add_body(f"{place}body")
-            heads, projections = self._add_heads(
-                place, slot.name, shape, {name: outputs[name] for name in names}, streams, noisy
-            )
+            heads, projections = self._add_heads(place, slot.name, shape, {name: spec.outputs[name] for name in names})
             again = shared_body is not None and bool(self._branches)
             self._branches.append(_Branch(None if again or slot.piece is None else slot, heads, projections))
-        self._joins = len(self._sources) > 1 or self._sources[0].shape != self._join.shape
-        self.recurrent = any(slot.recurrent for slot in self._slots)
+        self.recurrent = any(slot.piece.recurrent for slot in self._slots)
 
     def _add_source(self, name: str, shape: Shape, mask: str, categories: int) -> None:
         config, rank = self._config, len(shape)
@@ -221,7 +199,7 @@ class ModularNetwork(Network):
                 "observations of equal kind only."
             )
 
-    def _plan_body(self) -> tuple[Join | PartialJoin, PartialJoin | None]:
+    def _plan_body(self) -> tuple[Join, Join | None]:
         """Plan the input of the body, and its context if it uses one: then the lists are the context, not input."""
         body, sources = self._config.body, self._sources
         rank, place = piece_class(body, "network.body").dim, f"the body {body}"
@@ -243,7 +221,7 @@ class ModularNetwork(Network):
             )
         names = list(shapes)
         context, queries = (
-            PartialJoin(plan_join(some, rank_, place, masks), tuple(map(names.index, some)))
+            plan_join(some, rank_, place, masks)._replace(parts=tuple(map(names.index, some)))
             for some, rank_ in ((lists, 2), (others, rank))
         )
         return queries, context
@@ -254,62 +232,65 @@ class ModularNetwork(Network):
         return self._add(place, self._config.body, "network.body", self._join.shape, sources, context=context)
 
     def _add_heads(
-        self, place: str, body: str, body_shape: Shape, outputs: Shapes, streams: bool, noisy: bool
-    ) -> tuple[list[_Head | None], list[_Projection]]:
-        """Add the heads and projections of some outputs."""
+        self, place: str, body: str, body_shape: Shape, outputs: Shapes
+    ) -> tuple[list[_Head], list[_Projection]]:
+        """Add the heads and projections of some outputs, for a body of this name and output shape.
+
+        A head gets the body's output, cast to its rank unless the piece takes the body's rank. Where the body does not
+        keep the map or list of an output, the head gets the sources that do, joined with a vector: the body's output,
+        or that of head1d if the body's is none.
+        """
         keys = {name: _head_key(shape, self._over.get(name, "")) for name, shape in outputs.items()}
-        needed = sorted(set(keys.values()))
         entries = piece_class(self._config.body, "network.body").keeps_entries
-        of_body = [key for key in needed if _keeps(body_shape, key.rank, key.space) and (entries or not key.over)]
-        on_sources = [key for key in needed if key.rank > 1 and key not in of_body]
-        summary = body_shape
+        of_body = [key for key in keys.values() if _keeps(body_shape, *key[:2]) and (entries or not key.over)]
+        on_sources = {key for key in keys.values() if key.rank > 1 and key not in of_body}
+        needed = {*keys.values()}
         if on_sources and len(body_shape) > 1:
-            needed = sorted({*needed, _head_key((1,))})
-        heads: list[_Head | None] = []
-        shapes: dict[_HeadKey, tuple[int, str, Shape]] = {}
-        head: _Head | None
-        for key in needed:
-            name = f"{place}head{key.rank}d"
-            if name in self.pieces or any(other.rank == key.rank for other in shapes):
+            needed.add(_head_key((1,)))
+        body_number = len(self._sources)
+        vector = body_number, body, body_shape
+        heads: list[_Head] = []
+        found: dict[_HeadKey, tuple[int, str, Shape]] = {}  # number, name and shape of each head's output
+        for key in sorted(needed):
+            rank = key.rank
+            name = f"{place}head{rank}d"
+            if name in self.pieces or any(other.rank == rank for other in found):
                 name += f"/{module_key(key.over) or '×'.join(map(str, key.space))}"
+            piece, setting = self._config.heads[rank - 1], f"network.head{rank}d"
             if key in on_sources:
-                wanted = next(output for output in outputs if keys[output] == key)
-                vector = body if len(body_shape) == 1 else f"{place}head1d"
-                head, shape = self._add_head_on_sources(name, key, vector, summary, wanted, body_shape)
+                output = next(output for output in outputs if keys[output] == key)
+                join, given = self._join_sources(key, output, vector, body_shape)
+                slot, shape = self._add(name, piece, setting, join.shape, given, (rank,))
             else:
-                head, shape = self._add_head(name, key.rank, body, body_shape)
-            if key.rank == 1 and len(body_shape) > 1:
-                summary = shape
-            shapes[key] = len(heads), name, shape
-            heads.append(head)
+                dim = len(body_shape) if piece_class(piece, setting).dim == len(body_shape) else rank
+                join = Join(dim, cast_shape(body_shape, dim), (body_number,))
+                slot, shape = self._add(name, piece, setting, join.shape, (body,), (rank, len(body_shape)))
+                if slot.piece is None and len(body_shape) == rank:
+                    found[key] = body_number, name, body_shape
+                    continue
+            heads.append(_Head(slot, rank, join))
+            found[key] = body_number + len(heads), name, cast_shape(shape, rank)
+            if rank == 1 and len(body_shape) > 1:
+                vector = found[key]
         projections = []
         for name, shape in outputs.items():
-            index, given, features = shapes[keys[name]]
-            layer = make_projection(name, shape, features, self._config, streams, noisy)
-            self.parts.append(Part(f"output/{name}", type(layer).__name__, (given,), features, shape, layer))
+            number, given_name, features = found[keys[name]]
+            layer = make_projection(name, shape, features, self._config, self._streams, self._noisy)
+            self.parts.append(Part(f"output/{name}", type(layer).__name__, (given_name,), features, shape, layer))
             self.projections[module_key(name)] = layer
-            projections.append(_Projection(name, layer, index, shape))
+            projections.append(_Projection(name, layer, number, shape))
         return heads, projections
 
-    def _add_head(self, name: str, rank: int, given: str, body: Shape) -> tuple[_Head | None, Shape]:
-        """Add a head that gets the body's output, cast to its rank unless the piece takes the body's rank."""
-        piece, setting = self._config.heads[rank - 1], f"network.head{rank}d"
-        dim = len(body) if piece_class(piece, setting).dim == len(body) else rank
-        slot, shape = self._add(name, piece, setting, cast_shape(body, dim), (given,), (rank, len(body)))
-        if slot.piece is None and len(body) == rank:
-            return None, body
-        return _Head(slot, rank, dim, (), None), cast_shape(shape, rank)
-
-    def _add_head_on_sources(
-        self, name: str, key: _HeadKey, vector: str, summary: Shape, output: str, body: Shape
-    ) -> tuple[_Head, Shape]:
-        """Add a head that gets the sources with the map or list of an output, joined with a vector."""
+    def _join_sources(
+        self, key: _HeadKey, output: str, vector: tuple[int, str, Shape], body: Shape
+    ) -> tuple[Join, tuple[str, ...]]:
+        """Join the sources with the map or list of an output with a vector; return also the names of all these."""
         rank, space, over = key
-        found = [
-            i
+        found = {
+            i: source
             for i, source in enumerate(self._sources)
             if _keeps(source.shape, rank, space) and over in ("", source.observation)
-        ]
+        }
         if not found:
             kind, size = ("list", "length") if rank == 2 else ("map", "size")
             shapes = ", ".join(f'"{source.observation}" {source.shape}' for source in self._sources)
@@ -319,14 +300,11 @@ class ModularNetwork(Network):
                 f"the sources give {shapes}; choose sources that keep the {kind}, such as network.net{rank}d "
                 f"{KEEPING[rank]}, or a body of rank {rank}."
             )
-        sources = [self._sources[i] for i in found]
-        masks = {source.observation: source.output_mask for source in sources if source.output_mask}
-        parts: Shapes = {source.observation: source.shape for source in sources}
-        join = plan_join({**parts, "": summary}, rank, f"the output {output}", masks)
-        given = (*(source.slot.name for source in sources), vector)
-        setting = f"network.head{rank}d"
-        slot, shape = self._add(name, self._config.heads[rank - 1], setting, join.shape, given, (rank,))
-        return _Head(slot, rank, rank, tuple(found), join), cast_shape(shape, rank)
+        number, name, shape = vector
+        masks = {source.observation: source.output_mask for source in found.values() if source.output_mask}
+        parts: Shapes = {source.observation: source.shape for source in found.values()}
+        join = plan_join({**parts, "": shape}, rank, f"the output {output}", masks)
+        return join._replace(parts=(*found, number)), (*(source.slot.name for source in found.values()), name)
 
     def _add(
         self,
@@ -349,14 +327,14 @@ class ModularNetwork(Network):
         identity = isinstance(made, Identity)
         self.parts.append(Part(place, piece, given, shape, made.output_shape(), None if identity else made))
         if identity:
-            return _Slot(place, None, recurrent=False), made.output_shape()
+            return _Slot(place, None), made.output_shape()
         if noisy_layers(made) and not self._noisy:
             raise UserError(
                 f'{setting} is "{piece}", whose noise this agent would never redraw: choose an agent with noisy layers '
                 "(--agent rainbow, or --agent.noisy)."
             )
         self.pieces[place] = made
-        self._slots.append(_Slot(place, made, made.recurrent))
+        self._slots.append(_Slot(place, made))
         return self._slots[-1], made.output_shape()
 
     def initial_state(self, batch: int) -> HiddenState:
@@ -369,16 +347,16 @@ class ModularNetwork(Network):
         outputs: Tensors = {}
         recurrence = _Recurrence(state, first, HiddenState())
         sources = [source.run(observation, recurrence) for source in self._sources]
-        x = y = self._join(sources) if self._joins else sources[0]
+        x = y = self._join(sources)
         context = None if self._context is None else self._context(sources)
         for body, heads, projections in self._branches:
             if body is not None:
                 y = body.run(x, recurrence, context)
-            features: list[Features] = []
-            for head in heads:
-                features.append(y if head is None else head.run(y, sources, features, recurrence))
-            for name, layer, index, shape in projections:
-                z, mask = features[index]
+            features = [*sources, y]
+            for slot, rank, join in heads:
+                features.append(cast_features(slot.run(join(features), recurrence), rank))
+            for name, layer, number, shape in projections:
+                z, mask = features[number]
                 z = layer(z) if mask is None else zero_padding(layer(z), mask)
                 outputs[name] = z.reshape(*first.shape, *shape)
         return outputs, recurrence.new_state

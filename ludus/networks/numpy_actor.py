@@ -33,8 +33,8 @@ LOG_2PI = float(np.log(2 * np.pi))
 class NumpyMLP:
     """The hidden layers and one projection of an MLP, as arrays that share memory with its parameters.
 
-    ``skipped``: modules that are bypassed (preprocessing, normalizer); if one has a hook, torch is used instead. A call
-    normalizes the observation first if there is a ``normalizer``.
+    Observations are normalized first if there is a ``normalizer``. ``skipped`` are other modules that are bypassed, as
+    those of preprocessing; if one of them has a hook, torch is used instead.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class NumpyMLP:
         skipped: Iterable[nn.Module] = (),
         normalizer: ObsNormalizer | None = None,
     ) -> None:
-        self.modules = [*network.modules(), *skipped, *([] if normalizer is None else normalizer.modules())]
-        self._normalizer = normalizer
-        self._has_hooks = HookCheck(self.modules)
+        modules = [*network.modules(), *skipped, *([] if normalizer is None else normalizer.modules())]
+        self._normalizer, (self._seen, *_) = normalizer, network.inputs
+        self._has_hooks = HookCheck(modules)
         mlp: Any = network.plain_mlp()
         self._activate = ACTIVATIONS[mlp.activation]
         self._layers = [(_view(layer.weight).T, _view(layer.bias)) for layer in mlp.layers]
@@ -58,10 +58,12 @@ class NumpyMLP:
         return not self._has_hooks()
 
     def __call__(self, x: Array) -> Array:
-        return self.project(self.features(x if self._normalizer is None else self._normalizer.numpy(x)))
+        return self.project(self.features(x))
 
     def features(self, x: Array) -> Array:
         """Return the output of the last hidden layer."""
+        if self._normalizer is not None:
+            x = self._normalizer.numpy(x, self._seen)
         for weight, bias in self._layers:
             x = x @ weight
             x += bias
@@ -97,7 +99,7 @@ class NumpyPopulation:
 
 
 class NumpyActor:
-    """Computes ``ActorCritic.act`` for plain MLPs on the CPU with one vector observation and one action.
+    """Computes ``ActorCritic.act`` for plain MLPs on the CPU that see one vector, and one action.
 
     The action is a Discrete without mask, or a Box with a Gaussian. Optimizer steps take effect at once, since the
     parameters are not copied.
@@ -111,13 +113,13 @@ class NumpyActor:
         normalizer: ObsNormalizer | None,
     ) -> None:
         ((self._name, spec),) = policy.action.items()
-        self._normalizer = normalizer
-        skipped = [*preprocess.modules(), *([] if normalizer is None else normalizer.modules())]
+        (self._seen,) = network.inputs
         output = module_key(f"policy/{self._name}")
-        self._actor = NumpyMLP(network, output, skipped)
+        self._actor = NumpyMLP(network, output, preprocess.modules(), normalizer)
         self._critic = NumpyMLP(network, "value") if "value" in network.projections else None  # a shared network
         self._log_std = None if spec.kind == "categorical" else _view(policy.log_std[self._name])
         self._rows = np.arange(0)
+        self.usable = self._actor.usable
 
     @classmethod
     def build(
@@ -131,53 +133,42 @@ class NumpyActor:
         heads, specs = [type(head) for head in policy.heads.values()], list(policy.action.values())
         supported_action = heads == [Categorical] or (heads == [Gaussian] and len(specs[0].shape) == 1)
         supported_classes = type(policy) is Policy and type(normalizer) in (ObsNormalizer, type(None))
-        if not (supported_action and supported_classes and is_plain_vector(preprocess)) or len(networks) > 1:
+        if not (supported_action and supported_classes) or len(networks) > 1:
             return None
         (network,) = networks.values()
-        return cls(network, policy, preprocess, normalizer) if is_plain_mlp(network) else None
-
-    def usable(self) -> bool:
-        """Return whether no module has a hook, which this engine would not call."""
-        return self._actor.usable()
+        if is_plain_mlp(network) and is_plain_vector(preprocess, network.inputs):
+            return cls(network, policy, preprocess, normalizer)
+        return None
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
         """Return the same as ``Agent.act``."""
-        x: Array = next(iter(step.observation.values())).numpy()
-        if self._normalizer is not None:
-            x = self._normalizer.numpy(x)
-        features = self._actor.features(x)
+        features = self._actor.features(step.observation[self._seen].numpy())
         output = self._actor.project(features)
         if noise is None:
             action: NDArray[Any] = output.argmax(1) if self._log_std is None else output.copy()
             return AgentStep({self._name: torch.from_numpy(action)}, {}, state)
         drawn = noise[self._name].numpy()
         if self._log_std is None:
-            action, log_prob = self._sample_categorical(output, drawn)
+            action = (output + drawn).argmax(1)  # drawn: Gumbel noise
+            if len(self._rows) != len(action):
+                self._rows = np.arange(len(action))
+            log_prob = output[self._rows, action] - np.logaddexp.reduce(output, axis=1)
         else:
-            action, log_prob = _sample_gaussian(output, self._log_std, drawn)
+            action = (output + np.exp(self._log_std) * drawn).astype(np.float32, copy=False)
+            constant = self._log_std.sum() + 0.5 * LOG_2PI * output.shape[1]
+            log_prob = (-0.5 * np.square(drawn).sum(1) - constant).astype(np.float32, copy=False)
         experience = {"log_prob": torch.from_numpy(log_prob)}
         if self._critic is not None:
             experience["value"] = torch.from_numpy(self._critic.project(features)[:, 0])
         return AgentStep({self._name: torch.from_numpy(action)}, experience, state)
 
-    def _sample_categorical(self, logits: Array, gumbel: Array) -> tuple[NDArray[np.int64], Array]:
-        action = (logits + gumbel).argmax(1)
-        if len(self._rows) != len(action):
-            self._rows = np.arange(len(action))
-        return action, logits[self._rows, action] - np.logaddexp.reduce(logits, axis=1)
 
-
-def _sample_gaussian(mean: Array, log_std: Array, normal: Array) -> tuple[Array, Array]:
-    action = mean + np.exp(log_std) * normal
-    log_prob = -0.5 * np.square(normal).sum(1) - (log_std.sum() + 0.5 * LOG_2PI * mean.shape[1])
-    return action.astype(np.float32, copy=False), log_prob.astype(np.float32, copy=False)
-
-
-def is_plain_vector(preprocess: ObsPreprocessor) -> bool:
-    """Return whether the only observation is a float32 vector that needs no preprocessing."""
-    if type(preprocess) is not ObsPreprocessor or len(preprocess.specs) != 1:
+def is_plain_vector(preprocess: ObsPreprocessor, seen: Iterable[str] | None = None) -> bool:
+    """Return whether the only observation that is ``seen`` (None: of all) is a float32 vector without preprocessing."""
+    names = list(preprocess.specs if seen is None else seen)
+    if type(preprocess) is not ObsPreprocessor or len(names) != 1 or names[0] not in preprocess.specs:
         return False
-    (spec,) = preprocess.specs.values()
+    spec = preprocess.specs[names[0]]
     return not spec.ops and spec.kind == "continuous" and spec.dtype == "float32" and len(spec.shape) == 1
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ludus.core.errors import UserError
 from ludus.core.network import Shape, Shapes
-from ludus.core.spec import Spec, Specs, mask_condition, mask_name
+from ludus.core.spec import Specs, mask_condition, mask_name
 from ludus.core.types import Tensors
 from ludus.networks.action_heads import ActionHead, Bernoulli, Categorical, MultiCategorical, Parameters
 from ludus.networks.continuous_heads import GSDE, Beta, Discretized, Gaussian, StateGaussian, TanhGaussian
@@ -119,7 +119,7 @@ class Policy(nn.Module):
         """Return actions (the mode without ``noise``) and their log-probability; ``observation`` has the masks."""
         actions: Tensors = {}
         log_probs = []
-        for part, p in self._decode(outputs, observation):
+        for part, p in self._decode(outputs, {}, observation):
             flat = part.head.mode(p) if noise is None else part.head.sample(p, noise[part.name])
             log_probs.append(part.head.log_prob(p, flat))
             actions[part.name] = part.unflatten(flat)
@@ -127,21 +127,23 @@ class Policy(nn.Module):
 
     def evaluate(self, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensors:
         """Return the ``log_prob`` of actions and the ``entropy`` of the distribution."""
-        terms = []
-        for part, p in self._decode(outputs, observation):
-            terms.append(part.head.evaluate(p, part.flatten(action[part.name])))
-        log_probs, entropies = zip(*terms, strict=True)
+        log_probs, entropies, used = [], [], self.used_parts(action)
+        for part, p in self._decode(outputs, action, observation):
+            log_prob, entropy = part.head.evaluate(p, part.flatten(action[part.name]))
+            log_probs.append(where_used(used.get(part.name), log_prob))
+            entropies.append(where_used(used.get(part.name), entropy))
         return {"log_prob": reduce(torch.add, log_probs), "entropy": reduce(torch.add, entropies)}
 
     def distribution(self, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensors:
         """Return the parameters of the distribution that ``action`` came from, by output name, to store for ``kl``."""
-        return {part.output: part.head.pack(p) for part, p in self._decode(outputs, observation)}
+        return {part.output: part.head.pack(p) for part, p in self._decode(outputs, action, observation)}
 
     def kl(self, old: Tensors, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensor:
         """Return KL(old‖new), with ``old`` as returned by ``distribution`` for the same ``action``."""
-        terms = []
-        for part, p in self._decode(outputs, observation):
-            terms.append(part.head.kl(part.head.unpack(old[part.output]), p))
+        terms, used = [], self.used_parts(action)
+        for part, p in self._decode(outputs, action, observation):
+            kl = part.head.kl(part.head.unpack(old[part.output]), p)
+            terms.append(where_used(used.get(part.name), kl))
         return reduce(torch.add, terms)
 
     def log_prob_of(self, distribution: Tensors, action: Tensors) -> Tensor:
@@ -166,10 +168,10 @@ class Policy(nn.Module):
 
     def describe(self, outputs: Tensors, observation: Tensors) -> dict[str, Tensors]:
         """Return each action's distribution by parameter name, in the shape of the action."""
-        return {part.name: part.head.describe(p) for part, p in self._decode(outputs, observation)}
+        return {part.name: part.head.describe(p) for part, p in self._decode(outputs, {}, observation)}
 
-    def _decode(self, outputs: Tensors, observation: Tensors) -> list[tuple[ActionPart, Parameters]]:
-        """Return each part with the parameters of its distribution."""
+    def _decode(self, outputs: Tensors, action: Tensors, observation: Tensors) -> list[tuple[ActionPart, Parameters]]:
+        """Return each part with the parameters of its distribution, given the parts of ``action`` before it."""
         return [(part, part.head.decode(outputs[part.output], observation)) for part in self._parts]
 
 
@@ -190,10 +192,6 @@ def make_head(name: str, action: Specs, config: PolicyConfig, setting: HeadSetti
     if spec.kind == "binary":
         return Bernoulli(spec, mask)
     check_bounds(name, spec, config.distribution)
-    return _make_continuous(spec, config)
-
-
-def _make_continuous(spec: Spec, config: PolicyConfig) -> ActionHead:
     match config.distribution:
         case "gaussian":
             return Gaussian(spec, config.log_std_init)

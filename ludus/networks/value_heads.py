@@ -58,9 +58,9 @@ class ValueHead(nn.Module, ABC):
         """Return a warning if the head cannot represent the returns of these episodes, else an empty string."""
         return ""
 
-    @abstractmethod
     def q(self, outputs: Tensors, taus: Tensor | None = None) -> Tensor:
         """Return the expected return of every action, ``[..., A]``."""
+        return self.mean(self.per_action(outputs))
 
     def evaluate(self, outputs: Tensors, action: Tensor, taus: Tensor | None = None) -> Tensor:
         """Return the prediction for ``action``: its value ``[...]``, or its logits or quantiles ``[..., n]``."""
@@ -80,9 +80,12 @@ class ValueHead(nn.Module, ABC):
     def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> Tensor:
         """Return the loss ``[...]``."""
 
-    @abstractmethod
     def priority(self, prediction: Tensor, target: Tensor, loss: Tensor) -> Tensor:
-        """Return the replay priority ``[...]``, given the loss; call it without gradients."""
+        """Return the replay priority ``[...]``: the TD error of the means, unless it follows from the loss.
+
+        Call it without gradients.
+        """
+        return (self.mean(target) - self.mean(prediction)).abs()
 
 
 class ExpectedValue(ValueHead):
@@ -91,9 +94,6 @@ class ExpectedValue(ValueHead):
     def __init__(self, actions: int, dueling: bool = False, kappa: float = 1.0) -> None:
         super().__init__(actions, dueling)
         self._kappa = kappa
-
-    def q(self, outputs: Tensors, taus: Tensor | None = None) -> Tensor:
-        return self.per_action(outputs)
 
     def evaluate(self, outputs: Tensors, action: Tensor, taus: Tensor | None = None) -> Tensor:
         return gather_action(self.q(outputs), action)
@@ -109,9 +109,6 @@ class ExpectedValue(ValueHead):
 
     def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> Tensor:
         return huber(prediction, target, self._kappa)
-
-    def priority(self, prediction: Tensor, target: Tensor, loss: Tensor) -> Tensor:
-        return (prediction - target).abs()
 
 
 class CategoricalValue(ValueHead):
@@ -140,9 +137,6 @@ class CategoricalValue(ValueHead):
                     f"from {self.v_min:g} to {self.v_max:g}; widen agent.v_min and agent.v_max."
                 )
         return ""
-
-    def q(self, outputs: Tensors, taus: Tensor | None = None) -> Tensor:
-        return self.mean(self.per_action(outputs))
 
     @torch.no_grad()
     def target(
@@ -175,9 +169,6 @@ class QuantileValue(ValueHead):
         self._kappa = kappa
         self.register_buffer("taus", ops.quantile_midpoints(atoms), persistent=False)
 
-    def q(self, outputs: Tensors, taus: Tensor | None = None) -> Tensor:
-        return self.mean(self.per_action(outputs))
-
     @torch.no_grad()
     def target(
         self, outputs: Tensors, action: Tensor, reward: Tensor, discount: Tensor, taus: Tensor | None = None
@@ -189,9 +180,6 @@ class QuantileValue(ValueHead):
 
     def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> Tensor:
         return ops.quantile_huber(prediction, target, self.taus, self._kappa)
-
-    def priority(self, prediction: Tensor, target: Tensor, loss: Tensor) -> Tensor:
-        return (self.mean(target) - self.mean(prediction)).abs()
 
 
 class ImplicitQuantileValue(ValueHead):
@@ -240,9 +228,6 @@ class ImplicitQuantileValue(ValueHead):
 
     def loss(self, prediction: Tensor, target: Tensor, taus: Tensor | None = None) -> Tensor:
         return ops.quantile_huber(prediction, target, self._require(taus), self._kappa)
-
-    def priority(self, prediction: Tensor, target: Tensor, loss: Tensor) -> Tensor:
-        return (self.mean(target) - self.mean(prediction)).abs()
 
     @staticmethod
     def _require(taus: Tensor | None) -> Tensor:

@@ -40,6 +40,16 @@ def categorical_sample(logits: Tensor, gumbel: Tensor) -> Tensor:
     return (logits + gumbel).argmax(-1)
 
 
+def straight_through_sample(logits: Tensor, gumbel: Tensor, temperature: float) -> Tensor:
+    """Sample a one-hot vector ``[..., K]`` whose gradient is that of softmax((logits + gumbel) / τ).
+
+    Straight-through Gumbel-softmax (Jang et al. 2017, §2.2).
+    """
+    soft = ((logits + gumbel) / temperature).softmax(-1)
+    hard = torch.zeros_like(soft).scatter_(-1, soft.argmax(-1, keepdim=True), 1.0)
+    return hard + (soft - soft.detach())
+
+
 def categorical_mode(logits: Tensor) -> Tensor:
     """Return the most likely choice."""
     return logits.argmax(-1)
@@ -157,11 +167,8 @@ def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Te
     return (0.5 * (torch.expm1(2 * log_ratio) + z.square()) - log_ratio).sum(-1)
 
 
-# Tanh-squashed Gaussian: the environment gets tanh(u); samples, actions and modes here are u, to keep precision.
-
-tanh_gaussian_sample = gaussian_sample
-tanh_gaussian_mode = gaussian_mode  # tanh of it is the median
-tanh_gaussian_kl = gaussian_kl  # invariant under bijections
+# Tanh-squashed Gaussian: the environment gets tanh(u); samples, actions and modes here are u, to keep precision. They
+# are those of the Gaussian (tanh of its mode is the median), and so is the KL, which is invariant under bijections.
 
 
 def tanh_gaussian_log_prob(mean: Tensor, log_std: Tensor, u: Tensor) -> Tensor:

@@ -5,10 +5,13 @@ Advantages, targets and old values are detached.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ludus.core.moments import Moments, pool_moments
 from ludus.core.types import SumOverRanks, single_rank
 
 
@@ -67,14 +70,34 @@ def shares(real: Tensor, weight: Tensor | None = None, sum_over_ranks: SumOverRa
     return (real if weight is None else real * weight) / sum_over_ranks(real.sum()).clamp(min=1)
 
 
-def normalize(x: Tensor, share: Tensor, eps: float = 1e-8, sum_over_ranks: SumOverRanks = single_rank) -> Tensor:
-    """Normalize ``x`` to mean 0 and variance 1 over the rows with a nonzero share.
+def shares_of_each(real: Sequence[Tensor], sum_over_ranks: SumOverRanks = single_rank) -> list[Tensor]:
+    """Return the ``shares`` of rows in each of several minibatches, by one sum over ranks."""
+    counts = sum_over_ranks(torch.stack([x.sum() for x in real])).clamp(min=1)
+    return [x / count for x, count in zip(real, counts.unbind(), strict=True)]
+
+
+def normalize_each(
+    values: Sequence[Tensor], real: Sequence[Tensor], eps: float = 1e-8, sum_over_ranks: SumOverRanks = single_rank
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Normalize each of several minibatches to mean 0 and variance 1 over real rows; return them and their ``shares``.
 
     (x − μ) / √(σ² + ε²) with the population variance, so a single row, or equal rows, give 0 with a finite gradient.
+    There is one sum over ranks for all: mean and variance of each rank's rows are pooled.
     """
-    centred = x - sum_over_ranks((x * share).sum())
-    variance = sum_over_ranks((centred.square() * share).sum())
-    return centred * (variance + eps * eps).rsqrt()
+    moments: list[Sequence[Tensor]] = []
+    for x, rows in zip(values, real, strict=True):
+        count = rows.sum()
+        share = rows / count.clamp(min=1)
+        mean = (x * share).sum()
+        moments.append((count, mean, ((x - mean).square() * share).sum()))
+    if sum_over_ranks is not single_rank:  # else they are those of all ranks
+        (pooled,) = pool_moments([Moments.of(*map(torch.stack, zip(*moments, strict=True)))], sum_over_ranks)
+        of_all = torch.stack([pooled.n, pooled.mean, pooled.variance], 1).to(values[0].dtype)  # [n, 3]
+        moments = [row.unbind() for row in of_all]
+    normalized = [
+        (x - mean) * (variance + eps * eps).rsqrt() for x, (_, mean, variance) in zip(values, moments, strict=True)
+    ]
+    return normalized, [rows / count.clamp(min=1) for rows, (count, _, _) in zip(real, moments, strict=True)]
 
 
 @torch.no_grad()
@@ -85,8 +108,10 @@ def explained_variance(
 
     1: perfect; 0: no better than a constant; negative: worse. Padding may be NaN.
     """
-    share = shares(real, sum_over_ranks=sum_over_ranks).flatten()
+    share = shares(real).flatten()
     x = torch.where(real > 0, torch.stack([target, target - value]), 0).flatten(1)
-    centred = x - sum_over_ranks(x @ share).unsqueeze(-1)
-    variance, unexplained = sum_over_ranks(centred.square() @ share).unbind()
+    mean = x @ share
+    own = Moments.of(real.sum(), mean, (x - mean.unsqueeze(-1)).square() @ share)
+    (moments,) = pool_moments([own], sum_over_ranks)
+    variance, unexplained = moments.variance.to(x.dtype).unbind()
     return torch.where(variance > 0, 1 - unexplained / variance, 0)

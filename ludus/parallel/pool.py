@@ -25,7 +25,7 @@ from ludus.parallel.thread import Thread
 
 Function = str | Callable[..., Any]  # package.module:function, or a function at the top level of a module
 OnDone = Callable[[int, int], object]  # called with the numbers of finished and of all items
-MAX_WAIT = 1.0  # seconds of one wait in a thread pool, after which deadlines are read again
+MAX_WAIT = 1.0  # seconds of one wait, after which deadlines are read again
 R = TypeVar("R")
 
 
@@ -105,7 +105,7 @@ class ProcessPool:
             poll.register(worker.done, select.POLLIN)
             poll.register(worker.process, select.POLLIN)
         left = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
-        found = {fd for fd, _ in poll.poll(None if left == math.inf else math.ceil(left * 1000))}
+        found = {fd for fd, _ in poll.poll(math.ceil(min(left, MAX_WAIT) * 1000))}
         if ready := [worker for worker in busy if worker.done in found]:  # first: it may have ended after its result
             return ready
         now = time.monotonic()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ludus.core.moments import Moments, pool_moments
 from ludus.core.spec import Spec, Specs
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.preprocess.observation import ObsPreprocessor, clear_padding
@@ -41,17 +42,17 @@ class RunningStatistics(nn.Module):
         """The population variance; 0 without data."""
         return self.m2 / self.count.clamp(min=1)
 
-    @torch.no_grad()
     def update(self, x: Tensor, weight: Tensor, sum_over_ranks: SumOverRanks = single_rank) -> None:
         """Add rows ``x`` ``[…, *shape]``; those with ``weight`` ``[…]`` 0 are ignored and may be NaN."""
-        if self.frozen:
-            return
+        update_statistics([(self, x, weight)], sum_over_ranks)
+
+    def moments(self, x: Tensor, weight: Tensor) -> Moments:
+        """Return number, sum and squared deviations of rows, given as for ``update``."""
         x = x.reshape(-1, *self.mean.shape).double()
         w = weight.reshape(-1, *[1] * self.mean.dim()).double()
         x = torch.where(w > 0, x, 0.0)
-        total = sum_over_ranks(torch.cat([w.sum().view(1), (w * x).sum(0).view(-1)]))
-        n, mean = total[0], (total[1:] / total[0].clamp(min=1)).view_as(self.mean)
-        self.merge(n, mean, sum_over_ranks((w * (x - mean).square()).sum(0)))
+        n, total = w.sum(), (w * x).sum(0)
+        return Moments(n, total, (w * (x - total / n.clamp(min=1)).square()).sum(0))
 
     @torch.no_grad()
     def merge(self, count: Tensor, mean: Tensor, m2: Tensor) -> None:
@@ -68,6 +69,19 @@ class RunningStatistics(nn.Module):
     def normalize(self, x: Tensor) -> Tensor:
         """Subtract the mean and divide by the standard deviation."""
         return (x - self.shift) * self.scale
+
+
+StatisticsRows = tuple[RunningStatistics, Tensor, Tensor]  # statistics, new rows and their weights
+
+
+@torch.no_grad()
+def update_statistics(rows: Iterable[StatisticsRows], sum_over_ranks: SumOverRanks = single_rank) -> None:
+    """Update several statistics by one sum over ranks."""
+    updated = [(statistics, statistics.moments(x, w)) for statistics, x, w in rows if not statistics.frozen]
+    if updated:
+        pooled = pool_moments([moments for _, moments in updated], sum_over_ranks)
+        for (statistics, _), moments in zip(updated, pooled, strict=True):
+            statistics.merge(moments.n, moments.mean, moments.squares)
 
 
 def is_normalized(spec: Spec) -> bool:
@@ -109,22 +123,26 @@ class ObsNormalizer(nn.Module):
             result[name] = x if mask is None else clear_padding(x, observation[mask])
         return result
 
-    def numpy(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Normalize an array as ``forward`` does, for networks with a single observation."""
-        ((_, key),) = self._vectors
-        statistics: Any = self.statistics[key]
+    def numpy(self, x: NDArray[np.float32], name: str) -> NDArray[np.float32]:
+        """Normalize an array as ``forward`` does the vector ``name``."""
+        statistics: Any = self.statistics[_key(name)]
         x = (x - statistics.shift.numpy()) * statistics.scale.numpy()
         return np.clip(x, -CLIP, CLIP, out=x)
 
     def update(self, observation: Tensors, weight: Tensor, sum_over_ranks: SumOverRanks = single_rank) -> None:
         """Update with preprocessed observations ``[T, B, …]``; rows with ``weight`` ``[T, B]`` 0 are ignored."""
-        for name, key in self._vectors:
-            statistics: Any = self.statistics[key]
-            statistics.update(observation[name], weight, sum_over_ranks)
+        update_statistics(self.rows(observation, weight), sum_over_ranks)
+
+    def rows(self, observation: Tensors, weight: Tensor) -> list[StatisticsRows]:
+        """Return what ``update`` updates, with which rows."""
+        found: list[tuple[Any, Tensor, Tensor]] = [
+            (self.statistics[key], observation[name], weight) for name, key in self._vectors
+        ]
         for name, key, mask in self._lists:
-            statistics, x = self.statistics[key], observation[name].mT  # [T, B, S, F]
+            x = observation[name].mT  # [T, B, S, F]
             each = weight.unsqueeze(-1) if mask is None else weight.unsqueeze(-1) * observation[mask]
-            statistics.update(x, each.expand(x.shape[:-1]), sum_over_ranks)
+            found.append((self.statistics[key], x, each.expand(x.shape[:-1])))
+        return found
 
 
 class RewardScaler(nn.Module):

@@ -1,9 +1,8 @@
-"""Preprocess observations for networks: float32, features first, rank 1 to 4.
-
-An op is a module that maps tensors ``[T, B, *shape]``.
-"""
+"""Preprocess observations for networks: float32, features first, rank 1 to 4."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -14,66 +13,7 @@ from ludus.core.types import Tensors
 from ludus.preprocess.chain import make_chains
 from ludus.preprocess.config import SETTING
 
-
-class ToFloat(nn.Module):
-    """Convert any dtype to float32."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.float()
-
-
-class ToInteger(nn.Module):
-    """Convert small integers to int64, as an embedding takes them."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.long()
-
-
-class ScaleImage(nn.Module):
-    """Scale uint8 0…255 to float32 0…1 on the network's device; buffers hold uint8."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x / 255.0
-
-
-class MoveAxis(nn.Module):
-    """Move the axis of features or channels without a copy, as in ``[…, H, W, C]`` → ``[…, C, H, W]``."""
-
-    def __init__(self, source: int, destination: int) -> None:
-        super().__init__()
-        self._source, self._destination = source, destination
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.movedim(self._source, self._destination)
-
-
-class AddAxis(nn.Module):
-    """Add an axis for a single feature or channel."""
-
-    def __init__(self, axis: int) -> None:
-        super().__init__()
-        self._axis = axis
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(self._axis)
-
-
-class StackFrames(nn.Module):
-    """Merge stacked frames ``[S, C, H, W]`` into one image ``[S·C, H, W]``."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(-4, -3)  # copies uint8 if channels were last, which is faster than a channels-last image
-
-
-class Flatten(nn.Module):
-    """Flatten the last ``rank`` axes to a vector."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self._rank = rank
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(-self._rank)
+Op = Callable[[Tensor], Tensor]  # a function or a module, on tensors [T, B, *shape]
 
 
 class OneHot(nn.Module):
@@ -111,11 +51,11 @@ class ObsPreprocessor(nn.Module):
         self.specs = specs = network_inputs(observation)
         chains = make_chains({name: spec for name, spec in specs.items() if spec.masks is None})
         self.names = [(name, chain.name) for name, chain in chains.items()]  # of observations and results
-        self.ops = nn.ModuleList(
-            nn.ModuleList([*chain.ops, *make_ops(chain.name, chain.output)]) for chain in chains.values()
-        )
-        # forward uses this list, because iterating over a ModuleList costs as much as a small operation
-        self._chains = [(*names, list(ops)) for names, ops in zip(self.names, self.ops, strict=True)]  # type: ignore[call-overload]
+        self._chains: list[tuple[str, str, list[Op]]] = [
+            (name, chain.name, [*chain.ops, *make_ops(chain.name, chain.output)]) for name, chain in chains.items()
+        ]
+        # those that are modules, which PyTorch moves to other devices
+        self.ops = nn.ModuleList(op for *_, ops in self._chains for op in ops if isinstance(op, nn.Module))
         results = {chain.name: chain.output for chain in chains.values()}
         lists = {name: chain.name for name, chain in chains.items() if chain.output.axes in ("entities", "grid")}
         self.masks = {lists[spec.masks]: name for name, spec in specs.items() if spec.masks in lists}
@@ -139,9 +79,13 @@ class ObsPreprocessor(nn.Module):
         empty = {name: torch.zeros((1, 0, *spec.shape), dtype=dtypes[name]) for name, spec in specs.items()}
         shapes = {name: tuple(x.shape[2:]) for name, x in self(empty).items()}
         self.shapes = {name: shapes[name] for name in results}
-        self.outputs: Specs = {
-            name: _output(self.shapes[name], spec, self.categories.get(name)) for name, spec in results.items()
-        }
+        self.outputs: Specs = {}
+        for name, spec in results.items():
+            if name in self.categories:
+                self.outputs[name] = Spec(shapes[name], "int64", "categorical", sizes=spec.sizes, axes="grid")
+            else:
+                kind = "binary" if spec.kind == "categorical" else spec.kind
+                self.outputs[name] = Spec(shapes[name], "float32", kind, axes=spec.axes)
         for name, mask in self.masks.items():
             self.outputs[mask] = Spec(shapes[mask], "bool", "binary", masks=name)
 
@@ -163,14 +107,6 @@ class ObsPreprocessor(nn.Module):
         return result
 
 
-def _output(shape: tuple[int, ...], spec: Spec, choices: int | None) -> Spec:
-    """Return the spec of a result of this shape."""
-    if choices is not None:
-        return Spec(shape, "int64", "categorical", sizes=spec.sizes, axes="grid")
-    kind = "binary" if spec.kind == "categorical" else spec.kind
-    return Spec(shape, "float32", kind, axes=spec.axes)
-
-
 def pad_mask(mask: Tensor | None, x: Tensor, padding: int) -> Tensor:
     """Return the mask of a list ``x`` ``[…, F, S]`` to which padding was appended; ``mask`` is that before, if any."""
     if mask is None:
@@ -183,11 +119,16 @@ def clear_padding(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask.unsqueeze(-2), x, 0.0)
 
 
-def make_ops(name: str, spec: Spec) -> list[nn.Module]:
+def make_ops(name: str, spec: Spec) -> list[Op]:
     """Return the ops for one observation; none for a float32 vector."""
-    if spec.kind == "categorical":
-        return _categorical_ops(spec)
     rank = len(spec.shape)
+    if spec.kind == "categorical":
+        if spec.axes == "grid":
+            return [Tensor.long] if spec.dtype != "int64" else []  # an embedding takes int64
+        if spec.axes == "entities":
+            each = len(spec.sizes) // spec.shape[0]
+            return [OneHot(spec.sizes[:each], rank - 1), move_axis(-1, -2)]
+        return [OneHot(spec.sizes, rank)]
     if rank > 4 and spec.axes != "vector":
         raise UserError(
             f'Observation "{name}" has shape {spec.shape}: networks take ranks 0 to 4, so flatten some dimensions, or '
@@ -195,36 +136,40 @@ def make_ops(name: str, spec: Spec) -> list[nn.Module]:
         )
     ops = _axes_ops(spec)
     if spec.holds_pixels:
-        ops.append(ScaleImage())
+        ops.append(lambda x: x / 255.0)  # buffers hold uint8
     elif spec.dtype != "float32":
-        ops.append(ToFloat())
+        ops.append(Tensor.float)
     return ops
 
 
-def _categorical_ops(spec: Spec) -> list[nn.Module]:
-    if spec.axes == "grid":
-        return [ToInteger()] if spec.dtype != "int64" else []
-    if spec.axes == "entities":
-        each = len(spec.sizes) // spec.shape[0]
-        return [OneHot(spec.sizes[:each], len(spec.shape) - 1), MoveAxis(-1, -2)]
-    return [OneHot(spec.sizes, len(spec.shape))]
-
-
-def _axes_ops(spec: Spec) -> list[nn.Module]:
+def _axes_ops(spec: Spec) -> list[Op]:
     """Return the ops that move features first and give the observation the rank of its axes."""
     rank = len(spec.shape)
+    channels_last = is_channels_last(spec.shape[-3:])
     if spec.axes == "vector":
-        return [] if rank == 1 else [AddAxis(-1) if rank == 0 else Flatten(rank)]
+        return [] if rank == 1 else [add_axis(-1) if rank == 0 else lambda x: x.flatten(-rank)]
     if spec.axes == "entities":  # [N, F]
-        return [MoveAxis(-1, -2)]
+        return [move_axis(-1, -2)]
     if spec.axes == "image":
         if rank == 2:
-            return [AddAxis(-3)]
-        channels_last = is_channels_last(spec.shape[-3:])
-        return [*([MoveAxis(-1, -3)] if channels_last else []), *([StackFrames()] if rank == 4 else [])]
+            return [add_axis(-3)]
+        ops = [move_axis(-1, -3)] if channels_last else []
+        if rank == 4:  # stacked frames [S, C, H, W] become one image [S·C, H, W]
+            ops.append(lambda x: x.flatten(-4, -3))  # copies uint8 if channels were last: faster than channels-last
+        return ops
     if rank == 3:  # a clip [D, H, W]
-        return [AddAxis(-4)]
-    if is_channels_last(spec.shape[-3:]):  # [D, H, W, C]
-        return [MoveAxis(-1, -4)]
+        return [add_axis(-4)]
+    if channels_last:  # [D, H, W, C]
+        return [move_axis(-1, -4)]
     frames_first = spec.holds_pixels and spec.shape[1] in CHANNELS  # [D, C, H, W]
-    return [MoveAxis(-3, -4)] if frames_first else []
+    return [move_axis(-3, -4)] if frames_first else []
+
+
+def move_axis(source: int, destination: int) -> Op:
+    """Return an op that moves the axis of features or channels without a copy."""
+    return lambda x: x.movedim(source, destination)
+
+
+def add_axis(axis: int) -> Op:
+    """Return an op that adds an axis for a single feature or channel."""
+    return lambda x: x.unsqueeze(axis)

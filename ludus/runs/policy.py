@@ -32,6 +32,7 @@ from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
+from ludus.core.spec import Specs
 from ludus.core.step import EnvStep
 from ludus.core.types import State
 from ludus.managers.base import BatchManager
@@ -258,6 +259,23 @@ class Player:
         divisible = can_divide(settings.env, total, self._make, settings.preprocess) and not settings.self_play.every
         parts = min(parts, total) if divisible else 1
         return [Rows(total * part // parts, total * (part + 1) // parts, total) for part in range(parts)]
+
+    @property
+    def observation(self) -> Specs:
+        """The specs of the observations that the policy sees."""
+        return self._world.observation
+
+    @property
+    def action(self) -> Specs:
+        """The specs of the environment's actions."""
+        return self._world.action
+
+    def environments(self, rows: Rows, branch: int) -> EnvironmentManager:
+        """Create environments for this policy as in training; another ``branch`` gives other episodes."""
+        settings = self.settings
+        manager = make_manager(settings.env, rows, None, self._make, branch, settings.preprocess)
+        manager.set_action_transform(self.agent.action_transform)
+        return manager
 
     def environment(self, render_mode: str | None = None) -> EnvironmentManager:
         """Create one environment for this policy, in this process."""

@@ -21,6 +21,7 @@ from ludus.containers.build import (
     decide_sharing,
     divide_environments,
     flattened_maps,
+    give_dataset,
     linear_networks,
     make_actor,
 )
@@ -49,6 +50,7 @@ from ludus.core.errors import UserError
 from ludus.core.imports import check_not_importing, import_path, resolve
 from ludus.core.rows import Rows
 from ludus.core.text import printable
+from ludus.data.load import MINARI
 from ludus.environments.errors import user_traceback
 from ludus.logging.logfile import LogFile
 from ludus.managers.make import make_manager
@@ -61,6 +63,7 @@ from ludus.runs.open_run import SavedRun, max_checkpoint_bytes, open_run
 from ludus.runs.opponents import PoolFolder
 from ludus.runs.policy import Player, agent_of_checkpoint, load, refuse_mismatch
 from ludus.runs.report import Reporter
+from ludus.runs.teacher import give_teacher
 from ludus.settings.settings import Resolved, class_overrides, resolve_settings, to_flat
 from ludus.settings.trust import find_imports
 
@@ -171,6 +174,8 @@ def train_resolved(
     ``trust`` the run in ``init_from``. Torch's random state is restored afterwards.
     """
     resolved = _choose_container(resolved, environment)
+    if saved is None:
+        resolved = _locate(resolved)
     settings = resolved.settings
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([] if settings.device == "cpu" else range(torch.cuda.device_count())))
@@ -204,6 +209,16 @@ def _choose_container(resolved: Resolved, environment: Callable[..., Any] | None
     if place is None:
         refuse_local_code(settings, environment, "start the ranks with torchrun")
     return decide_ranks(resolved)
+
+
+def _locate(resolved: Resolved) -> Resolved:
+    """Name recorded episodes and runs of teachers by their full paths, so that a resume finds them from any folder."""
+    settings = resolved.settings
+    agent = settings.agent.locate(lambda name: str(RunDirectory.open(name, settings.runs).path.absolute()))
+    data = settings.data
+    if data.path and not data.path.startswith(MINARI):
+        data = replace(data, path=str(Path(data.path).absolute()))
+    return Resolved(replace(settings, agent=agent, data=data), resolved.origins)
 
 
 def _follow(resolved: Resolved, environment: Callable[..., Any] | None, new: bool, stack: ExitStack) -> TrainResult:
@@ -247,6 +262,8 @@ def _build(
         refuse_mismatch(outline_learners(settings, manager), agent_of_checkpoint(saved.checkpoint))
     agent: Any = build_learners(resolved, manager, rank_device(settings), new=saved is None)
     manager.set_action_transform(agent.action_transform)
+    if isinstance(agent, Agent):
+        give_teacher(agent, settings, manager, trust)
     sharing = settings if settings.roles.agents else decide_sharing(settings, manager.observation, manager.action)
     transfer: Transfer | None = None
     if settings.init_from and (saved is None or saved.state is None):
@@ -338,10 +355,12 @@ def check_settings(resolved: Resolved, trust: bool = False) -> None:
         choose_all_engines(settings, agent)
         if not isinstance(agent, Agent):
             return
+        give_teacher(agent, settings, manager, trust)
         if settings.init_from:
             initialise_from(agent, decide_sharing(settings, manager.observation, manager.action), trust)
         NetworkCheck(agent, LocalUpdater(agent), settings.network_check)
         rows = Rows.of_rank(0, settings.ranks, settings.env.num).times(settings.env.agents)
+        give_dataset(settings, agent, manager.observation, manager.action)
         build_cache(agent, manager, rows, make_reward_ops(settings.preprocess.reward))
 
 

@@ -32,6 +32,7 @@ NO_PRESET = "none"
 ALIASES = {  # short names of settings
     "agent": "agent.name",
     "network": "network.name",
+    "data": "data.path",
     "stop_at": "evaluation.stop_at",
     "roles": "roles.agents",
     "ranks": "distrib.ranks",
@@ -73,6 +74,26 @@ class EvaluationConfig:
                 f"evaluation.stop_at is {self.stop_at:g}, but evaluation.every is 0, so there are no evaluations; set "
                 "evaluation.every to a number of steps, such as 5000."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Recorded episodes to learn from."""
+
+    # an .npz file of recorded episodes, as `ludus record` writes, or minari:ID for a local Minari dataset
+    path: Annotated[str, "FILE"] = ""
+    # replay agents that also act: the share of recorded steps in each batch (RLPD); higher: closer to the recordings
+    share: float = 0.5
+
+    def validate(self) -> None:
+        """Refuse invalid settings."""
+        if not 0 < self.share < 1:
+            raise UserError(
+                f"data.share is {self.share:g}, but must be between 0 and 1; to learn from data.path alone, set "
+                "container to offline."
+            )
+        if self.share != type(self).share and not self.path:
+            raise UserError(f"data.share is {self.share:g}, but there is no data.path; name a file there.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,9 +353,10 @@ class Settings(Generic[A]):
     # compile the update with torch.compile; auto: if the run is long enough for compiling to pay off
     compile: Literal["auto", "on", "off"] = "auto"
     engine: Literal["auto", "torch"] = "auto"  # what computes actions; auto: numpy for MLPs on the CPU, else torch
-    # how to run: local: in this process; distrib: in several, which share one gradient (data-parallel training);
-    # impala: in this process, with workers that act meanwhile
-    container: Literal["local", "distrib", "impala"] = "local"
+    # how to run: local: in this process; offline: in this process, from data.path alone, with nb_step updates; distrib:
+    # in several, which share one gradient (data-parallel training); impala: in this process, with workers that act
+    # meanwhile
+    container: Literal["local", "offline", "distrib", "impala"] = "local"
     name: str = ""  # name of the run, appended to the name of its folder and shown by `ludus list runs`
     tags: tuple[str, ...] = ()  # tags of the run, shown by `ludus list runs`; --tag WORD adds one and may be repeated
     runs: Annotated[str, "FOLDER"] = "runs"  # folder in which the folder of the run is created
@@ -355,6 +377,7 @@ class Settings(Generic[A]):
     preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     network_check: NetworkCheckConfig = field(default_factory=NetworkCheckConfig)
+    data: DataConfig = field(default_factory=DataConfig)
     distrib: DistribConfig = field(default_factory=DistribConfig)
     impala: ImpalaConfig = field(default_factory=ImpalaConfig)
     roles: RolesConfig = field(default_factory=RolesConfig)
@@ -436,6 +459,7 @@ class Settings(Generic[A]):
         self.agent.validate()
         self.evaluation.validate()
         self.network_check.validate()
+        self.data.validate()
         self._validate_container()
         self._validate_roles()
         self.network.validate()
@@ -443,6 +467,8 @@ class Settings(Generic[A]):
             self.network_for(name).validate(f"network.{name}")
 
     def _validate_container(self) -> None:
+        if self.container == "offline" and not self.data.path:
+            raise UserError("container is offline, which trains on recorded episodes alone; name them with data.path.")
         if self.container == "distrib":
             self.distrib.validate(self.env.num)
         if self.container == "impala":
@@ -543,7 +569,8 @@ def resolve_settings(
     if preset != NO_PRESET:
         layers.insert(0, (f"preset {preset}", load_preset(preset)))
     resolved = adapt_defaults(_build(layers))
-    resolved.settings.agent.check_run_length(resolved.settings.nb_step, resolved.settings.env.num)
+    if resolved.settings.container != "offline":  # there every step is an update
+        resolved.settings.agent.check_run_length(resolved.settings.nb_step, resolved.settings.env.num)
     return resolved
 
 
@@ -568,6 +595,13 @@ def adapt_defaults(resolved: Resolved, images: bool = False, one_discrete: bool 
     }
     settings = replace(settings, agent=replace(agent, **adapted))
     origins = origins | {f"agent.{name}": ADAPTED for name in adapted}
+    offline = settings.agent.ONLY_OFFLINE or settings.agent.PREFERS_OFFLINE
+    if offline and origins.get("container") == "default" and settings.data.path:
+        settings = replace(settings, container="offline")
+        origins["container"] = ADAPTED
+    if settings.container == "offline" and origins.get("evaluation.every") in ("default", ADAPTED):
+        settings = replace(settings, evaluation=replace(settings.evaluation, every=max(1, settings.nb_step // 10)))
+        origins["evaluation.every"] = ADAPTED
     if kind.global_state and not settings.env.global_state:
         settings = replace(settings, env=replace(settings.env, global_state=True))
         origins["env.global_state"] = ADAPTED
@@ -755,6 +789,7 @@ def _make(nested: Flat, config: type[A]) -> Settings[A]:
         "preprocess": PreprocessConfig,
         "evaluation": EvaluationConfig,
         "network_check": NetworkCheckConfig,
+        "data": DataConfig,
         "distrib": DistribConfig,
         "impala": ImpalaConfig,
         "roles": RolesConfig,

@@ -23,8 +23,8 @@ LUDUS_ENVIRONMENTS = tuple(
 )
 WRAPPERS = "gymnasium.wrappers"  # trusted too, except for those that write files
 WRITING_WRAPPERS = ("RecordVideo",)
-# settings of agents that may have a colon; names of actions and observations, a folder
-NAMES_NO_CODE = ("agent.replay_folder", "agent.heads", "agent.autoregressive", "agent.arguments")
+# settings of agents that may have a colon; names of actions and observations, folders
+NAMES_NO_CODE = ("agent.replay_folder", "agent.teacher", "agent.heads", "agent.autoregressive", "agent.arguments")
 IMPORTED_FROM = "imported_from"  # key in config.toml: the folders that the user's modules were imported from
 ROLE_PREFIX = re.compile(r"^roles\.[^.]+\.(?=(agent|network)\.)")
 LOCAL_CLUSTER = "auto"  # impala.cluster: Ray on this machine, started for the run

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ludus.containers.rank_processes import open_store
-from ludus.containers.ranks import RankGroup
+from ludus.containers.rank_processes import SUM, open_store
+from ludus.containers.ranks import RankGroup, make_shared_sum
 from ludus.core.batch import Batch
 from ludus.core.encoding import from_bytes, to_bytes
 from ludus.core.imports import resolve
@@ -26,8 +26,10 @@ Cases = Callable[[RankGroup], dict[str, Tensors]]
 def on_ranks(cases: str, folder: Path) -> tuple[dict[str, Tensors], dict[str, Tensors]]:
     """Call ``cases`` (``module:function``) on both ranks; return what each returned."""
     launcher = Launcher("spawn")
-    group = RankGroup(0, RANKS, 60)
-    other = launcher.start("distrib_setup:run_other", {"cases": cases, "folder": str(folder)}, {}, "rank 1")
+    group, memory = RankGroup(0, RANKS, 60), make_shared_sum(0, RANKS)
+    assert memory is not None
+    given = {"cases": cases, "folder": str(folder)}
+    other = launcher.start("distrib_setup:run_other", given, {SUM: memory.fd}, "rank 1")
 
     def check() -> None:
         if other.wait(0):
@@ -35,20 +37,21 @@ def on_ranks(cases: str, folder: Path) -> tuple[dict[str, Tensors], dict[str, Te
 
     try:
         group.watch(check)
-        group.connect(CPU, open_store(str(folder), RANKS))
+        group.connect(CPU, open_store(str(folder), RANKS), memory)
         mine = resolve(cases, {}, "function")(group)
         return mine, from_bytes(group.exchange({})[1])
     finally:
         launcher.close()
         group.close()
+        memory.close()
 
 
-def run_other(given: dict[str, Any], _: dict[str, int]) -> None:
+def run_other(given: dict[str, Any], fds: dict[str, int]) -> None:
     """Be rank 1."""
     torch.set_num_threads(1)
     group = RankGroup(1, RANKS, 60)
     cases = resolve(given["cases"], {}, "function")
-    group.connect(CPU, open_store(given["folder"], RANKS))
+    group.connect(CPU, open_store(given["folder"], RANKS), make_shared_sum(1, RANKS, fds[SUM]))
     group.exchange({0: to_bytes(cases(group))})
     group.close()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +23,8 @@ from ludus.containers.distrib import (
     more_ranks_than_cores,
     rank_device,
 )
-from ludus.containers.ranks import RankGroup
+from ludus.containers.loop import begin, collect, improve
+from ludus.containers.ranks import SHARED_BYTES, RankGroup
 from ludus.containers.updater import LocalUpdater
 from ludus.core.batch import Batch
 from ludus.core.encoding import from_bytes, to_bytes
@@ -66,6 +69,7 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "td3": ("Pendulum-v1", "td3", {}),
     "ddpg": ("Pendulum-v1", "ddpg", {"agent__noise": "parameter"}),
 }
+OVER_GLOO = ("ppo", "acer", "dqn")
 STEPS = 128
 RESUMED = ("ppo lstm", "dqn", "acer", "ddpg")
 OFF_POLICY = {"agent__warmup": 32, "agent__batch_size": 8, "agent__replay": 1000}
@@ -74,7 +78,29 @@ OFF_POLICY = {"agent__warmup": 32, "agent__batch_size": 8, "agent__replay": 1000
 def cases(group: RankGroup) -> dict[str, Tensors]:
     found = {f"equal {name}": learn(name, group) for name in EQUAL}
     found |= {f"run {name}": run(name, group) for name in RUNS}
+    with without_memory(group):
+        found |= {f"gloo {name}": run(name, group) for name in OVER_GLOO}
+        found["gloo sums"] = sums(group)
+    found["sums"] = sums(group)
     return found | {f"resume {name}": resume(name, group) for name in RESUMED}
+
+
+@contextmanager
+def without_memory(group: RankGroup) -> Iterator[None]:
+    """Let ranks sum by gloo, as across machines."""
+    memory, group._shared = group._shared, None
+    assert memory is not None
+    yield
+    group._shared = memory
+
+
+def sums(group: RankGroup) -> Tensors:
+    """Sums of several sizes and types; the last is too large for the shared memory."""
+    large = torch.rand(SHARED_BYTES // 4 + 5, generator=torch.Generator().manual_seed(group.rank))
+    terms = [torch.arange(3.0) + group.rank, torch.tensor(2**40 + group.rank), large[:5], large]
+    found = {str(i): group.sum(x) for i, x in enumerate(terms)}
+    gathered = group.gather(b"ab" if group.rank else b"", [0, 2])
+    return found | {"gathered": torch.tensor([list(part) == [97, 98] * i for i, part in enumerate(gathered)])}
 
 
 @pytest.fixture(scope="module")
@@ -192,10 +218,65 @@ def test_every_rank_goes_on_from_its_part_of_a_checkpoint(ranks: Any, name: str)
     assert [list(found[f"resume {name}"]) for found in ranks] == [["updates"], ["updates"]]
 
 
+@pytest.mark.parametrize("name", OVER_GLOO)
+def test_ranks_without_shared_memory_learn_the_same(ranks: Any, name: str) -> None:
+    for found in ranks:
+        for key, x in found[f"gloo {name}"].items():
+            assert torch.equal(x, found[f"run {name}"].get(key, x)), key
+
+
+def test_sums_in_shared_memory_are_those_of_gloo(ranks: Any) -> None:
+    one, other = (found["sums"] for found in ranks)
+    assert one["0"].tolist() == [1, 3, 5]
+    assert int(one["1"]) == 2**41 + 1
+    assert one["gathered"].tolist() == [True, True]
+    for key, x in one.items():
+        for found in (other, ranks[0]["gloo sums"], ranks[1]["gloo sums"]):
+            assert found[key].dtype == x.dtype
+            assert torch.equal(found[key], x)
+
+
 def test_updates_follow_the_steps_of_all_ranks(ranks: Any) -> None:
     """Two ranks that each had a credit of their own would make half of the updates, or those of the slower one."""
     done = ranks[0]["run dqn"]
     assert float(done["updates"]) == pytest.approx(0.2 * (float(done["steps"]) - 32), abs=2)
+
+
+class Counting(LocalUpdater):
+    """Counts sums over two ranks that have the same rows; those of gradients are not among them."""
+
+    ranks, sums = 2, 0
+
+    def sum(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        self.sums += 1
+        return x + x
+
+
+ACER = {"agent__warmup": 8, "agent__normalize_observation": False, "agent__normalize_reward": False}
+# agent, settings, and how many sums there are beside those of gradients, given the number of updates
+SUMS: dict[str, tuple[str, dict[str, Any], Callable[[int], int]]] = {
+    "ppo": ("ppo", NORMALIZED | {"agent__epochs": 4}, lambda _: 4 + 3),  # an epoch each, reward, observation, variance
+    "a2c": ("a2c", NORMALIZED, lambda _: 1 + 3),
+    "pqn": ("pqn", {"agent__epochs": 2, "agent__normalize_observation": False}, lambda _: 2),
+    "acer": ("acer", ACER, lambda updates: 1 + updates),  # the number of replayed batches
+    "dqn": ("dqn", OFF_POLICY, lambda _: 2),  # the credit, and the number of rows, which does not change
+    "prioritized dqn": ("dqn", OFF_POLICY | {"agent__prioritized": True}, lambda updates: 1 + updates),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_statistics_of_all_minibatches_are_summed_at_once(name: str) -> None:
+    agent, changes, expected = SUMS[name]
+    worker: Any = make_worker("CartPole-v1", agent, **changes)
+    updater = worker.guard.updater = Counting(worker.agent)
+    begin(worker, 0)
+    updates = 0
+    while not updates:
+        updater.sums = 0
+        collect(worker)
+        _, updates = improve(worker)
+    assert updater.sums == expected(updates)
+    worker.close()
 
 
 def test_tracing_an_update_runs_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from benchmarks.soak_watch import MARK, alive, left_behind, named_memory, parent
 from ludus.containers.build import build_agent, build_evaluator, build_manager
 from ludus.containers.channel import ActingState
 from ludus.containers.impala import ImpalaHost
-from ludus.containers.impala_worker import ImpalaWorkerCPU, stream_seed
+from ludus.containers.impala_worker import ImpalaWorker, stream_seed
 from ludus.containers.shared_channel import PublishedState, SharedHostChannel, SharedWorkerChannel, layout_of
 from ludus.containers.updater import LocalUpdater
 from ludus.core.errors import UserError
@@ -44,7 +44,7 @@ class Here(SharedHostChannel):
                 worker.load_state_dict(state)
         return [""] * len(self.made)
 
-    def _make(self, known: Any) -> ImpalaWorkerCPU:
+    def _make(self, known: Any) -> ImpalaWorker:
         names = {"memory": known.memory.block.fd, "published": self._published.block.fd}
         fds = {name: os.dup(fd) for name, fd in names.items()} | {"go": known.go, "done": self._done}
         fds |= {"letter": known.letter} | {f"report {i}": fd for i, fd in enumerate(known.reports)}
@@ -53,7 +53,7 @@ class Here(SharedHostChannel):
         manager = make_manager(settings.env, known.rows)
         agent = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
         seeds = [stream_seed(self._settings[name], known.number, 0) for name in ("env_seed", "noise_seed")]
-        return ImpalaWorkerCPU(settings, agent, manager, SharedWorkerChannel(given, fds), known.rows, *seeds)
+        return ImpalaWorker(settings, agent, manager, SharedWorkerChannel(given, fds), known.rows, *seeds)
 
     def receive(self, worker: int | None = None) -> Any:
         """Let a worker fill an unroll if there is none: the one asked for, or each in turn."""
@@ -151,6 +151,16 @@ def test_old_unrolls_are_dropped_and_lags_are_counted(monkeypatch: pytest.Monkey
         assert host.local_step_count == host._worker_steps > host._learned_steps
 
 
+@pytest.mark.parametrize(("agent", "workers", "copies"), [("vtrace", 1, 0), ("vtrace", 2, 1), ("acer_vtrace", 1, 0)])
+def test_copies_of_unrolls_are_counted(agent: str, workers: int, copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with host_here(monkeypatch, agent, impala__workers=workers, impala__queue=1) as host:
+        host.run(200)
+        numbers, known = host.progress(), host.channel._workers
+        assert numbers["impala/copies"] == copies
+        slots = [unroll["reward"].data_ptr() for worker in known for unroll in worker.memory.unrolls]
+        assert (host.cache.blocks["reward"].data_ptr() in slots) == (copies == 0)
+
+
 def test_metrics_describe_the_workers_for_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
     with host_here(monkeypatch, impala__workers=2, impala__queue=1) as host:
         host.run(500)
@@ -167,6 +177,11 @@ def test_a_batch_of_one_unroll_is_its_memory(monkeypatch: pytest.MonkeyPatch) ->
         slots = [x.data_ptr() for worker in host.channel._workers for x in (u["reward"] for u in worker.memory.unrolls)]
         assert host.cache.blocks["reward"].data_ptr() in slots
         assert len(host._held) == 1
+        assert host.progress()["impala/copies"] == 0
+    with host_here(monkeypatch, impala__workers=2, impala__unrolls=2) as host:
+        host.run(1)
+        assert host._held == []
+        assert host.progress()["impala/copies"] == 1
 
 
 def test_a_dynamic_batch_has_what_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,6 +308,25 @@ def test_killed_and_stopped_workers_are_replaced_and_nothing_is_left(
     assert "was killed by SIGKILL; it is replaced" in log
     assert "hung: no answer within 3 s; it is replaced" in log
     assert alive(tmp_path.name) == []
+
+
+def test_a_dead_worker_is_noticed_while_others_have_unrolls(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def wait_for_the_other(values: Any, host: Any) -> bool:
+        first, second = host.channel._workers
+        seen.append(host.channel.restarts)
+        if len(seen) == 3:
+            first.process.send(signal.SIGKILL)
+            first.process.wait(10)
+        while len(seen) >= 3 and second.memory.worker[0] == second.received:  # so that the host need not wait
+            time.sleep(0.01)
+        time.sleep(0.01)
+        return not seen[-1] and len(seen) < 500
+
+    settings = VTRACE | {"nb_step": 100_000, "impala__timeout": 3.0, "impala__unrolls": 1}
+    train(tmp_path, "CartPole-v1", "vtrace", wait_for_the_other, **settings)
+    assert seen[-1] == 1
 
 
 def test_one_worker_computes_the_actions_of_several_environment_processes(

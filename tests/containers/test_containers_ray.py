@@ -6,9 +6,11 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,13 @@ from ludus.settings.settings import resolve_settings
 pytest.importorskip("ray")
 from ray._raylet import Config
 from ray.cluster_utils import Cluster as Machines
+from ray.util import get_node_ip_address
 
-from ludus.containers import ray_channel
-from ludus.containers.ray_channel import pack, unpack
+from ludus.containers import ray as ray_channel
+from ludus.containers.machines import AUTH_MODE, TOKEN, TOKEN_PATH, versions
+from ludus.containers.ray import pack, unpack
 
-AUTO: dict[str, Any] = {"container": "impala", "impala__cluster": "auto", "agent__rollout": 8}
+AUTO: dict[str, Any] = {"container": "impala", "impala__cluster": "auto", "agent__rollout": 8, "compile": "off"}
 LOCKSTEP: dict[str, Any] = {"impala__workers": 1, "impala__queue": 0}
 SICK = "ray_worlds:Sick"
 LOOPBACK = {"0100007F", "0" * 24 + "01000000", "0" * 16 + "FFFF00000100007F"}  # as in /proc/net/tcp and tcp6
@@ -43,25 +47,33 @@ def folders() -> set[Path]:
 def unmarked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is left of the clusters of a test: no process, no named memory, no folder."""
     monkeypatch.setenv(MARK, tmp_path.name)
-    memory, before = named_memory(), folders()
+    monkeypatch.setattr(ray_channel, "FOLDERS", tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # other tests have theirs
+    memory = named_memory()
     yield
     until = time.monotonic() + 30
     while alive(tmp_path.name) and time.monotonic() < until:
         time.sleep(0.05)
     assert alive(tmp_path.name) == []
     assert left_behind(memory) == []
-    assert folders() == before
+    assert folders() == set()
+    os.rmdir(ray_channel.FOLDERS)
 
 
 @pytest.fixture
 def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
     """A cluster with a token and one machine of one CPU; tests add others."""
-    monkeypatch.setenv(ray_channel.AUTH_MODE, "token")
-    monkeypatch.setenv(ray_channel.TOKEN, ray_channel.LOCAL_TOKEN)
+    monkeypatch.setenv(AUTH_MODE, "token")
+    monkeypatch.setenv(TOKEN, ray_channel.LOCAL_TOKEN)
     Config.initialize("")  # in this process, Ray has read the variables already
     cluster = Machines(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     yield cluster
     cluster.shutdown()
+
+
+def without_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in (AUTH_MODE, TOKEN, TOKEN_PATH):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
 def workers_of(host: Any) -> list[int]:
@@ -79,8 +91,10 @@ def test_a_worker_in_lockstep_learns_what_a_local_run_learns(tmp_path: Path, unm
     given: dict[str, Any] = {"agent__rollout": 8, "nb_step": 256, "evaluation__every": 128, "log_every": 32}
     local = train(tmp_path / "local", "CartPole-v1", "vtrace", **given)
     listening: set[str] = set()
+    copies: set[float] = set()
 
     def look(values: Any) -> None:
+        copies.add(values["impala/copies"])
         listening.update(
             x.split()[1].rpartition(":")[0] for x in open_sockets(alive(tmp_path.name)) if "listening" in x
         )
@@ -88,6 +102,7 @@ def test_a_worker_in_lockstep_learns_what_a_local_run_learns(tmp_path: Path, unm
     over_ray = train(tmp_path, "CartPole-v1", "vtrace", look, **given | AUTO | LOCKSTEP)
     assert listening <= LOOPBACK
     assert listening
+    assert copies == {1}  # into the object store
     assert over_ray.evaluation == local.evaluation
     assert_same_policy(over_ray.run, local.run)
 
@@ -121,8 +136,8 @@ def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], words: s
 
 def test_ray_that_is_not_installed_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "ludus.containers.ray_channel")
-    monkeypatch.delattr("ludus.containers.ray_channel")
+    monkeypatch.delitem(sys.modules, "ludus.containers.ray")
+    monkeypatch.delattr("ludus.containers.ray")
     with pytest.raises(UserError, match=r"Ray, which is not installed: run `pip install 'ludus\[cluster\]'`"):
         train(tmp_path, "CartPole-v1", "vtrace", **AUTO)
 
@@ -131,16 +146,14 @@ def test_ray_that_is_not_installed_is_one_sentence(tmp_path: Path, monkeypatch: 
     ("address", "variables", "words"),
     [
         ("127.0.0.1:9", {}, "The cluster 127.0.0.1:9 does not answer"),
-        ("10.0.0.1:6379", {}, "there is no token, so anyone in the network could run code in it"),
+        ("10.0.0.1:6379", {}, "there is no token, so anyone there could run code in it"),
         ("10.0.0.1:6379", {"RAY_AUTH_TOKEN": "secret"}, "RAY_AUTH_MODE is not token"),
     ],
 )
 def test_clusters_that_cannot_be_used_are_refused(
     address: str, variables: dict[str, str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("RAY_AUTH_MODE", ray_channel.TOKEN, ray_channel.TOKEN_PATH):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    without_token(monkeypatch, tmp_path)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=words):
@@ -148,10 +161,23 @@ def test_clusters_that_cannot_be_used_are_refused(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(("answer", "words"), [(b"", "timed out"), (b"HTTP/1.1 400 Bad Request", "is not Ray")])
-def test_what_listens_but_is_not_ray_is_refused(answer: bytes, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"", r"does not answer \(.*timed out"),
+        (b"HTTP/1.1 400 Bad Request", r"does not answer \(.*is not Ray"),
+        (b"\0\0\0\x04\0\0\0\0\0", "can be reached by other machines, and there is no token"),  # as Ray begins
+    ],
+)
+def test_what_listens_is_refused_if_it_is_not_ray_or_has_no_token(
+    answer: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = get_node_ip_address()  # 127.0.0.1 stands for it
+    if here.startswith("127.") and "token" in words:
+        pytest.skip("this machine has no other address than 127.0.0.1")
+    without_token(monkeypatch, tmp_path)
     monkeypatch.setattr(ray_channel, "ANSWER", 0.2 if not answer else 60.0)
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server((here, 0)) as server:
         held: list[socket.socket] = []
 
         def serve() -> None:
@@ -160,7 +186,7 @@ def test_what_listens_but_is_not_ray_is_refused(answer: bytes, words: str, monke
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(UserError, match=rf"does not answer \(.*{words}"):
+        with pytest.raises(UserError, match=words):
             ray_channel.Cluster(f"127.0.0.1:{server.getsockname()[1]}")
         thread.join()
         held[0].close()
@@ -285,7 +311,7 @@ def test_what_a_cluster_lacks_is_said_before_training(
         patch.setattr(ray_channel, "code_folders", lambda: {"path": [], "folders": {}})
         with pytest.raises(UserError, match=r"worker .*: environment .* no module only_here to import"):
             train(tmp_path / "runs", "only_here:Env", "vtrace", **settings)
-    there = ray_channel.versions()
+    there = versions()
     monkeypatch.setattr(ray_channel, "versions", lambda: there | {"torch": "1.0"})
     with pytest.raises(UserError, match=r"worker .*: .* has torch .*, and the host has 1.0; install the same"):
         train(tmp_path / "runs", "CartPole-v1", "vtrace", **settings)
@@ -322,12 +348,14 @@ def test_nothing_is_left_of_a_host_that_is_killed_and_a_resume_continues(tmp_pat
         "train CartPole-v1 --agent vtrace --container impala --cluster auto --nb-step 100000000 --checkpoint-every 1"
     )
     before = named_memory()
+    others = folders()
     host = start([*words.split(), "--threads", "1", "--quiet", "--compile", "off"], tmp_path.name, tmp_path)
     while not (found := list(tmp_path.glob("runs/*/*/checkpoints/step_*"))) and host.poll() is None:
         time.sleep(0.05)
     host.kill()
     host.wait()
-    until = time.monotonic() + 60
+    (folder,) = folders() - others
+    until = time.monotonic() + 150  # agents of Ray try to reach it for more than a minute
     while alive(tmp_path.name) and time.monotonic() < until:
         time.sleep(0.05)
     assert alive(tmp_path.name) == []
@@ -336,4 +364,54 @@ def test_nothing_is_left_of_a_host_that_is_killed_and_a_resume_continues(tmp_pat
     resumed = ludus.resume(run, on_update=lambda values: False)
     assert resumed.steps > 0
     assert "unrolls that workers had finished ahead" in (run / "log.txt").read_text()
-    assert folders() == set()  # the next local cluster deletes the folder of one that was killed
+    assert not folder.exists()  # the next local cluster deletes the folder of one that was killed
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_saves_and_ends_everything(tmp_path: Path) -> None:
+    words = "train CartPole-v1 --agent vtrace --container impala --cluster auto --nb-step 100000000 --compile off"
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the jobs of a shell in the background ignore it
+    host = start([*words.split(), "--threads", "1", "--quiet"], tmp_path.name, tmp_path)
+    while not (found := list(tmp_path.glob("runs/*/*/metrics.jsonl"))) and host.poll() is None:
+        time.sleep(0.05)
+    time.sleep(1.0)
+    for pid in alive(tmp_path.name):  # a terminal sends it to all processes of the group
+        os.kill(pid, signal.SIGINT)
+    assert host.wait(60) == 128 + signal.SIGINT
+    run = found[0].parent
+    assert "SIGINT was received" in (run / "log.txt").read_text()
+    assert "it is replaced" not in (run / "log.txt").read_text()
+    assert ludus.resume(run, on_update=lambda values: False).steps > 0
+    until = time.monotonic() + 60
+    while alive(tmp_path.name) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert alive(tmp_path.name) == []
+
+
+@pytest.mark.slow
+def test_workers_wait_for_a_host_that_pauses(tmp_path: Path, unmarked: None) -> None:
+    seen: list[float] = []
+
+    def pause(values: Any, host: Any) -> bool:
+        seen.append(values["impala/version"])
+        if len(seen) % 5 == 0:
+            until = time.monotonic() + 1.0
+            while time.monotonic() < until:
+                assert host.channel.queued() <= 4  # 2 workers with 2 unrolls
+                assert all(len(worker.unrolls) + worker.held <= 2 for worker in host.channel._workers)
+        return len(seen) < 20
+
+    settings = AUTO | {"nb_step": 10_000_000, "impala__timeout": 10.0}
+    result = train(tmp_path, "CartPole-v1", "vtrace", pause, **settings)
+    assert seen == sorted(seen)
+    assert "it is replaced" not in (result.run / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_local_cluster_that_others_could_reach_is_refused(monkeypatch: pytest.MonkeyPatch, unmarked: None) -> None:
+    if get_node_ip_address().startswith("127."):
+        pytest.skip("this machine has no other address than 127.0.0.1")
+    monkeypatch.setattr(ray_channel, "_on_loopback", nullcontext)
+    with pytest.raises(UserError, match=r"Ray listens on .* instead of 127.0.0.1"):
+        ray_channel.Cluster("auto", 1)
+    assert not ray_channel.ray.is_initialized()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +34,19 @@ APEX: dict[str, Any] = {
     "agent.epsilon_start": 0.4,
     "agent.epsilon_ladder": 7.0,
 }
-OVER_RAY: dict[str, Any] = {"impala.cluster": "auto"}
-TASKS = {
-    task.name: task
-    for task in (
-        Task("vtrace", "CartPole-v1", "vtrace", 475, 200_000, 3, IMPALA | VTRACE),
-        Task("vtrace_ray", "CartPole-v1", "vtrace", 475, 200_000, 3, IMPALA | VTRACE | OVER_RAY, needs="ray"),
-        Task("appo", "CartPole-v1", "appo", 475, 200_000, 3, IMPALA | PPO),
-        Task("a3c", "CartPole-v1", "a3c", 475, 500_000, 3, IMPALA | VTRACE | {"agent.rollout": 16}),
-        Task("apex", "CartPole-v1", "dqn", 475, 100_000, 3, IMPALA | APEX),
-        Task("r2d2", BLIND_CARTPOLE, "r2d2", 475, 200_000, 3, IMPALA),
-    )
-}
+SHARED = (
+    Task("vtrace", "CartPole-v1", "vtrace", 475, 200_000, 3, IMPALA | VTRACE),
+    Task("appo", "CartPole-v1", "appo", 475, 200_000, 3, IMPALA | PPO),
+    Task("a3c", "CartPole-v1", "a3c", 475, 500_000, 3, IMPALA | VTRACE | {"agent.rollout": 16}),
+    Task("apex", "CartPole-v1", "dqn", 475, 100_000, 3, IMPALA | APEX),
+    Task("r2d2", BLIND_CARTPOLE, "r2d2", 475, 200_000, 3, IMPALA),
+)
+# the same with workers over Ray: what acts is up to one unroll older
+OVER_RAY = tuple(
+    replace(task, name=f"{task.name}_ray", settings={**task.settings, "impala.cluster": "auto"}, needs="ray")
+    for task in SHARED
+)
+TASKS = {task.name: task for task in (*SHARED, *OVER_RAY)}
 
 BREAKOUT: dict[str, Any] = {
     "env.num": 16,

@@ -201,7 +201,9 @@ def test_what_lacks_queries_or_a_context_is_refused(config: dict[str, Any], inpu
 
 
 def test_other_networks_have_no_context() -> None:
-    network = ModularNetwork(INPUTS, {"v": (1,)}, NetworkConfig(net2d="identity2d", body="transformer_dec"))
+    network = ModularNetwork(
+        NetworkSpec(INPUTS, {"v": (1,)}), NetworkConfig(net2d="identity2d", body="transformer_dec")
+    )
     assert network._context is None
 
 

@@ -76,7 +76,7 @@ def test_observations_of_every_rank_join_in_a_body_of_every_rank(body):
 def test_expanded_sources_are_repeated_over_space():
     inputs = {"a": (1, 2, 2), "b": (1,)}
     config = NetworkConfig(net1d="identity1d", net3d="identity3d", body="identity3d", head3d="identity3d")
-    network = ModularNetwork(inputs, {"map": (1, 2, 2)}, config)
+    network = ModularNetwork(NetworkSpec(inputs, {"map": (1, 2, 2)}), config)
     torch.nn.init.ones_(network.projections["map"].weight)
     x = rows(inputs)
     outputs, _ = network(x, HiddenState(), FIRST)
@@ -125,11 +125,11 @@ def test_matrix_is_concatenated_with_other_observations():
 
 def test_network_without_a_hidden_layer_is_linear():
     outputs = {"policy/a": (3,), "value": (1,)}
-    assert ModularNetwork({"o": (4,)}, outputs, NetworkConfig(hidden=())).linear
-    assert ModularNetwork({"o": (4, 2)}, outputs, NetworkConfig(net2d="identity2d")).linear
-    assert ModularNetwork({"clip": (2, 2, 2, 2)}, outputs, NetworkConfig()).linear
-    assert not ModularNetwork({"clip": (2, 2, 2, 2)}, outputs, NetworkConfig(body="mlp")).linear
-    assert not ModularNetwork({"o": (4,)}, outputs, NetworkConfig(hidden=(), body="lstm")).linear
+    assert ModularNetwork(NetworkSpec({"o": (4,)}, outputs), NetworkConfig(hidden=())).linear
+    assert ModularNetwork(NetworkSpec({"o": (4, 2)}, outputs), NetworkConfig(net2d="identity2d")).linear
+    assert ModularNetwork(NetworkSpec({"clip": (2, 2, 2, 2)}, outputs), NetworkConfig()).linear
+    assert not ModularNetwork(NetworkSpec({"clip": (2, 2, 2, 2)}, outputs), NetworkConfig(body="mlp")).linear
+    assert not ModularNetwork(NetworkSpec({"o": (4,)}, outputs), NetworkConfig(hidden=(), body="lstm")).linear
 
 
 def test_custom_piece():

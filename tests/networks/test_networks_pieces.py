@@ -3,6 +3,7 @@ import torch
 
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
+from ludus.core.network import NetworkSpec
 from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
 from ludus.networks.net1d.mlp import MLP
@@ -65,7 +66,7 @@ def test_nature_cnn_refuses_small_images():
 )
 def test_small_images_get_small_cnn_which_uses_every_pixel(size):
     shape = (3, *size)
-    network = ModularNetwork({"image": shape}, {"value": (1,)}, NetworkConfig())
+    network = ModularNetwork(NetworkSpec({"image": shape}, {"value": (1,)}), NetworkConfig())
     cnn = network.pieces["source/image"]
     assert isinstance(cnn, SmallCNN)
     x = torch.rand(2, 1, *shape, requires_grad=True)
@@ -81,7 +82,7 @@ def test_small_images_get_small_cnn_which_uses_every_pixel(size):
 
 @pytest.mark.parametrize("side", range(1, 40))
 def test_every_image_size_has_a_cnn(side):
-    network = ModularNetwork({"image": (1, side, side)}, {"value": (1,)}, NetworkConfig())
+    network = ModularNetwork(NetworkSpec({"image": (1, side, side)}, {"value": (1,)}), NetworkConfig())
     assert isinstance(network.pieces["source/image"], SmallCNN if side < 36 else NatureCNN)
     outputs, _ = network({"image": torch.zeros(1, 1, 1, side, side)}, HiddenState(), FIRST)
     assert outputs["value"].shape == (1, 1, 1)

@@ -10,6 +10,7 @@ from torch import nn
 
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
+from ludus.core.network import NetworkSpec
 from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
 from ludus.networks.net1d.gru import GRU
@@ -253,7 +254,7 @@ def test_plain_mlp_with_arguments_equals_one_by_settings() -> None:
 
 @pytest.mark.parametrize("arguments", ["", "(norm='layer')", "(norm='batch')", "(dropout=0.5)"])
 def test_faster_engines_take_plain_mlps_only(arguments: str) -> None:
-    network = ModularNetwork({"x": (3,)}, {"value": (1,)}, NetworkConfig(net1d=f"mlp{arguments}"))
+    network = ModularNetwork(NetworkSpec({"x": (3,)}, {"value": (1,)}), NetworkConfig(net1d=f"mlp{arguments}"))
     assert is_plain_mlp(network) == (not arguments)
     assert not network.linear
 
@@ -269,6 +270,6 @@ def test_mlp_normalizes_before_the_activation() -> None:
 
 def test_noisy_layers_need_an_agent_that_redraws_their_noise() -> None:
     config = NetworkConfig(net1d="noisy_linear(size=8)")
-    assert ModularNetwork({"x": (3,)}, {"q": (2,)}, config, noisy=True)
+    assert ModularNetwork(NetworkSpec({"x": (3,)}, {"q": (2,)}, noisy=True), config)
     with pytest.raises(UserError, match=r'network.net1d is "noisy_linear\(size=8\)", whose noise this agent'):
-        ModularNetwork({"x": (3,)}, {"q": (2,)}, config)
+        ModularNetwork(NetworkSpec({"x": (3,)}, {"q": (2,)}), config)

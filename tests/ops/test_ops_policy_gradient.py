@@ -87,9 +87,9 @@ def test_normalize_over_real_rows(dtype: torch.dtype) -> None:
     real = rng.random((8, 4)) < 0.6
     expected = (x - x[real].mean()) / x[real].std()
     x[~real] = 1e3  # padding must not matter
-    share = pg.shares(torch.tensor(real).to(dtype))
-    result = pg.normalize(torch.tensor(x, dtype=dtype), share)
-    assert result.dtype == dtype
+    (result,), (share,) = pg.normalize_each([torch.tensor(x, dtype=dtype)], [torch.tensor(real).to(dtype)])
+    assert result.dtype == share.dtype == dtype
+    assert torch.equal(share, pg.shares(torch.tensor(real).to(dtype)))
     np.testing.assert_allclose(result.numpy()[real], expected[real], rtol=1e-5, atol=1e-5)
     assert (result * share).sum().abs() < 1e-5
 
@@ -100,12 +100,46 @@ def test_normalize_over_real_rows(dtype: torch.dtype) -> None:
     ids=["one row", "all equal", "no row", "zeros"],
 )
 def test_normalize_without_variance_is_zero(x: list[float], weight: list[float]) -> None:
-    given_x, share = torch.tensor(x, requires_grad=True), pg.shares(torch.tensor(weight, dtype=torch.float32))
-    result = pg.normalize(given_x, share)
+    given_x, real = torch.tensor(x, requires_grad=True), torch.tensor(weight, dtype=torch.float32)
+    (result,), (share,) = pg.normalize_each([given_x], [real])
     assert (result * share).tolist() == [0, 0]
     (result * share).sum().backward()
     assert given_x.grad is not None
     assert given_x.grad.isfinite().all()
+
+
+def minibatches(sizes: tuple[int, ...], seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    g = torch.Generator().manual_seed(seed)
+    values = [torch.randn(1, n, generator=g) * 3 + 50 * seed for n in sizes]
+    return values, [(torch.rand(1, n, generator=g) < 0.7).float() for n in sizes]
+
+
+def test_minibatches_of_one_rank_are_normalized_one_by_one_to_the_bit() -> None:
+    values, real = minibatches((64, 64, 63), 1)
+    normalized, share = pg.normalize_each(values, real)
+    pooled = pg.normalize_each(values, real, sum_over_ranks=lambda x: x)
+    assert all(map(torch.equal, (*normalized, *share), (*pooled[0], *pooled[1])))
+    for x, rows, result, of_rows in zip(values, real, normalized, share, strict=True):
+        expected = rows / rows.sum().clamp(min=1)
+        centred = x - (x * expected).sum()
+        variance = (centred.square() * expected).sum()
+        assert torch.equal(of_rows, expected)
+        assert torch.equal(result, centred * (variance + 1e-16).rsqrt())
+    assert all(map(torch.equal, share, pg.shares_of_each(real)))
+
+
+def test_minibatches_of_two_ranks_are_normalized_as_their_rows_together_by_one_sum() -> None:
+    (values, real), (others, others_real) = minibatches((40, 41), 0), minibatches((90, 3), 1)
+    given: list[torch.Tensor] = []
+    for x, rows in ((values, real), (others, others_real)):
+        pg.normalize_each(x, rows, sum_over_ranks=lambda term: given.append(term) or term)
+    assert len(given) == 2
+    normalized, share = pg.normalize_each(values, real, sum_over_ranks=lambda _: given[0] + given[1])
+    for i, x in enumerate(values):
+        together = torch.cat([x, others[i]], 1), torch.cat([real[i], others_real[i]], 1)
+        (expected,), (expected_share,) = pg.normalize_each([together[0]], [together[1]])
+        torch.testing.assert_close(normalized[i], expected[:, : x.shape[1]], rtol=1e-5, atol=1e-5)
+        assert torch.equal(share[i], expected_share[:, : x.shape[1]])
 
 
 def test_shares_make_a_mean_over_real_rows() -> None:

@@ -110,7 +110,7 @@ def test_observations_are_renamed_joined_and_dropped():
 def test_padding_is_zero_and_keeps_the_rest():
     spec = {"x": Spec((2, 3), "float32", low=1.0, high=2.0, axes="image")}
     x = torch.rand(T, B, 2, 3) + 1
-    padded = made("x: pad(shape=[4, 5])", specs=spec).ops[0][0](x)
+    padded = made("x: pad(shape=[4, 5])", specs=spec).ops[0](x)
     assert padded.shape == (T, B, 4, 5)
     assert torch.equal(padded[..., :2, :3], x)
     assert padded.sum() == pytest.approx(float(x.sum()))

@@ -10,7 +10,6 @@ import fcntl
 import logging
 import math
 import os
-import platform
 import secrets
 import shutil
 import signal
@@ -36,10 +35,28 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 
-import ludus
-from ludus.containers.channel import ActingState, Delivery, HostChannel, Report, WorkerChannel, too_many_failures
-from ludus.containers.impala_worker import ImpalaWorkerCPU, build_worker
-from ludus.core import imports
+from ludus.containers.channel import (
+    START_TIMEOUT,
+    ActingState,
+    Delivery,
+    HostChannel,
+    Report,
+    WorkerChannel,
+    start_error,
+)
+from ludus.containers.impala_worker import ImpalaWorker, build_worker
+from ludus.containers.machines import (
+    AUTH_MODE,
+    TOKEN,
+    code_folders,
+    has_token,
+    is_loopback,
+    refuse_other_versions,
+    refuse_without_token,
+    use_code_folders,
+    uses_token,
+    versions,
+)
 from ludus.core.cache import Unroll
 from ludus.core.encoding import from_bytes, to_bytes
 from ludus.core.errors import UserError
@@ -59,19 +76,14 @@ CONTROL = "control"  # concurrency group of the calls that a worker answers whil
 ANSWER = 10.0  # seconds in which a cluster must answer
 # what opens an HTTP/2 connection, as gRPC does: the answer is a frame of the type SETTINGS
 PREFACE, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), b"\x04"
-START_TIMEOUT = 300.0  # seconds that a worker may take to import torch and to make its environments, at least
 PLACE = 30.0  # seconds to wait for resources at the start if other workers have got theirs
 NOTICE = 40.0  # seconds after which Ray knows that a machine is lost, by its default settings
-POLL = 1.0  # most seconds of one wait
 DIED, LOST = "died", "was lost with its machine"
 BLOCK = 64 << 20  # bytes of the array with which the object store is measured
 FOLDERS, FOLDER = "/tmp", "ludus-ray-"  # where local clusters have their files: paths of sockets must be short
 LOCK = "lock"  # file in such a folder, locked while the cluster is in use
-# environment variables of Ray
-AUTH_MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-USAGE = "RAY_USAGE_STATS_ENABLED"
-SEVERAL_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # off: Ray listens on the loopback interface alone
-TOKEN_FILE = Path(".ray", "auth_token")  # in the home folder
+USAGE = "RAY_USAGE_STATS_ENABLED"  # environment variables of Ray
+SEVERAL_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # off: Ray uses the loopback interface alone
 LOCAL_TOKEN = secrets.token_hex(32)  # one per process, since Ray reads it once
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "ludus"}
 
@@ -97,23 +109,26 @@ class Cluster:
     def _start(self, cpus: int | None) -> None:
         self._folder, self._lock = _make_folder()
         self._variables = {name: os.environ.get(name) for name in (AUTH_MODE, TOKEN, USAGE, SEVERAL_MACHINES)}
+        os.environ[SEVERAL_MACHINES] = "0"
         os.environ.setdefault(USAGE, "0")
-        os.environ[SEVERAL_MACHINES] = "0"  # in the processes of Ray: use the loopback interface
-        if not _has_token():
+        if not has_token():
             os.environ[TOKEN] = LOCAL_TOKEN  # else Ray writes one to the home folder
-        several, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False  # the same in this one
         try:
-            ray.init(address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=self._folder, **QUIET)
+            with _on_loopback():
+                ray.init(address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=self._folder, **QUIET)
         except Exception as error:
             raise UserError(f"Ray could not be started on this machine: {_first_line(error)}.") from error
-        finally:
-            ray_constants.ENABLE_RAY_CLUSTER = several
+        if not is_loopback(_address()):
+            raise UserError(f"Ray listens on {_address()} instead of 127.0.0.1; install Ray 2.60, or give an address.")
 
     def _connect(self, address: str) -> None:
-        refuse_without_token(address)
         host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        refuse_without_token(address, host)
+        if is_loopback(host):
+            host = _address()  # as Ray does: it listens on the address in the network, and not on 127.0.0.1
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), ANSWER) as probe:
+            with socket.create_connection((host, int(port)), ANSWER) as probe:
                 if not os.environ.get("RAY_USE_TLS"):
                     probe.sendall(PREFACE)
                     if probe.recv(9)[3:4] != SETTINGS:  # else ray.init would wait for minutes
@@ -123,6 +138,7 @@ class Cluster:
                 f"The cluster {address} does not answer ({error}); start Ray there with `ray start --head --port "
                 f"{port}`, or correct the address."
             ) from error
+        refuse_without_token(address, host)
         try:
             ray.init(address=address, **QUIET)
         except Exception as error:
@@ -156,7 +172,7 @@ class _Worker:
     state: State | None = None  # to start in; None: new episodes
     ready: bool = False
     restored: str = ""  # how its environments were restored
-    late: bool = False  # whether the others do not wait for it
+    late: bool = False  # whether it starts while others act
     node: str = ""  # id of its machine in Ray; empty while it waits for resources
     place: str = ""  # process and address of its machine, for messages
     calls: dict[str, Any] = field(default_factory=dict)  # by method: reference to the answer
@@ -187,20 +203,18 @@ class RayHostChannel(HostChannel):
     is stored once per version. Workers that get their resources later join later.
     """
 
+    copies = 1  # to the object store; another one if the worker is on another machine
+
     def __init__(self, rows: Sequence[Rows], settings: Mapping[str, Any], impala: ImpalaConfig) -> None:
-        self._slots, self._timeout, self._max_restarts = impala.queue + 1, impala.timeout, impala.max_restarts
-        self._interval = min(POLL, impala.timeout / 10)
-        self._reserved = impala.reserved()
-        needed = {"versions": versions(), "needs_token": not is_local(impala.cluster)}
-        self._settings = dict(settings) | code_folders() | needed
+        super().__init__(len(rows), impala.timeout, impala.max_restarts)
+        self._slots, self._reserved = impala.queue + 1, impala.reserved()
         self._workers = [_Worker(number, part) for number, part in enumerate(rows)]
-        self.incarnations = [0] * len(rows)
-        self._failures = 0  # of workers that raised an exception or hung
-        self._died_on: list[str] = []  # machines of workers whose process ended
+        self._failed_on: list[str] = []  # machines of workers that died; "" for workers that raised or hung
         self._arrived: deque[Delivery] = deque()  # unrolls that were not received
         self._state: tuple[int, float, Any] | None = None  # version, progress and a reference to the tensors
-        self._seen = time.monotonic()  # when the heartbeats were last looked at
         self._cluster: Cluster | None = Cluster(impala.cluster, math.ceil(len(rows) * impala.cpus_per_worker))
+        needs = {"versions": versions(), "needs_token": not is_loopback(_address())}
+        self._settings = dict(settings) | code_folders() | needs
         special = {name: amount for name, amount in self._reserved.items() if name not in ("CPU", "GPU")}
         options = {"num_cpus": impala.cpus_per_worker, "num_gpus": impala.gpus_per_worker, "resources": special}
         self._actor = ray.remote(**options, max_restarts=0, concurrency_groups={CONTROL: 1})(RayWorker)
@@ -209,15 +223,12 @@ class RayHostChannel(HostChannel):
         expected, began = min(self._room(), len(self._workers)), time.monotonic()
         for worker, state in zip(self._workers, states, strict=True):
             worker.state = state
-            self._launch(worker)
+            self._launch(worker.number)
         while not self._enough(expected, time.monotonic() - began):
-            for worker, error in self._wait(self._interval):
-                if not worker.ready:
-                    what = f": {error.user}" if error.user else f" {error.what} when it was started."
-                    mistake = UserError(error.name + what)
-                    mistake.details = error.user_stack or error.details
-                    raise mistake
-                self._replace(worker, error)
+            for number, error in self._wait(self._interval):
+                if not self._workers[number].ready:
+                    raise start_error(error, f"{error.name}: ")
+                self._replace(number, error)
         late = [worker for worker in self._workers if not worker.ready]
         if late:
             names = ", ".join(str(worker.number) for worker in late)
@@ -240,7 +251,7 @@ class RayHostChannel(HostChannel):
                 if worker in (None, delivery.worker):
                     del self._arrived[place]
                     return delivery
-            self._replace_all(self._wait(self._interval))
+            self._replace_failed(self._interval)
 
     def release(self, delivery: Delivery) -> None:
         worker = self._workers[delivery.worker]
@@ -248,7 +259,7 @@ class RayHostChannel(HostChannel):
         self._request(worker)
 
     def queued(self) -> int:
-        self._replace_all(self._wait(0))
+        self._replace_failed(0.0)
         return len(self._arrived)
 
     def save(self) -> list[State | None]:
@@ -258,7 +269,7 @@ class RayHostChannel(HostChannel):
         for worker in asked:
             worker.saved, worker.calls["save"] = None, worker.actor.save.remote()
         while any("save" in worker.calls for worker in asked):
-            self._replace_all(self._wait(self._interval))
+            self._replace_failed(self._interval)
         found |= {worker.number: worker.saved for worker in asked}
         return [
             found[number] if now == then else None
@@ -302,11 +313,13 @@ class RayHostChannel(HostChannel):
             )
         return ready >= expected or (ready > 0 and not starting and seconds > PLACE)
 
-    def _launch(self, worker: _Worker) -> None:
-        """Start a worker; unrolls that one before it has submitted stay in the queue."""
+    def _launch(self, number: int) -> None:
+        """Start a worker, once there is room; unrolls that one before it has submitted stay in the queue."""
+        worker = self._workers[number]
+        self._kill(worker)
         worker.actor, worker.ready, worker.node, worker.place = self._actor.remote(), False, "", ""
-        worker.beat, worker.silent = -1, 0.0
-        given = {"worker": worker.number, "incarnation": self.incarnations[worker.number], "rows": list(worker.rows)}
+        worker.beat, worker.silent, worker.late = -1, 0.0, self._state is not None
+        given = {"worker": number, "incarnation": self.incarnations[number], "rows": list(worker.rows)}
         start = worker.actor.start.remote(self._settings | given, to_bytes(worker.state or {}))
         worker.calls = {"locate": worker.control("locate"), "start": start}
         worker.unrolls.clear()
@@ -316,12 +329,7 @@ class RayHostChannel(HostChannel):
         while worker.ready and self._state is not None and len(worker.unrolls) + worker.held < self._slots:
             worker.unrolls.append(worker.actor.unroll.remote(*self._state))
 
-    def _wait(self, seconds: float) -> list[tuple[_Worker, WorkerError]]:
-        """Wait until a worker answers; return the workers that died or hang.
-
-        A worker hangs if one step of its environments takes longer than the timeout. Time in which this process was
-        suspended or busy does not count.
-        """
+    def _wait(self, seconds: float) -> list[tuple[int, WorkerError]]:
         owners = {call: worker for worker in self._workers for call in worker.awaited()}
         answered, _ = ray.wait(list(owners), timeout=seconds) if owners else ([], [])
         if answered:
@@ -335,12 +343,11 @@ class RayHostChannel(HostChannel):
                     heard.add(worker.number)
             except WorkerError as error:
                 failed[worker.number] = error
-        now = time.monotonic()
-        passed, self._seen = min(now - self._seen, POLL), now
+        passed = self._passed()
         for worker in self._workers:
             if worker.number not in failed and (hang := self._check_beat(worker, worker.number in heard, passed)):
                 failed[worker.number] = hang
-        return [(self._workers[number], error) for number, error in failed.items()]
+        return list(failed.items())
 
     def _take(self, worker: _Worker, call: Any) -> bool:
         """Take the answer to a call; return whether it shows that the worker goes on."""
@@ -378,7 +385,7 @@ class RayHostChannel(HostChannel):
         """Count the seconds since a worker last went on, and ask whether it does; return an error if it hangs."""
         busy = bool(worker.unrolls) or "start" in worker.calls or "save" in worker.calls
         worker.silent = 0.0 if heard or not busy or not worker.node else worker.silent + passed
-        limit = self._timeout if worker.ready else max(START_TIMEOUT, self._timeout)
+        limit = self._patience(worker.ready)
         if worker.silent >= limit:
             stack = ""
             with suppress(RayError):
@@ -393,39 +400,15 @@ class RayHostChannel(HostChannel):
         lost = worker.node and worker.node not in _living_nodes()
         return WorkerError(worker.name, LOST if lost else DIED, None, {}, str(error))
 
-    def _too_many_failures(self) -> bool:
-        """Return whether more workers failed than may, without those that were lost with their machine."""
-
-        def too_many() -> bool:
-            living = {"", *_living_nodes()}
-            return self._failures + sum(node in living for node in self._died_on) > self._max_restarts
-
-        until = time.monotonic() + (NOTICE if self._died_on else 0.0)
-        while too_many():
+    def _too_many_failures(self, worker: int, error: WorkerError) -> bool:
+        """Workers that were lost with their machine do not count; Ray may notice late that a machine is lost."""
+        self._failed_on.append(self._workers[worker].node if error.what in (DIED, LOST) else "")
+        until = time.monotonic() + (NOTICE if any(self._failed_on) else 0.0)
+        while sum(node in {"", *_living_nodes()} for node in self._failed_on) > self._max_restarts:
             if time.monotonic() >= until:
                 return True
             time.sleep(0.1)
         return False
-
-    def _replace_all(self, failed: list[tuple[_Worker, WorkerError]]) -> None:
-        for worker, error in failed:
-            self._replace(worker, error)
-
-    def _replace(self, worker: _Worker, error: WorkerError) -> None:
-        """Report a worker that failed, and start another one with other seeds in its place, once there is room."""
-        self.restarts += 1
-        died = error.what in (DIED, LOST)
-        if died:
-            self._died_on.append(worker.node)
-        else:
-            self._failures += 1
-        if self._too_many_failures():
-            raise too_many_failures(self._max_restarts, error)
-        self.on_warning(f"{error.name} {error.what}; it is replaced, and its episodes are lost.{error.details}")
-        self._kill(worker)
-        self.incarnations[worker.number] += 1
-        worker.late = died
-        self._launch(worker)
 
     def _kill(self, worker: _Worker) -> None:
         if worker.actor is not None:
@@ -482,7 +465,7 @@ class RayWorker:
 
     def __init__(self) -> None:
         self._channel = RayWorkerChannel()
-        self._worker: ImpalaWorkerCPU | None = None
+        self._worker: ImpalaWorker | None = None
         self._thread = 0
 
     def locate(self) -> tuple[str, str]:
@@ -494,8 +477,8 @@ class RayWorker:
         self._thread = threading.get_ident()
 
         def start() -> str:
-            refuse_other_versions(given["versions"])
-            if given["needs_token"] and not _has_token_mode():
+            refuse_other_versions(given["versions"], _address())
+            if given["needs_token"] and not uses_token():
                 raise UserError(f"Ray on {_address()} runs without a token; start it with {AUTH_MODE}=token.")
             use_code_folders(given)
             self._worker = build_worker(given, self._channel)
@@ -561,53 +544,6 @@ def unpack(packed: Mapping[str, Packed]) -> Tensors:
         }
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that must be the same on all machines."""
-    return {"ludus": ludus.__version__, "torch": torch.__version__, "Python": platform.python_version()}
-
-
-def refuse_other_versions(expected: Mapping[str, str]) -> None:
-    """Raise a UserError if this machine has other versions than the host."""
-    own = versions()
-    for name, version in expected.items():
-        if own[name] != version:
-            raise UserError(
-                f"{_address()} has {name} {own[name]}, and the host has {version}; install the same version on all "
-                "machines."
-            )
-
-
-def code_folders() -> dict[str, Any]:
-    """Return the folders from which this process imports modules, to pass to other machines."""
-    here = os.getcwd()
-    folders = {top: here if folder == "" else folder for top, folder in imports.search_folders().items()}
-    return {"path": [folder or here for folder in sys.path], "folders": folders}
-
-
-def use_code_folders(given: Mapping[str, Any]) -> None:
-    """Import modules from the folders of the host too; those that this machine does not have are ignored."""
-    sys.path += [folder for folder in given["path"] if folder not in sys.path]
-    imports.set_search_folders(given["folders"])
-
-
-def is_local(address: str) -> bool:
-    """Return whether a cluster can be reached from this machine alone."""
-    return address == LOCAL_CLUSTER or address.startswith(("127.", "localhost:", "[::1]:"))
-
-
-def refuse_without_token(address: str) -> None:
-    """Refuse a cluster beyond this machine if this process has no token for it, or does not use it."""
-    if is_local(address):
-        return
-    if not _has_token() or not _has_token_mode():
-        missing = f"{AUTH_MODE} is not token" if _has_token() else "there is no token"
-        raise UserError(
-            f"The cluster {address} is not on this machine, and {missing}, so anyone in the network could run code in "
-            f"it; run `ray get-auth-token --generate`, copy ~/{TOKEN_FILE} to all machines, and set {AUTH_MODE}=token "
-            "before `ray start` and here."
-        )
-
-
 class NodeReport(NamedTuple):
     """What ``ludus cluster check`` tells of a machine."""
 
@@ -630,19 +566,16 @@ def inspect_cluster(address: str, env: EnvConfig | None) -> list[NodeReport]:
         calls = [inspect.options(scheduling_strategy=place).remote(code_folders(), env) for place in places]
         reports = []
         for node, place, call in zip(nodes, places, calls, strict=True):
-            found, has_token, problem, speed = {}, False, "", 0.0
+            found, with_token, problem, speed = {}, False, "", 0.0
             try:
-                found, has_token, problem = ray.get(call, timeout=START_TIMEOUT)
+                found, with_token, problem = ray.get(call, timeout=START_TIMEOUT)
                 began = time.perf_counter()
                 array = ray.get(block.options(scheduling_strategy=place).remote(), timeout=START_TIMEOUT)
                 speed = array.nbytes / (time.perf_counter() - began)
             except RayError as error:
                 problem = _first_line(error)
-            room = node["Resources"]
-            address = node["NodeManagerAddress"]
-            reports.append(
-                NodeReport(address, room.get("CPU", 0), room.get("GPU", 0), found, has_token, problem, speed)
-            )
+            cpus, gpus = (node["Resources"].get(name, 0) for name in ("CPU", "GPU"))
+            reports.append(NodeReport(node["NodeManagerAddress"], cpus, gpus, found, with_token, problem, speed))
         return reports
     finally:
         cluster.close()
@@ -656,7 +589,7 @@ def _inspect(folders: dict[str, Any], env: EnvConfig | None) -> tuple[dict[str, 
             make_manager(env, 1).close()
     except Exception as error:
         problem = _first_line(error)
-    return versions(), _has_token_mode(), problem
+    return versions(), uses_token(), problem
 
 
 def _make_block() -> np.ndarray[Any, Any]:
@@ -665,14 +598,6 @@ def _make_block() -> np.ndarray[Any, Any]:
 
 def _living_nodes() -> set[str]:
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-
-
-def _has_token() -> bool:
-    return any(os.environ.get(name) for name in (TOKEN, TOKEN_PATH)) or (Path.home() / TOKEN_FILE).exists()
-
-
-def _has_token_mode() -> bool:
-    return os.environ.get(AUTH_MODE, "disabled") != "disabled"
 
 
 def _address() -> str:
@@ -686,6 +611,21 @@ def _amounts(resources: Mapping[str, float]) -> str:
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(".: ")
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray use 127.0.0.1 in this process, as it does where there are no clusters (macOS and Windows).
+
+    Nothing public does it: ``ray.init`` replaces 127.0.0.1 by the address in the network, and Ray has read the variable
+    ``SEVERAL_MACHINES`` when it was imported. Other addresses of this machine (127.0.0.2) are not enough, because the
+    agent of ``ray[default]`` then listens on all interfaces.
+    """
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextmanager
