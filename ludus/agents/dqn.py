@@ -49,6 +49,7 @@ from ludus.networks.noisy import resample_noise, without_noise
 from ludus.networks.numpy_actor import NumpyMLP, is_plain_mlp, is_plain_vector
 from ludus.networks.value_heads import ACTING_QUANTILES, ExpectedValue, ValueHead, make_value_head
 from ludus.ops.distributions import mask_logits
+from ludus.ops.offline import conservative_loss
 from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import (
     double_q_value,
@@ -94,6 +95,10 @@ class DQNConfig(ReplayConfig):
         *ReplayConfig.SCHEDULABLE,
         *("epsilon_start", "parameter_noise", "tau", "munchausen", "temperature", "priority_mix"),
     )
+    UNUSED_OFFLINE = (
+        *ReplayConfig.UNUSED_OFFLINE,
+        *(f"epsilon_{name}" for name in ("schedule", "start", "end", "share", "ladder")),
+    )
     batch_size: int = 128  # transitions (or sequences) per update
     updates_per_step: float = 0.25  # gradient updates per environment step: more is slower and more sample-efficient
     learning_rate: float = 5e-4  # raise for speed, lower when the return collapses
@@ -112,6 +117,9 @@ class DQNConfig(ReplayConfig):
     munchausen: float = 0.0  # weight of the log-policy that is added to the reward, such as 0.9; 0: off
     temperature: float = 0.03  # of the Munchausen policy
     rescaled: bool = False  # learn values on the invertible square-root scale of R2D2
+    # weight of the conservative loss (CQL), which lowers Q of actions that the batch lacks, for recorded data: higher
+    # stays nearer to the recorded actions; 0: off
+    conservative_coef: float = 0.0
     priority_mix: float = 0.9  # sequences: weight of the largest TD error in the priority; the rest is for the mean
     epsilon_schedule: Literal["linear", "exponential", "constant"] = "linear"  # of ε over the run
     epsilon_start: float = 1.0  # initial ε; with the constant schedule, that of the whole run
@@ -132,7 +140,7 @@ class DQNConfig(ReplayConfig):
             self,
             fraction=("munchausen", "priority_mix", "parameter_noise"),
             positive=("atoms", "target_every", "temperature", "tau"),
-            nonnegative=("weight_decay",),
+            nonnegative=("weight_decay", "conservative_coef"),
             finite=("v_min", "v_max"),
         )
         if self.values == "categorical" and self.v_min >= self.v_max:
@@ -171,7 +179,7 @@ class DQN(OffPolicy):
         self.mask = mask_name(self.name, action) if mask_name(self.name, action) in observation else None
         settings = (config.epsilon_start, config.epsilon_end, config.epsilon_share, config.epsilon_ladder)
         self.epsilon = Epsilon("constant", 0.0) if config.noisy else Epsilon(config.epsilon_schedule, *settings)
-        self.munchausen = bool(config.munchausen)
+        self.munchausen, self.conservative = bool(config.munchausen), bool(config.conservative_coef)
         if config.parameter_noise:
             self.parameter_noise = ParameterNoise(networks["q"], SIGMA)
         self._numpy: NumpyMLP | None = None
@@ -295,7 +303,7 @@ class DQN(OffPolicy):
         return self.compute_loss(self.prepare(batch))[1]["priority"]
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Return the Huber loss of TD errors, or the distributional loss, weighted by importance."""
+        """Return the Huber loss of TD errors, or the distributional loss, weighted by importance; and CQL's, if on."""
         config = self.config
         now, selecting, target_now, target_next = self._outputs(batch)
         taus = [batch.experience.get(name) for name in TAUS]
@@ -315,7 +323,12 @@ class DQN(OffPolicy):
             metrics["priority"] = (
                 mixed_priority(priority, batch.real, config.priority_mix) if config.sequence else priority[0]
             )
-        return {"value": share_sum(loss, batch.share)}, metrics
+        losses = {"value": share_sum(loss, batch.share)}
+        if self.conservative:
+            allowed = None if self.mask is None else batch.observation[self.mask][CURRENT]
+            penalty = conservative_loss(self.head.q(now, taus[0]), action, allowed)
+            losses["conservative"] = share_sum(penalty, batch.share)
+        return losses, metrics
 
     def _outputs(self, batch: Batch) -> tuple[Tensors, Tensors, Tensors, Tensors]:
         """Return online outputs, the outputs that select next actions, and target outputs now and next."""

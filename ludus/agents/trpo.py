@@ -87,7 +87,7 @@ class TRPO(ActorCritic):
     """One natural gradient step of the policy per rollout, within a bound on the KL; the value is fitted apart."""
 
     Config: type[Any] = TRPOConfig
-    network_names = ("actor", "critic")
+    network_names: tuple[str, ...] = ("actor", "critic")
     generator: torch.Generator
 
     @classmethod

@@ -20,6 +20,7 @@ COMMANDS = {
     "resume": ("RUN", "resume a run that was stopped or killed"),
     "evaluate": ("RUN ...", "evaluate trained policies over many episodes"),
     "play": ("RUN", "watch a trained policy in a window or as a video"),
+    "record": ("RUN", "write episodes of a trained policy to a dataset"),
     "list": ("[WHAT]", "list agents, networks, environments, presets or runs"),
     "show": ("WHAT ...", "show networks, preprocessing or gradients"),
     "check": ("ENV", "check an environment for problems before training"),

@@ -30,6 +30,7 @@ from ludus.settings.settings import (
     Resolved,
     Settings,
     chosen_agent,
+    chosen_roles,
     find_preset,
     resolve_settings,
     setting_types,
@@ -55,12 +56,17 @@ class Arguments:
     preset: Annotated[str, "NAME"] = NO_PRESET
     # settings in a TOML file, such as the config.toml of another run
     config: Annotated[str, "FILE"] = ""
-    # import the classes that --config and --init-from name, even if you did not write them on this machine
+    # import the classes that --config, --init-from and agent.teacher name, even if you did not write them on this
+    # machine
     trust: bool = False
     # short for --network.name
     network: Annotated[str, "NAME"] = ""
+    # short for --data.path
+    data: Annotated[str, "FILE"] = ""
     # short for --evaluation.stop-at
     stop_at: float | None = None
+    # short for --roles.agents
+    roles: Annotated[str, "ROLE=AGENT,..."] = ""
     # short for --distrib.ranks
     ranks: int = 0
     # short for --impala.workers
@@ -99,9 +105,10 @@ def parse(argv: list[str], command: str = "train") -> Resolved:
     help_wanted = wants_help(argv)
     words = [word for word in argv if word not in ("--help", "-h")]
     agent, preset, file = (_peek(words, flag) for flag in ("--agent", "--preset", "--config"))
+    roles = _peek(words, "--roles") or _peek(words, "--roles.agents")
     trust = _trusts(words)
     chosen = chosen_agent(agent, preset, file, trust)
-    types = setting_types(chosen)
+    types = setting_types(chosen, chosen_roles(roles, file, trust))
     short = {flag: types[key] for flag, key in ALIASES.items()}
     types.pop("agent.name")  # only --agent sets it, because it decides which flags there are
     positional, values = _read(words, known_flags(types | SOURCES | short), chosen)
@@ -181,7 +188,9 @@ def _show_help(settings: Settings[Any], preset: str | None, file: str | None) ->
         preset=preset or find_preset(settings.env.id, settings.agent_name),
         config=file or "",
         network=settings.network.name,
+        data=settings.data.path,
         stop_at=settings.evaluation.stop_at,
+        roles=settings.roles.agents,
         ranks=settings.distrib.ranks,
         workers=settings.impala.workers,
         cluster=settings.impala.cluster,

@@ -2,6 +2,7 @@
 
 CONTAINERS = {  # what ``--container NAME`` looks up
     "local": "ludus.containers.local:LocalWorker",
+    "offline": "ludus.containers.offline:OfflineWorker",
     "distrib": "ludus.containers.distrib:DistribWorker",
     "impala": "ludus.containers.impala:ImpalaHost",
 }

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ludus.containers.guard import Guard
+from ludus.core.agent import Agent
 from ludus.core.cache import ExperienceCache
 from ludus.core.environment import RoleManager
 from ludus.core.hidden_state import HiddenState
 from ludus.core.seat import Seat
 from ludus.core.step import EnvStep
 from ludus.core.types import Tensors
+from ludus.core.updater import Updater
 from ludus.logging.clock import Clock
 
 
@@ -89,8 +92,7 @@ def collect(loop: Collector) -> int:
     groups = range(len(manager.groups))
     parts = [[SeatRows(seat, manager, group) for seat in seats] for group in groups]
     environments = [rows.stop - rows.start for rows in manager.groups]
-    counted = seats[0].role
-    agents = manager.roles[counted].agents
+    agents = [manager.roles[seat.role].agents for seat in seats]
     numbers: list[Tensors] = [{} for _ in seats]
     count: int | Tensor = 0
 
@@ -115,7 +117,10 @@ def collect(loop: Collector) -> int:
             if manager.all_real:
                 count = count + environments[group]
             else:
-                real = steps[counted].real.view(-1, agents).any(1) if agents > 1 else steps[counted].real
+                real = steps[seats[0].role].real
+                if agents != [1]:  # a step of an environment is one of any of its agents
+                    parts_real = [steps[seat.role].real.view(-1, n) for seat, n in zip(seats, agents, strict=True)]
+                    real = torch.cat(parts_real, 1).any(1)
                 # on a GPU as a tensor, without waiting for it
                 count = count + (int(np.count_nonzero(real.numpy())) if real.is_cpu else real.sum())
             if group == 0:
@@ -145,3 +150,11 @@ def improve(loop: Learner) -> tuple[Tensors, int]:
         metrics, count = learned.metrics, count + 1
     loop.clock.lap("learning")
     return metrics, count
+
+
+def set_scheduled(agent: Agent, cache: ExperienceCache, updater: Updater, progress: float) -> dict[str, float]:
+    """Set scheduled values from the progress of the run (0 to 1); return those to log."""
+    scheduled = agent.schedule(progress)
+    cache.schedule(progress)
+    updater.learning_rate = scheduled.get("learning_rate", updater.learning_rate)
+    return {**scheduled, **updater.schedule(progress)}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ludus.core.batch import Batch, Learned
 from ludus.core.cache import CacheReader, ExperienceCache, UnrollWriter
 from ludus.core.config import AgentConfig, RunOutline
+from ludus.core.dataset import Dataset
 from ludus.core.environment import GoalReward
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
@@ -28,7 +29,59 @@ from ludus.core.types import Tensors
 from ludus.core.updater import Group, Updater
 
 
-class Agent(nn.Module, ABC):
+class Teacher(Protocol):
+    """A trained policy that labels observations with its actions."""
+
+    def initial_state(self, batch: int) -> HiddenState:
+        """Return its hidden state before the first observation of ``batch`` environments."""
+
+    def label(self, step: EnvStep, state: HiddenState) -> tuple[Tensors, HiddenState]:
+        """Return its most likely actions ``[B, …]``, in the policy space of the student, and its next state."""
+
+
+class Actor(nn.Module, ABC):
+    """Acts in environments: the part of an agent that playing and evaluating need."""
+
+    recurrent = False  # whether a network has a hidden state
+
+    @property
+    @abstractmethod
+    def action_transform(self) -> Mapping[str, str]:
+        """How the manager maps this agent's actions to the environment's: clip, tanh, unit or none, by action name."""
+
+    @abstractmethod
+    def initial_state(self, batch: int) -> HiddenState:
+        """Return the hidden state of ``batch`` environments before their first observation."""
+
+    @abstractmethod
+    def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
+        """Return the source of random numbers for acting; a row draws the same numbers whichever process it is in."""
+
+    @abstractmethod
+    def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
+        """Choose actions without recording gradients; greedy if ``noise`` is None, else exploring.
+
+        The networks are in evaluation mode. ``self.training`` is False only during evaluation or in a loaded policy.
+        """
+
+    def value(self, step: EnvStep, state: HiddenState) -> Tensor:
+        """Return the expected discounted return ``[B]`` from each observation, in units of the environment's reward."""
+        raise UserError(f"{type(self).__name__} has no value function.")
+
+    def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
+        """Return the parameters ``[B, …]`` of the policy's distribution by action name."""
+        raise UserError(f"{type(self).__name__} has no action distribution.")
+
+    def track_critic_state(self) -> None:
+        """Also advance a recurrent critic's hidden state while acting, as ``value`` needs."""
+        return
+
+    def use_numpy(self) -> bool:
+        """Switch acting to numpy where this is supported and faster; return whether it was done."""
+        return False
+
+
+class Agent(Actor):
     """Acts and computes losses; owns its networks.
 
     Constructed as ``MyAgent(observation, action, config, networks, batch)``: ``networks`` are those that
@@ -37,12 +90,23 @@ class Agent(nn.Module, ABC):
 
     network_names: tuple[str, ...] = ()  # all networks that ``requirements`` may ask for, as in network.<name>.*
     Config: type[AgentConfig]  # the settings: a frozen dataclass with a comment per field
-    recurrent = False  # whether a network has a hidden state
     generator: torch.Generator | None = None  # random numbers of learning; the container seeds it
     corrects_old_unrolls = False  # whether it can learn from unrolls of policies that are some updates old
     learns_from_single_unrolls = False  # whether each unroll of a worker is a batch, whatever the settings
+    teacher_run = ""  # the run whose policy is the ``teacher``, which must be set before acting
+    teacher: Teacher | None = None
     needs_goal_reward = False  # hindsight replay: ``goal_reward`` must be set before ``make_cache``
     goal_reward: GoalReward | None = None  # the environments' reward function
+    uses_dataset = False  # whether it can learn from recorded episodes (data.path)
+    needs_dataset = False  # whether it cannot learn without them
+    mixes_dataset = False  # whether, if it acts too, each batch has the share data.share of recorded steps
+    learns_offline = False  # whether it can learn from them alone, without acting (container offline)
+    dataset: Dataset | None = None  # recorded episodes; the container sets it before ``make_cache``
+    dataset_share = 0.5  # data.share, or 1 without acting; the container sets it before ``make_cache``
+    # several agents: "shared": each row is one agent, and all have this policy; "joint": each row is a world, whose
+    # observations and actions are named as in environments/multiagent.py
+    layout: Literal["shared", "joint"] = "shared"
+    global_state = False  # several agents: whether it observes ``state``, that of the whole world
     _schedules: Mapping[str, Schedule] = MappingProxyType({})  # settings that are schedules
     _linear_rate, _first_rate = False, 0.0  # learning_rate_schedule is linear; rate of the first parameter group
 
@@ -117,30 +181,6 @@ class Agent(nn.Module, ABC):
         """
         return {}
 
-    @property
-    @abstractmethod
-    def action_transform(self) -> Mapping[str, str]:
-        """How the manager maps this agent's actions to the environment's: clip, tanh, unit or none, by action name."""
-
-    @abstractmethod
-    def initial_state(self, batch: int) -> HiddenState:
-        """Return the hidden state of ``batch`` environments before their first observation."""
-
-    @abstractmethod
-    def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
-        """Return the source of random numbers for acting; a row draws the same numbers whichever process it is in."""
-
-    @abstractmethod
-    def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """Choose actions without recording gradients; greedy if ``noise`` is None, else exploring.
-
-        The networks are in evaluation mode. ``self.training`` is False only during evaluation or in a loaded policy.
-        """
-
-    def value(self, step: EnvStep, state: HiddenState) -> Tensor:
-        """Return the expected discounted return ``[B]`` from each observation, in units of the environment's reward."""
-        raise UserError(f"{type(self).__name__} has no value function.")
-
     def final_value(self, final: Tensors, state: HiddenState) -> Tensor | None:
         """Return V ``[B]`` of the last observations of episodes that were reset in the same step.
 
@@ -148,14 +188,6 @@ class Agent(nn.Module, ABC):
         None: the learner computes the value from ``Batch.final``.
         """
         return None
-
-    def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
-        """Return the parameters ``[B, …]`` of the policy's distribution by action name."""
-        raise UserError(f"{type(self).__name__} has no action distribution.")
-
-    def track_critic_state(self) -> None:
-        """Also advance a recurrent critic's hidden state while acting, as ``value`` needs."""
-        return
 
     def check_trainable(self) -> None:
         """Raise a UserError if the settings cannot train these networks; not called when a policy is loaded."""
@@ -214,10 +246,6 @@ class Agent(nn.Module, ABC):
             options["beta1"] = settings["adam_beta1"]
         trainable = tuple(p for p in parameters if p.requires_grad)
         return Group(trainable, learning_rate or self.config.learning_rate, **options)
-
-    def use_numpy(self) -> bool:
-        """Switch acting to numpy where this is supported and faster; return whether it was done."""
-        return False
 
     def observe(self, cache: CacheReader, updater: Updater) -> None:
         """Update running statistics with what was written to the cache since the last call, before it is read."""

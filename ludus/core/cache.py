@@ -96,6 +96,10 @@ class CacheReader(ABC):
     def read(self) -> Batch:
         """Return the next batch; valid until the next read or write."""
 
+    def grant(self, reads: int) -> None:
+        """Allow this many more reads without a write, for learning from recorded episodes alone."""
+        raise UserError(f"A {type(self).__name__} has nothing to read without acting; set container to local.")
+
     def fresh(self, names: Sequence[str], with_returns: bool = False) -> tuple[Tensors, Tensor | None]:
         """Return the observations ``[n, …]`` of real steps since the last call, each as it was before its action.
 

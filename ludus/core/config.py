@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from ludus.core.errors import UserError
 from ludus.core.schedule import Schedule
@@ -62,6 +62,9 @@ class AgentConfig:
 
     NETWORK_DEFAULTS: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # defaults of network.* for this agent
     UNUSED: ClassVar[tuple[UnusedSetting, ...]] = ()
+    ONLY_OFFLINE: ClassVar[bool] = False  # trained without acting: the container is offline
+    UNUSED_OFFLINE: ClassVar[tuple[str, ...]] = ()  # settings that do nothing in the container offline
+    PREFERS_OFFLINE: ClassVar[bool] = False  # the container is offline where data.path is given and no container
     # settings that may be schedules, besides learning rates and weights of losses (``…_coef``): the agent reads them
     # from ``Agent.config`` whenever it uses them, or changes what it made of them in ``Agent.schedule``
     SCHEDULABLE: ClassVar[tuple[str, ...]] = ()
@@ -87,6 +90,10 @@ class AgentConfig:
 
     def validate(self) -> None:
         """Raise a UserError for invalid values."""
+
+    def locate(self, find_run: Callable[[str], str]) -> Self:
+        """Return the settings with the runs that they name replaced by their folders, so that a resume finds them."""
+        return self
 
     def check_run_length(self, nb_step: int, rows: int) -> None:
         """Raise a UserError if ``nb_step`` steps end before the first update."""

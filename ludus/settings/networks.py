@@ -36,8 +36,9 @@ def plan_networks(
         specs = _specs(kind, observation, action, settings.agent, shared)
         if shared and settings.network.shared in ("sources", "body"):
             separate = _specs(kind, observation, action, settings.agent, False)
-            if separate.keys() != specs.keys():
-                specs = {name: _with_branches(spec, separate) for name, spec in specs.items()}
+            replaced = {name: spec for name, spec in separate.items() if name not in specs}
+            if replaced:
+                specs = {k: spec if k in separate else _with_branches(spec, replaced) for k, spec in specs.items()}
     if unknown := [name for name in settings.per_network if name not in specs]:
         together = f" (network.shared is {settings.network.shared})" if shared else ""
         raise UserError(
@@ -78,14 +79,15 @@ def _refuse_unused_heads(settings: Settings[Any], specs: dict[str, NetworkSpec])
 def _plan(name: str, config: NetworkConfig, spec: NetworkSpec, observations: list[str]) -> PlannedNetwork:
     """Drop the observations that the network does not see; other inputs, such as a critic's action, stay."""
     for pattern in config.sees:
-        if not any(NetworkConfig(sees=(pattern,)).visible(observations)):
+        if not NetworkConfig(sees=(pattern.removeprefix("!"),)).visible(observations):
             raise UserError(
                 f'network.{name}.sees has "{pattern}", but the observations are {", ".join(observations)}.'
                 f"{did_you_mean(pattern, observations)}"
             )
-    if not config.sees:
-        raise UserError(f"network.{name}.sees is empty, so the network would have no input; name some observations.")
     visible = config.visible(observations)
+    if not visible:
+        given = f'is "{" ".join(config.sees)}", which leaves out every observation' if config.sees else "is empty"
+        raise UserError(f"network.{name}.sees {given}, so the network would have no input; name some observations.")
     inputs = {key: shape for key, shape in spec.inputs.items() if key in visible or key not in observations}
     for setting, patterns in (("sources", [pattern for pattern, _ in config.own_sources]), ("share", config.share)):
         for pattern in patterns:

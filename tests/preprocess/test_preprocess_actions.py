@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec
-from ludus.preprocess.actions import ActionPreprocessor
+from ludus.preprocess.actions import ActionInverter, ActionPreprocessor
 
 BOX = Spec((2,), "float32", low=(-2.0, 0.0), high=(2.0, 10.0))
 finite = st.floats(-1e6, 1e6, width=32)
@@ -78,3 +78,36 @@ def test_actions_stay_in_the_box(x, data, action_transform):
     assert made.dtype == np.float32
     assert made.shape == x.shape
     assert ((made >= low) & (made <= high)).all()
+
+
+@given(st.sampled_from(["clip", "tanh", "unit"]), hnp.arrays(np.float32, (5, 2), elements=st.floats(0, 1, width=32)))
+def test_the_inverse_recovers_the_environments_actions(transform: str, fraction: np.ndarray):
+    low, high = BOX.bounds
+    action = (low + fraction * (high - low)).astype(np.float32)
+    policy = ActionInverter({"a": BOX}, {"a": transform})({"a": action})["a"]
+    assert policy.dtype == np.float32
+    assert np.isfinite(policy).all()
+    again = ActionPreprocessor({"a": BOX}, {"a": transform})({"a": policy})["a"]
+    np.testing.assert_allclose(again, action, atol=3e-5)
+
+
+def test_the_inverse_of_actions_beyond_the_bounds_is_finite():
+    beyond = {"a": np.array([[-9.0, 99.0]], np.float32)}
+    assert ActionInverter({"a": BOX}, {"a": "clip"})(beyond)["a"].tolist() == [[-1, 1]]
+    tanh = ActionInverter({"a": BOX}, {"a": "tanh"})(beyond)["a"]
+    np.testing.assert_allclose(tanh, [[-7.254, 7.254]], atol=1e-2)  # atanh(1 − 1e-6)
+    unit = ActionInverter({"a": BOX}, {"a": "unit"})(beyond)["a"]
+    assert 0 < unit[0, 0] < unit[0, 1] < 1
+
+
+def test_the_inverse_of_elements_without_bounds_and_of_choices_is_the_identity():
+    specs = {"a": Spec((2,), "float32", low=(-np.inf, -2.0), high=(np.inf, 2.0)), "b": Spec((), "int64", "categorical")}
+    actions = {"a": np.array([[50.0, 1.0]], np.float32), "b": np.array([1])}
+    found = ActionInverter(specs, {"a": "clip"})(actions)
+    assert found["a"].tolist() == [[50.0, 0.5]]
+    assert found["b"] is actions["b"]
+
+
+def test_the_inverse_of_an_element_with_a_single_value():
+    spec = Spec((1,), "float32", low=3.0, high=3.0)
+    assert ActionInverter({"a": spec}, {"a": "clip"})({"a": np.array([[3.0]], np.float32)})["a"].tolist() == [[0]]

@@ -1,0 +1,1 @@
+"""Files of recorded episodes: ``.npz`` and local Minari datasets."""

@@ -1,0 +1,146 @@
+"""Behaviour cloning: what it maximizes, the value it learns beside, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from containers_setup import train
+from demonstrations import TOY, aim, balance, mix, obey, record, record_to
+
+import ludus
+from ludus.core.dataset import Dataset, RecordedEpisode
+from ludus.core.errors import UserError
+from ludus.data.npz import save_npz
+from ludus.experience.recorded import returns_to_go
+
+CPU = torch.device("cpu")
+TARGET, MASKED, MIXED = TOY + "TargetEnv", TOY + "MaskedEnv", TOY + "MixedActionEnv"
+QUICK: dict[str, Any] = {
+    "network__hidden": (32, 32),
+    "agent__learning_rate": 5e-3,
+    "agent__batch_size": 128,
+    "evaluation__episodes": 20,
+    "compile": "off",
+}
+
+
+def clone(folder: Path, environment: str, data: str, updates: int, **changes: Any) -> Any:
+    return train(folder, environment, "bc", data=data, nb_step=updates, **(QUICK | changes))
+
+
+@pytest.mark.parametrize("distribution", ["gaussian", "tanh", "beta", "discretized"])
+def test_continuous_actions(distribution: str, tmp_path: Path) -> None:
+    data = record_to(tmp_path / "x.npz", TARGET, aim, 100)
+    result = clone(tmp_path, TARGET, data, 400, agent__distribution=distribution)
+    assert result.evaluation.mean > -0.3  # of 0; untrained: −2.7, and 11 values per element: about −0.1
+
+
+def test_masked_actions(tmp_path: Path) -> None:
+    assert clone(tmp_path, MASKED, record_to(tmp_path / "x.npz", MASKED, obey, 60), 200).evaluation.mean > 7.5
+
+
+def test_mixed_actions(tmp_path: Path) -> None:
+    options = ("more=true",)
+    data = record_to(tmp_path / "x.npz", MIXED, mix, 150, *options)
+    assert clone(tmp_path, MIXED, data, 500, env__options=options).evaluation.mean > 6.5  # of 8; a constant policy: 1
+
+
+def test_the_loss_is_the_negative_log_likelihood(tmp_path: Path) -> None:
+    data = record_to(tmp_path / "x.npz", TARGET, aim, 5)
+    agent: Any = clone(tmp_path, TARGET, data, 20).load("latest").agent
+    seen = torch.rand(1, 7, 2)
+    action = torch.rand(1, 7, 2) * 2 - 1
+    from ludus.experience.recorded import make_batch
+
+    batch = make_batch({"observation": seen[0]}, {"action": action[0]}, {"return": torch.zeros(7)}, torch.arange(7), {})
+    batch.share = torch.full((1, 7), 1 / 7)
+    losses, _ = agent.compute_loss(batch)
+    outputs, _ = agent.outputs({"observation": seen}, agent.initial_state(7), batch.first)
+    normal = torch.distributions.Normal(outputs["policy/action"], agent.policy.log_std["action"].exp())
+    torch.testing.assert_close(losses["policy"], -normal.log_prob(action).sum(-1).mean())
+
+
+def episode(rewards: list[float], terminated: bool) -> RecordedEpisode:
+    steps = len(rewards)
+    seen = {"observation": np.zeros((steps + 1, 2), np.float32)}
+    done = {"action": np.zeros((steps, 2), np.float32)}
+    return RecordedEpisode(seen, done, np.array(rewards, np.float32), terminated, not terminated)
+
+
+def test_returns_to_go() -> None:
+    dataset = Dataset((episode([1, 2, 3], terminated=True), episode([4, 5], terminated=False)), "")
+    found = returns_to_go(dataset, 0.5, CPU)
+    assert found.total.tolist() == [1 + 1 + 0.75, 2 + 1.5, 3, 4 + 2.5, 5]
+    assert found.discount.tolist() == [0, 0, 0, 0.25, 0.5]
+    assert found.so_far.tolist() == [1, 2.5, 4.25, 4, 7]
+    assert found.episode.tolist() == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("terminated", "value"), [(False, 1 / (1 - 0.9)), (True, (1 + 1.9 + 2.71 + 3.439) / 4)])
+def test_the_value_bootstraps_where_the_recording_was_cut(terminated: bool, value: float, tmp_path: Path) -> None:
+    """Steps that pay 1 and look the same: an episode that was cut goes on, one that terminated does not."""
+    save_npz(tmp_path / "x.npz", [episode([1] * 4, terminated)] * 20)
+    changes = {"agent__gamma": 0.9, "agent__normalize_reward": False, "agent__learning_rate": 2e-2}
+    agent: Any = clone(tmp_path, TARGET, str(tmp_path / "x.npz"), 600, **changes).load("latest").agent
+    with torch.no_grad():
+        start = torch.ones(1, 1, dtype=torch.bool)
+        outputs, _ = agent.outputs({"observation": torch.zeros(1, 1, 2)}, agent.initial_state(1), start)
+    assert float(outputs["value"]) == pytest.approx(value, rel=0.05)
+
+
+def test_ppo_continues_with_policy_value_and_statistics(tmp_path: Path) -> None:
+    data = record_to(tmp_path / "x.npz", "CartPole-v1", balance, 4)
+    cloned = clone(tmp_path / "bc", "CartPole-v1", data, 300)
+    assert cloned.evaluation.mean > 300
+    tuned = train(
+        tmp_path / "ppo", "CartPole-v1", "ppo", init_from=str(cloned.run), nb_step=64, network__hidden=(32, 32)
+    )
+    assert "Loaded" in (tuned.run / "log.txt").read_text()
+    theirs, ours = (ludus.load(x.run, "best").agent.state_dict() for x in (cloned, tuned))
+    assert {name for name in ours if name not in theirs} <= {"clip"}
+    assert float(ours["reward_scaler.statistics.count"]) > float(theirs["reward_scaler.statistics.count"]) == 2_000
+    scale = "normalizer.statistics.observation/observation.count"
+    assert float(ours[scale]) > float(theirs[scale]) == 2_000
+
+
+def test_statistics_are_those_of_the_recordings(tmp_path: Path) -> None:
+    episodes = record(TARGET, aim, 10)
+    save_npz(tmp_path / "x.npz", episodes)
+    agent: Any = clone(tmp_path, TARGET, str(tmp_path / "x.npz"), 20).load("latest").agent
+    seen = np.concatenate([x.observation["observation"][:-1] for x in episodes])
+    statistics = agent.normalizer.statistics["observation/observation"]
+    np.testing.assert_allclose(statistics.mean.numpy(), seen.mean(0), atol=1e-6)
+    np.testing.assert_allclose(statistics.variance.numpy(), seen.var(0), atol=1e-6)
+
+
+def refused(folder: Path, environment: str, agent: str = "bc", **changes: Any) -> str:
+    with pytest.raises(UserError) as error:
+        train(folder / "runs", environment, agent, **changes)
+    assert "\n" not in str(error.value)
+    assert not (folder / "runs").exists()  # before training starts
+    return str(error.value)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    data = record_to(tmp_path / "x.npz", TARGET, aim, 5)
+    assert "name them with --data" in refused(tmp_path, TARGET)
+    assert "set container to offline" in refused(tmp_path, TARGET, container="local", data=data)
+    assert "name them with data.path" in refused(tmp_path, TARGET, container="offline")
+    assert "does not learn from recorded episodes" in refused(tmp_path, TARGET, "ppo", data=data)
+    assert "ppo learns by acting" in refused(tmp_path, TARGET, "ppo", data=data, container="offline")
+    assert "recurrent network" in refused(tmp_path, TARGET, data=data, network__body="lstm")
+    assert "does not exist" in refused(tmp_path, TARGET, data=str(tmp_path / "y.npz"))
+    assert "has shape (2,)" in refused(tmp_path, "CartPole-v1", data=data)
+    assert "data.share is 0.25" in refused(tmp_path, TARGET, data=data, data__share=0.25)
+
+
+def test_recorded_actions_that_a_mask_forbids_are_refused(tmp_path: Path) -> None:
+    first, *rest = record(MASKED, obey, 3)
+    mask = first.observation["action_mask"].copy()
+    mask[2, first.action["action"][2]] = 0
+    save_npz(tmp_path / "x.npz", [first._replace(observation={**first.observation, "action_mask": mask}), *rest])
+    assert "the action mask at its step forbids" in refused(tmp_path, MASKED, data=str(tmp_path / "x.npz"))
