@@ -60,13 +60,13 @@ class DDPGConfig(ReplayConfig):
             "noise_theta", "noise", "ornstein_uhlenbeck".__ne__, "agent.noise is {}, and only ornstein_uhlenbeck has it"
         ),
     )
-    UNUSED_OFFLINE = (
-        *ReplayConfig.UNUSED_OFFLINE,
-        *("noise", "noise_sigma", "noise_sigma_end", "noise_clip", "noise_theta"),
-    )
     SCHEDULABLE = (
         *ReplayConfig.SCHEDULABLE,
         *("tau", "target_noise", "target_noise_clip", "hysteretic", "noise_sigma"),
+    )
+    UNUSED_OFFLINE = (
+        *ReplayConfig.UNUSED_OFFLINE,
+        *("noise", "noise_sigma", "noise_sigma_end", "noise_clip", "noise_theta"),
     )
     learning_rate: float = 1e-3  # raise for speed, lower when the return collapses
     actor_learning_rate: float = 0.0  # of the actor; 0: learning_rate
@@ -100,10 +100,10 @@ class DDPGConfig(ReplayConfig):
             positive=("tau", "critics", "policy_delay", *(["noise_sigma"] if self.noise == "parameter" else [])),
             nonnegative=("target_noise", "target_noise_clip", "actor_learning_rate", "critic_learning_rate"),
         )
-        if self.bc_alpha is not None:
-            check_ranges(self, nonnegative=("bc_alpha",))
         if self.noise != "parameter":
             noise_class(self.noise)
+        if self.bc_alpha is not None:
+            check_ranges(self, nonnegative=("bc_alpha",))
 
 
 @dataclass(frozen=True)

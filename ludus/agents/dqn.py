@@ -91,13 +91,13 @@ class DQNConfig(ReplayConfig):
             "epsilon_end epsilon_share", "epsilon_schedule", "constant".__eq__, "agent.epsilon_schedule is constant"
         ),
     )
-    UNUSED_OFFLINE = (
-        *ReplayConfig.UNUSED_OFFLINE,
-        *(f"epsilon_{name}" for name in ("schedule", "start", "end", "share", "ladder")),
-    )
     SCHEDULABLE = (
         *ReplayConfig.SCHEDULABLE,
         *("epsilon_start", "parameter_noise", "tau", "munchausen", "temperature", "priority_mix"),
+    )
+    UNUSED_OFFLINE = (
+        *ReplayConfig.UNUSED_OFFLINE,
+        *(f"epsilon_{name}" for name in ("schedule", "start", "end", "share", "ladder")),
     )
     batch_size: int = 128  # transitions (or sequences) per update
     updates_per_step: float = 0.25  # gradient updates per environment step: more is slower and more sample-efficient
@@ -179,7 +179,7 @@ class DQN(OffPolicy):
         self.mask = mask_name(self.name, action) if mask_name(self.name, action) in observation else None
         settings = (config.epsilon_start, config.epsilon_end, config.epsilon_share, config.epsilon_ladder)
         self.epsilon = Epsilon("constant", 0.0) if config.noisy else Epsilon(config.epsilon_schedule, *settings)
-        self.munchausen = bool(config.munchausen)
+        self.munchausen, self.conservative = bool(config.munchausen), bool(config.conservative_coef)
         if config.parameter_noise:
             self.parameter_noise = ParameterNoise(networks["q"], SIGMA)
         self._numpy: NumpyMLP | None = None
@@ -324,7 +324,7 @@ class DQN(OffPolicy):
                 mixed_priority(priority, batch.real, config.priority_mix) if config.sequence else priority[0]
             )
         losses = {"value": share_sum(loss, batch.share)}
-        if config.conservative_coef:
+        if self.conservative:
             allowed = None if self.mask is None else batch.observation[self.mask][CURRENT]
             penalty = conservative_loss(self.head.q(now, taus[0]), action, allowed)
             losses["conservative"] = share_sum(penalty, batch.share)

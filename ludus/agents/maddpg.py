@@ -52,8 +52,7 @@ class MADDPGConfig(ReplayConfig):
     policies: int = 1
     temperature: float = 1.0  # Discrete actions: of the Gumbel-softmax; lower: less biased, noisier gradients
     output_coef: float = 1e-3  # weight of squared policy outputs: higher keeps exploring, as logits stay small
-    # Box actions: exploration noise, normal, clipped_normal, uniform, ornstein_uhlenbeck, or your own class as
-    # package.module:Class; Discrete actions are sampled
+    # Box actions: exploration noise, as of ddpg, or your own class as package.module:Class; Discrete ones are sampled
     noise: Annotated[str, "NAME"] = "normal"
     noise_sigma: float = 0.1  # its standard deviation (uniform: its bound), for actions scaled to [-1, 1]
     noise_sigma_end: float | None = None  # its value at nb_step, linearly; none: constant

@@ -302,6 +302,7 @@ class SAC(SoftActorCritic):
                 )
         super().__init__(observation, action, config, networks)
         self.flat = FlatActions(config, action)
+        self.conservative = bool(config.conservative_coef)
         self._numpy: NumpyMLP | None = None
         self.register_buffer("taus", quantile_midpoints(max(1, config.quantiles)), persistent=False)
 
@@ -418,7 +419,7 @@ class SAC(SoftActorCritic):
         """
         if self.config.target_networks:
             losses, metrics = super().critic_loss(batch)
-            if self.config.conservative_coef:
+            if self.conservative:
                 losses["conservative"] = self.conservative_loss(batch)
             return losses, metrics
         self.networks["actor"].eval()  # by its running statistics, which the loss of the policy updates
@@ -462,7 +463,7 @@ class SAC(SoftActorCritic):
         time, columns = batch.reward.shape
         now = self.draw(time, columns, self.flat.size)
         batch = with_experience(batch, now=now, next=self.draw(time + self.recurrent, columns, self.flat.size))
-        if self.config.conservative_coef:
+        if self.conservative:
             shape = (self.config.conservative_samples, columns, self.flat.size)
             uniform = self.draw(*shape, uniform=True).mul_(2).sub_(1)
             batch = with_experience(batch, uniform=uniform, several=self.draw(*shape))

@@ -13,7 +13,7 @@ from ludus.containers.build import agents_per_environment, build_cache, give_dat
 from ludus.containers.evaluate import Evaluation, Evaluator
 from ludus.containers.guard import Guard
 from ludus.containers.hook import HOOK, OnUpdate, UpdateHook, UpdateNumbers
-from ludus.containers.loop import begin, collect, improve
+from ludus.containers.loop import begin, collect, improve, set_scheduled
 from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent
 from ludus.core.cache import ExperienceCache
@@ -139,10 +139,7 @@ class LocalWorker(Container):
 
     def _schedule(self, progress: float) -> None:
         """Set scheduled values from the progress of the run (0 to 1)."""
-        scheduled = self.agent.schedule(progress)
-        self.cache.schedule(progress)
-        self.updater.learning_rate = scheduled.get("learning_rate", self.updater.learning_rate)
-        self.scheduled = {**scheduled, **self.updater.schedule(progress)}
+        self.scheduled = set_scheduled(self.agent, self.cache, self.updater, progress)
 
     def _stops(self) -> bool:
         """Return whether something asks to end the run before ``nb_step``."""
@@ -258,13 +255,13 @@ class LocalWorker(Container):
             self.stopping = f"the evaluation reached {target:g}"
         return evaluation
 
-    def _is_better(self, evaluation: Evaluation) -> bool:
-        """Return whether the policy is to be kept as the best so far."""
-        return self.best is None or evaluation.mean > self.best
-
     def _use_return(self, mean: float) -> None:
         """Let learning rates follow the mean return of an evaluation."""
         self.updater.add_return(mean)
+
+    def _is_better(self, evaluation: Evaluation) -> bool:
+        """Return whether the policy is to be kept as the best so far."""
+        return self.best is None or evaluation.mean > self.best
 
     def _interrupts_evaluation(self) -> bool:
         return bool(self.stopping)

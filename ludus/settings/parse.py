@@ -20,7 +20,7 @@ def parse_value(key: str, value: Any, annotation: Any, origin: str) -> Any:
 
     A number of an agent may be a schedule, such as ``linear(0.2, 0.05)``.
     """
-    if key.startswith("agent.") and float in (annotation, *union_members(annotation)):
+    if ".agent." in f".{key}" and float in (annotation, *union_members(annotation)):
         if isinstance(value, Schedule):
             return value
         if isinstance(value, str) and "(" in value:

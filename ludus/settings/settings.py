@@ -52,10 +52,10 @@ TABLES = {
 MINIMUM = {"nb_step": 1, "seed": 0, "threads": 0, "log_every": 0, "checkpoint_every": 0, "keep": 1}
 # settings whose place a schedule takes, and the values that turn them off
 REPLACED = {
-    "agent.learning_rate": ("agent.learning_rate_schedule", "constant"),
-    "agent.clip": ("agent.clip_schedule", "constant"),
-    "agent.epsilon_start": ("agent.epsilon_schedule", "constant"),
-    "agent.noise_sigma": ("agent.noise_sigma_end", None),
+    "learning_rate": ("learning_rate_schedule", "constant"),
+    "clip": ("clip_schedule", "constant"),
+    "epsilon_start": ("epsilon_schedule", "constant"),
+    "noise_sigma": ("noise_sigma_end", None),
 }
 MAX_NAME_LENGTH = 80  # characters of a run's name or tag
 MAXIMUM = {"seed": 2**63 - 1, "threads": 1024}  # seeds: limit of torch; threads: far more end the process
@@ -785,26 +785,33 @@ def _build(layers: list[tuple[str, Flat]]) -> Resolved:
 
             raise unknown_setting(key, origin, agent, types)
         parsed[key] = parse_value(key, value, types[key], origin)
-    _use_schedules(parsed, config, origins)
+    _use_schedules(parsed, "agent.", config, origins)
+    for role, name in roles.items():
+        _use_schedules(parsed, f"roles.{role}.agent.", agent_config(name), origins)
     settings = _make(_unflatten(parsed), config)
     settings.validate()
     return Resolved(settings, {key: origins.get(key, "default") for key in to_flat(settings)})
 
 
-def _use_schedules(parsed: Flat, config: type[Any], origins: dict[str, str]) -> None:
-    """Turn off settings whose place a schedule takes; refuse them if the user gave both."""
-    defaults = {f"agent.{name}": value for name, value in vars(config()).items()}
-    for key in [key for key, value in parsed.items() if isinstance(value, Schedule)]:
-        other, off = REPLACED.get("agent.learning_rate" if key.endswith("learning_rate") else key, ("", None))
-        if other not in defaults:
+def _use_schedules(parsed: Flat, prefix: str, config: type[Any], origins: dict[str, str]) -> None:
+    """Turn off settings of an agent whose place a schedule takes; refuse them if the user gave both."""
+    defaults = vars(config())
+    names = [
+        key.removeprefix(prefix) for key, x in parsed.items() if isinstance(x, Schedule) and key.startswith(prefix)
+    ]
+    for name in names:
+        replaced, off = REPLACED.get("learning_rate" if name.endswith("learning_rate") else name, ("", None))
+        if replaced not in defaults:
             continue
-        given, origin = parsed.get(other, defaults[other]), origins.get(other, "default")
-        if given != off and not origin.startswith(("default", "preset")):
+        key, other = f"{prefix}{name}", f"{prefix}{replaced}"
+        given, origin = parsed.get(other, defaults[replaced]), origins.get(other, "default")
+        if given == off:
+            continue
+        if not origin.startswith(("default", "preset")):
             raise UserError(
                 f"{other} is {given} ({origin}), but {key} is {parsed[key]}, a schedule of its own; leave one out."
             )
-        if given != off:
-            parsed[other], origins[other] = off, f"default, since {key} is a schedule"
+        parsed[other], origins[other] = off, f"default, since {key} is a schedule"
 
 
 def _unflatten(flat: Flat) -> Flat:
