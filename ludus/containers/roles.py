@@ -17,6 +17,7 @@ from ludus.containers.build import (
     build_learner,
     choose_engines,
     divide_environments,
+    give_dataset,
     make_actor,
     outline_agent,
 )
@@ -97,6 +98,7 @@ class RolesWorker(LocalWorker):
             rows, device = environments.times(len(part.agents)), device_of(agent)
             noise = agent.make_noise(rows, torch.Generator(device).manual_seed(noise_seed + number))
             rewards = make_reward_ops(self.settings.preprocess.reward)
+            give_dataset(self.settings.for_role(role), agent, *part.role[:2])  # refuses an agent that needs one
             cache = build_cache(agent, self.manager, rows, rewards)
             cache.on_warning = lambda text: self.manager.on_warning(text)
             seat = Seat(agent, cache, noise, rows, device, role=role, preprocess_reward=rewards)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.core.agent import Actor
+from ludus.core.dataset import Dataset
 from ludus.core.hidden_state import HiddenState
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
@@ -23,6 +24,8 @@ class Team(Actor):
 
     Hidden states and random numbers are named ``<role>/…`` and have a row for each world, ``[B, n, …]``.
     """
+
+    dataset: Dataset | None = None  # roles do not learn from recorded episodes
 
     def __init__(self, actors: Mapping[str, Actor], parts: Mapping[str, AgentRows]) -> None:
         super().__init__()

@@ -522,6 +522,7 @@ class Settings(Generic[A]):
             "compile": ("off" if self.compile == "auto" else self.compile, "off"),
             "network_check.every": (self.network_check.every, 0),
             "init_from": (self.init_from, ""),
+            "data.path": (self.data.path, ""),
             "freeze": (" ".join(self.freeze), ""),
         }
         for key, (value, only) in single.items():

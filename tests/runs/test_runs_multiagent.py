@@ -170,6 +170,8 @@ def test_a_policy_for_each_agent(tmp_path: Path) -> None:
             {"roles__agents": "each", "container": "distrib", "distrib__ranks": 2},
             "container is distrib, but with several",
         ),
+        ({"roles__agents": "each", "data__path": "x.npz"}, "data.path is x.npz, but with several roles"),
+        ({"roles__agents": "agent=ppo, guide=bc"}, "bc learns from recorded episodes"),
         ({"roles__agents": "each", "freeze": ("networks.*",)}, r"freeze is networks.\*, but with several roles"),
         ({}, "the agents agent_0 and guide_0 share a policy, but the observation"),
         (

@@ -154,21 +154,22 @@ def test_mistakes_get_a_sentence(environment: str, changes: dict[str, Any], mess
 
 
 @pytest.mark.slow
-def test_tic_tac_toe_never_loses_to_a_random_player_and_beats_an_older_self(tmp_path: Path) -> None:
+@pytest.mark.timeout(1_800)
+def test_tic_tac_toe_hardly_loses_to_a_random_player_and_beats_older_selves(tmp_path: Path) -> None:
+    """When it was written: no loss in 200 games as the first player, 8 as the second; all games won against a copy."""
     tictactoe = pytest.importorskip("pettingzoo.classic.tictactoe_v3")
     result = train(
-        tmp_path, "pettingzoo.classic.tictactoe_v3:env", "ppo", nb_step=300_000, env__num=32,
-        network__hidden=(128, 128), agent__rollout=32, agent__learning_rate=0.001, agent__gamma=1.0,
-        agent__entropy_coef=0.02, self_play__every=20_000, evaluation__every=0,
+        tmp_path, "pettingzoo.classic.tictactoe_v3:env", "ppo", nb_step=250_000, env__num=64,
+        network__hidden=(128, 128), agent__rollout=24, agent__learning_rate=0.001, agent__gamma=1.0,
+        agent__learning_rate_schedule="linear", agent__entropy_coef=0.1, self_play__size=40, self_play__latest=0.4,
+        self_play__every=8_333, evaluation__every=0,
     )  # fmt: skip
     policy, random = result.load("latest"), np.random.default_rng(0)
-    for side, other in (("player_1", "player_2"), ("player_2", "player_1")):
+    for side, other, most in (("player_1", "player_2", 0), ("player_2", "player_1", 16)):
         returns = [r[side] for r in match(tictactoe.env(), {side: policy, other: None}, 200, random)]
-        assert min(returns) >= 0
-        assert np.mean(returns) > 0.7
+        assert sum(x < 0 for x in returns) <= most
+        assert np.mean(returns) > 0.75
     steps = sorted(int(path.name.removeprefix("step_")) for path in (result.run / "pool").iterdir())
     older = ludus.load(result.run, f"step_{steps[1]}")
-    total = 0.0
     for side, other in (("player_1", "player_2"), ("player_2", "player_1")):
-        total += sum(r[side] for r in match(tictactoe.env(), {side: policy, other: older}, 5, random))
-    assert total > 0
+        assert sum(r[side] for r in match(tictactoe.env(), {side: policy, other: older}, 5, random)) > 0
