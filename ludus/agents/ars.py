@@ -188,8 +188,8 @@ class ARS(Agent):
     def _act_numpy(self, step: EnvStep, rows: Tensor) -> Tensors:
         network: Any = self.networks["actor"]
         run = self._kept("numpy", rows, lambda: NumpyPopulation(network, self.candidates(rows).values()))
-        x = next(iter(step.observation.values())).numpy()
-        output = run(x if self.normalizer is None else self.normalizer.numpy(x))
+        ((seen, x),) = step.observation.items()
+        output = run(x.numpy() if self.normalizer is None else self.normalizer.numpy(x.numpy(), seen))
         ((name, spec),) = self.action.items()
         return {name: torch.from_numpy(output.argmax(1) if spec.kind == "categorical" else output)}
 

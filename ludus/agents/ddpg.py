@@ -42,6 +42,7 @@ from ludus.exploration.parameter_noise import ParameterNoise
 from ludus.networks.critic import ACTION
 from ludus.networks.module_checks import uses_methods_of
 from ludus.networks.numpy_actor import NumpyMLP
+from ludus.ops.offline import td3_bc_actor_loss
 from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import ddpg_actor_loss, hysteretic_weight, min_over_critics, smoothed_action
 
@@ -61,6 +62,10 @@ class DDPGConfig(ReplayConfig):
             "noise_theta", "noise", "ornstein_uhlenbeck".__ne__, "agent.noise is {}, and only ornstein_uhlenbeck has it"
         ),
     )
+    UNUSED_OFFLINE = (
+        *ReplayConfig.UNUSED_OFFLINE,
+        *("noise", "noise_sigma", "noise_sigma_end", "noise_clip", "noise_theta"),
+    )
     learning_rate: float = 1e-3  # raise for speed, lower when the return collapses
     actor_learning_rate: float = 0.0  # of the actor; 0: learning_rate
     critic_learning_rate: float = 0.0  # of the critics; 0: learning_rate
@@ -72,6 +77,8 @@ class DDPGConfig(ReplayConfig):
     target_noise: float = 0.0  # standard deviation of the noise on target actions (target policy smoothing)
     target_noise_clip: float = 0.5  # bound of that noise
     hysteretic: float = 1.0  # weight of negative TD errors; below 1: optimistic, for concurrent learners
+    # weight of Q against imitating the batch's actions, for recorded data: lower imitates more; none: no imitation
+    bc_alpha: float | None = None
     # exploration noise on actions; parameter: on the actor's parameters, scaled so that actions differ by noise_sigma
     noise: Literal["normal", "clipped_normal", "uniform", "ornstein_uhlenbeck", "parameter"] = "normal"
     noise_sigma: float = 0.1  # its standard deviation (uniform: its bound), for actions scaled to [-1, 1]
@@ -90,6 +97,8 @@ class DDPGConfig(ReplayConfig):
             positive=("tau", "critics", "policy_delay", *(["noise_sigma"] if self.noise == "parameter" else [])),
             nonnegative=("target_noise", "target_noise_clip", "actor_learning_rate", "critic_learning_rate"),
         )
+        if self.bc_alpha is not None:
+            check_ranges(self, nonnegative=("bc_alpha",))
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,16 @@ class TD3Config(DDPGConfig):
     critics: int = 2  # the target takes their minimum; 2 against overestimation
     policy_delay: int = 2  # updates of the critics per update of the actor and the target networks
     target_noise: float = 0.2  # standard deviation of the noise on target actions (target policy smoothing)
+
+
+@dataclass(frozen=True)
+class TD3BCConfig(TD3Config):
+    """TD3+BC (Fujimoto & Gu 2021): TD3 that also imitates the actions of recorded data, for offline training."""
+
+    PREFERS_OFFLINE = True
+    learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
+    bc_alpha: float | None = 2.5  # weight of Q against imitating the batch's actions: lower imitates more
+    normalize_observation: bool = True  # vectors by mean and standard deviation, saved with the policy
 
 
 @dataclass(frozen=True)
@@ -252,12 +271,17 @@ class DDPG(OffPolicy):
         return {"critic": loss}, metrics | priority_metric(error, batch, config)
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Return −Q(s, π(s)) of the first critic."""
+        """Return −Q(s, π(s)) of the first critic; with ``bc_alpha``, TD3+BC's loss."""
         inputs, first = at_time(self.inputs(batch.observation), batch.first, CURRENT)
         action = self.run("actor", inputs, batch.state, first)[0]["policy"].tanh()
         alone = {"members": 1} if self.config.critics > 1 else {}
         q = self.q(inputs, action, batch.state, first, **alone)[..., 0]
-        return {"actor": share_sum(ddpg_actor_loss(q), batch.share)}, {}
+        if self.config.bc_alpha is None:
+            return {"actor": share_sum(ddpg_actor_loss(q), batch.share)}, {}
+        recorded, mean = self.critic_inputs(batch)[ACTION], batch.experience[MEAN]
+        size = share_sum(q.detach().abs(), mean) / mean.sum()  # of this rank's rows
+        loss = td3_bc_actor_loss(q, action, recorded, self.config.bc_alpha, size)
+        return {"actor": share_sum(loss, batch.share)}, {}
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return all losses of a prepared batch together; ``learn`` steps each separately."""

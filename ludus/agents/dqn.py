@@ -39,6 +39,7 @@ from ludus.networks.module_checks import uses_methods_of
 from ludus.networks.noisy import resample_noise, without_noise
 from ludus.networks.numpy_actor import NumpyMLP, is_plain_mlp, is_plain_vector
 from ludus.networks.value_heads import ACTING_QUANTILES, ExpectedValue, ValueHead, make_value_head
+from ludus.ops.offline import conservative_loss
 from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import (
     double_q_value,
@@ -80,6 +81,10 @@ class DQNConfig(ReplayConfig):
             "epsilon_end epsilon_share", "epsilon_schedule", "constant".__eq__, "agent.epsilon_schedule is constant"
         ),
     )
+    UNUSED_OFFLINE = (
+        *ReplayConfig.UNUSED_OFFLINE,
+        *(f"epsilon_{name}" for name in ("schedule", "start", "end", "share", "ladder")),
+    )
     batch_size: int = 128  # transitions (or sequences) per update
     updates_per_step: float = 0.25  # gradient updates per environment step: more is slower and more sample-efficient
     learning_rate: float = 5e-4  # raise for speed, lower when the return collapses
@@ -98,6 +103,9 @@ class DQNConfig(ReplayConfig):
     munchausen: float = 0.0  # weight of the log-policy that is added to the reward, such as 0.9; 0: off
     temperature: float = 0.03  # of the Munchausen policy
     rescaled: bool = False  # learn values on the invertible square-root scale of R2D2
+    # weight of the conservative loss (CQL), which lowers Q of actions that the batch lacks, for recorded data: higher
+    # stays nearer to the recorded actions; 0: off
+    conservative_coef: float = 0.0
     priority_mix: float = 0.9  # sequences: weight of the largest TD error in the priority; the rest is for the mean
     epsilon_schedule: Literal["linear", "exponential", "constant"] = "linear"  # of ε over the run
     epsilon_start: float = 1.0  # initial ε; with the constant schedule, that of the whole run
@@ -116,7 +124,7 @@ class DQNConfig(ReplayConfig):
             self,
             fraction=("munchausen", "priority_mix"),
             positive=("atoms", "target_every", "temperature", "tau"),
-            nonnegative=("weight_decay",),
+            nonnegative=("weight_decay", "conservative_coef"),
             finite=("v_min", "v_max"),
         )
         if self.values == "categorical" and self.v_min >= self.v_max:
@@ -263,7 +271,7 @@ class DQN(OffPolicy):
         return self.compute_loss(self.prepare(batch))[1]["priority"]
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Return the Huber loss of TD errors, or the distributional loss, weighted by importance."""
+        """Return the Huber loss of TD errors, or the distributional loss, weighted by importance; and CQL's, if on."""
         config = self.config
         now, selecting, target_now, target_next = self._outputs(batch)
         taus = [batch.experience.get(name) for name in TAUS]
@@ -283,7 +291,12 @@ class DQN(OffPolicy):
             metrics["priority"] = (
                 mixed_priority(priority, batch.real, config.priority_mix) if config.sequence else priority[0]
             )
-        return {"value": share_sum(loss, batch.share)}, metrics
+        losses = {"value": share_sum(loss, batch.share)}
+        if config.conservative_coef:
+            allowed = None if self.mask is None else batch.observation[self.mask][CURRENT]
+            penalty = conservative_loss(self.head.q(now, taus[0]), action, allowed)
+            losses["conservative"] = share_sum(penalty, batch.share)
+        return losses, metrics
 
     def _outputs(self, batch: Batch) -> tuple[Tensors, Tensors, Tensors, Tensors]:
         """Return online outputs, the outputs that select next actions, and target outputs now and next."""

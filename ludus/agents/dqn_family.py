@@ -70,6 +70,16 @@ class RainbowConfig(DQNConfig):
 
 
 @dataclass(frozen=True)
+class DiscreteCQLConfig(DQNConfig):
+    """Discrete CQL (Kumar et al. 2020): Double DQN with conservative values, for offline training."""
+
+    PREFERS_OFFLINE = True
+    double: bool = True  # select next actions online, evaluate them by the target network
+    # weight of the conservative loss, which lowers Q of actions that the data lacks; higher stays nearer to the data
+    conservative_coef: float = 1.0
+
+
+@dataclass(frozen=True)
 class R2D2Config(DQNConfig):
     """R2D2 (Kapturowski et al. 2019): recurrent DQN on prioritized sequences with burn-in."""
 

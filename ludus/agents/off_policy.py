@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,11 +23,13 @@ from ludus.core.step import EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Updater
 from ludus.experience.hindsight import RewardFunction
+from ludus.experience.recorded_replay import MixedReplay, RecordedReplay, recorded_part
 from ludus.experience.replay import ExperienceReplay
 from ludus.experience.replay_unroll import ReplayUnroll
 from ludus.networks.placement import device_of
 from ludus.networks.target import TargetNetworks
 from ludus.ops.policy_gradient import shares
+from ludus.preprocess.actions import ActionInverter
 from ludus.preprocess.normalization import ObsNormalizer, RewardScaler, StatisticsRows, update_statistics
 from ludus.preprocess.observation import ObsPreprocessor
 
@@ -44,6 +47,7 @@ class OffPolicy(Agent):
 
     generator: torch.Generator
     corrects_old_unrolls = True  # they go to the replay
+    uses_dataset = mixes_dataset = learns_offline = True
     acting: tuple[str, ...]
     with_target: tuple[str, ...]
 
@@ -126,11 +130,20 @@ class OffPolicy(Agent):
         return bool(self.config.hindsight)
 
     def make_cache(self, rows: Rows) -> ExperienceReplay:
-        """Make the replay buffer."""
+        """Make the replay buffer, or with recorded episodes one that has them too, or nothing else (offline)."""
         reward = None if self.goal_reward is None else tensor_reward(self.goal_reward)
         config, ranks = self.config.for_rows(rows), rows.total // rows.size
         kept = (self.action, self.initial_state(1), self.soft, ranks)
-        return ExperienceReplay(config, rows.size, config.gamma, self.observation, self.device, reward, *kept)
+        options = (config, rows.size, config.gamma, self.observation, self.device, reward, *kept)
+        if self.dataset is None:
+            return ExperienceReplay(*options)
+        offline = self.dataset_share == 1
+        part = config.batch_size if offline else recorded_part(config.batch_size, self.dataset_share)
+        to_policy = ActionInverter(self.action, self.action_transform)
+        specs = (config.gamma, self.observation, self.action)
+        part_config = replace(config, batch_size=part)
+        recorded = RecordedReplay(part_config, self.dataset, to_policy, *specs, self.device, self.soft)
+        return recorded if offline else MixedReplay(recorded, *options)
 
     def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> ReplayUnroll:
         """Make what a worker sends to the replay: the steps between two starts of sequences, or ``UNROLL`` of them."""
@@ -191,6 +204,8 @@ class OffPolicy(Agent):
         preprocess = self.preprocess_normalized
         names = [] if preprocess is None else list(preprocess.specs)
         fresh, returns = cache.fresh(names, with_returns=self.reward_scaler is not None)
+        if updater.ranks == 1 and not sum(map(len, (*fresh.values(), () if returns is None else returns))):
+            return  # as with recorded episodes after the first call
         rows: list[StatisticsRows] = []
         if self.normalizer is not None and preprocess is not None:
             ready = preprocess({name: x.unsqueeze(0) for name, x in fresh.items()})

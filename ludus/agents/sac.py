@@ -43,6 +43,7 @@ from ludus.networks.module_checks import uses_methods_of
 from ludus.networks.numpy_actor import NumpyMLP
 from ludus.ops.distributional import quantile_critic_loss, quantile_midpoints, truncated_quantiles
 from ludus.ops.distributions import gaussian_sample, tanh_gaussian_draw
+from ludus.ops.offline import sampled_logsumexp
 from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import sac_actor_loss, sac_critic_loss, sac_value, temperature_loss
 
@@ -208,7 +209,7 @@ class SoftActorCritic(OffPolicy):
 
 @dataclass(frozen=True)
 class SACConfig(SoftActorCriticConfig):
-    """Settings of SAC; TQC, DroQ and CrossQ are combinations of them."""
+    """Settings of SAC; TQC, DroQ, CrossQ and CQL are combinations of them."""
 
     NETWORK_DEFAULTS = WIDE_MLP
     UNUSED = (
@@ -216,6 +217,7 @@ class SACConfig(SoftActorCriticConfig):
         UnusedSetting("dropped_quantiles", "quantiles", not_, "agent.quantiles is 0, so critics give expected values"),
         UnusedSetting("pessimistic_actor", "critics", (1).__eq__, "agent.critics is 1"),
         UnusedSetting("tau", "target_networks", not_, "agent.target_networks is off"),
+        UnusedSetting("conservative_samples", "conservative_coef", not_, "agent.conservative_coef is 0"),
     )
     quantiles: int = 0  # quantiles of the return that each critic gives, such as 25; 0: its expected value
     # largest quantiles per critic that targets leave out, against overestimation: raise when Q is far above the returns
@@ -223,11 +225,26 @@ class SACConfig(SoftActorCriticConfig):
     pessimistic_actor: bool = True  # the policy maximizes the minimum over critics; off: their mean
     target_networks: bool = True  # targets by averaged critics; off: by the critics themselves, which need batch norms
     adam_beta1: float = 0.9  # decay of Adam's mean of gradients: lower follows new gradients sooner
+    # weight of the conservative loss (CQL), which lowers Q of actions that the batch lacks, for recorded data: higher
+    # stays nearer to the recorded actions; 0: off
+    conservative_coef: float = 0.0
+    conservative_samples: int = 10  # random actions, and as many of the policy, per state of that loss; more are slower
 
     def validate(self) -> None:
         """Refuse values that cannot train."""
         super().validate()
-        check_ranges(self, fraction=("adam_beta1",), nonnegative=("quantiles", "dropped_quantiles"))
+        check_ranges(
+            self,
+            fraction=("adam_beta1",),
+            positive=("conservative_samples",),
+            nonnegative=("quantiles", "dropped_quantiles", "conservative_coef"),
+        )
+        if self.conservative_coef and (self.sequence or not self.target_networks):
+            other = "agent.sequence to 0" if self.sequence else "agent.target_networks on"
+            raise UserError(
+                f"agent.conservative_coef is {self.conservative_coef:g}, which works on single transitions with target "
+                f"networks; set {other}, or agent.conservative_coef to 0."
+            )
         if self.quantiles and self.dropped_quantiles >= self.quantiles:
             raise UserError(
                 f"agent.dropped_quantiles is {self.dropped_quantiles}, but must be less than agent.quantiles, "
@@ -360,7 +377,10 @@ class SAC(SoftActorCritic):
         Batch norms then normalize both pairs by the same statistics.
         """
         if self.config.target_networks:
-            return super().critic_loss(batch)
+            losses, metrics = super().critic_loss(batch)
+            if self.config.conservative_coef:
+                losses["conservative"] = self.conservative_loss(batch)
+            return losses, metrics
         inputs = self.inputs(batch.observation)
         (now, first), (later, first_t) = (at_time(inputs, batch.first, time) for time in (CURRENT, NEXT))
         with torch.no_grad():
@@ -369,6 +389,23 @@ class SAC(SoftActorCritic):
         actions = torch.cat([self.critic_inputs(batch)[ACTION], action], 1)
         q, q_t = self.critic_values(both, actions, batch.state, torch.cat([first, first_t], 1)).chunk(2, 1)
         return self.critic_terms(batch, q, self.soft_targets(batch, *self.soft_value(q_t, log_prob)))
+
+    def conservative_loss(self, batch: Batch) -> Tensor:
+        """Return CQL's log ∫ exp Q(s, a) da − Q of the batch's action, summed over critics.
+
+        The integral is estimated from uniform actions and from actions of the policy, N of each.
+        """
+        inputs, first = at_time(self.inputs(batch.observation), batch.first, CURRENT)
+        uniform = batch.experience["uniform"]  # [N, B, K]
+        with torch.no_grad():
+            mean, log_std, _ = self.policy(inputs, batch.state, first)
+            u, log_prob = tanh_gaussian_draw(mean, log_std, batch.experience["several"])
+        log_density = torch.cat([torch.full_like(log_prob, -self.flat.size * math.log(2)), log_prob])  # [2N, B]
+        actions = torch.cat([uniform, u.tanh(), self.critic_inputs(batch)[ACTION]])
+        repeated = {name: x.expand(len(actions), *x.shape[1:]) for name, x in inputs.items()}
+        q = self.q(repeated, actions, batch.state, first.expand(len(actions), -1))  # [2N + 1, B, critics]
+        gap = sampled_logsumexp(q[:-1], log_density.unsqueeze(-1)) - q[-1]
+        return share_sum(gap.sum(-1).unsqueeze(0), batch.share)
 
     def critic_terms(self, batch: Batch, q: Tensor, target: Tensor) -> tuple[Tensors, Tensors]:
         if not self.config.quantiles:
@@ -384,6 +421,10 @@ class SAC(SoftActorCritic):
         time, columns = batch.reward.shape
         now = self.draw(time, columns, self.flat.size)
         batch = with_experience(batch, now=now, next=self.draw(time + self.recurrent, columns, self.flat.size))
+        if self.config.conservative_coef:
+            shape = (self.config.conservative_samples, columns, self.flat.size)
+            uniform = self.draw(*shape, uniform=True).mul_(2).sub_(1)
+            batch = with_experience(batch, uniform=uniform, several=self.draw(*shape))
         if not batch.window:
             return batch
         return with_experience(batch, between=self.draw(*batch.window["discount"].shape, self.flat.size))

@@ -32,6 +32,16 @@ class DroQConfig(SACConfig):
 
 
 @dataclass(frozen=True)
+class CQLConfig(SACConfig):
+    """CQL (Kumar et al. 2020): SAC with conservative values, for offline training."""
+
+    PREFERS_OFFLINE = True
+    actor_learning_rate: float = 1e-4  # of the actor; 0: learning_rate
+    # weight of the conservative loss, which lowers Q of actions that the data lacks; higher stays nearer to the data
+    conservative_coef: float = 5.0
+
+
+@dataclass(frozen=True)
 class CrossQConfig(SACConfig):
     """CrossQ (Bhatt et al. 2024): critics with batch renormalization and no target networks."""
 

@@ -80,19 +80,24 @@ def _take_svg(argv: list[str]) -> tuple[list[str], str]:
 
 def find_networks(resolved: Resolved) -> dict[str, tuple[NetworkSummary, int]]:
     """Build the networks of the agent, without the agent; return a summary and the number of members of each."""
-    from ludus.containers.build import adapt_to_environment, planned_networks
+    from ludus.containers.build import (
+        adapt_to_environment,
+        agents_per_environment,
+        divide_environments,
+        planned_networks,
+    )
     from ludus.managers.make import make_manager
     from ludus.networks.build import build_network
     from ludus.networks.summary import summarize
     from ludus.settings.ineffective import refuse_ineffective
 
     settings = resolved.settings
-    manager = make_manager(settings.env, 1, preprocess=settings.preprocess)
+    manager = divide_environments(make_manager(settings.env, 1, preprocess=settings.preprocess), settings)
     try:
         observation, action = manager.observation, manager.action
     finally:
         manager.close()
-    resolved = adapt_to_environment(resolved, observation, action)
+    resolved = adapt_to_environment(resolved, observation, action, agents_per_environment(manager))
     refuse_ineffective(resolved, observation, action)
     found: dict[str, tuple[NetworkSummary, int]] = {}
     for name, (config, spec) in planned_networks(resolved.settings, observation, action).items():

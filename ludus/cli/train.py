@@ -30,6 +30,7 @@ from ludus.settings.settings import (
     Resolved,
     Settings,
     chosen_agent,
+    chosen_roles,
     find_preset,
     resolve_settings,
     setting_types,
@@ -64,6 +65,8 @@ class Arguments:
     data: Annotated[str, "FILE"] = ""
     # short for --evaluation.stop-at
     stop_at: float | None = None
+    # short for --roles.agents
+    roles: Annotated[str, "ROLE=AGENT,..."] = ""
     # short for --distrib.ranks
     ranks: int = 0
     # short for --impala.workers
@@ -102,9 +105,10 @@ def parse(argv: list[str], command: str = "train") -> Resolved:
     help_wanted = wants_help(argv)
     words = [word for word in argv if word not in ("--help", "-h")]
     agent, preset, file = (_peek(words, flag) for flag in ("--agent", "--preset", "--config"))
+    roles = _peek(words, "--roles") or _peek(words, "--roles.agents")
     trust = _trusts(words)
     chosen = chosen_agent(agent, preset, file, trust)
-    types = setting_types(chosen)
+    types = setting_types(chosen, chosen_roles(roles, file, trust))
     short = {flag: types[key] for flag, key in ALIASES.items()}
     types.pop("agent.name")  # only --agent sets it, because it decides which flags there are
     positional, values = _read(words, known_flags(types | SOURCES | short), chosen)
@@ -186,6 +190,7 @@ def _show_help(settings: Settings[Any], preset: str | None, file: str | None) ->
         network=settings.network.name,
         data=settings.data.path,
         stop_at=settings.evaluation.stop_at,
+        roles=settings.roles.agents,
         ranks=settings.distrib.ranks,
         workers=settings.impala.workers,
         cluster=settings.impala.cluster,

@@ -16,19 +16,23 @@ from torch import Tensor, nn
 from ludus.agents import AGENTS
 from ludus.containers.evaluate import Evaluator
 from ludus.containers.freeze import freeze
+from ludus.containers.team import Team
 from ludus.containers.threads import requested_threads
-from ludus.core.agent import Agent
+from ludus.core.agent import Actor, Agent
 from ludus.core.cache import ExperienceCache
 from ludus.core.config import Plan
-from ludus.core.environment import EnvironmentManager
+from ludus.core.environment import DEFAULT_ROLE, EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.imports import resolve
 from ludus.core.network import Network, SubModule
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, is_one_discrete
 from ludus.data.load import load_dataset
+from ludus.environments.config import EnvConfig
 from ludus.experience.memory import check_fits, free_bytes, rollout_bytes
+from ludus.managers.base import BatchManager
 from ludus.managers.make import make_manager
+from ludus.managers.roles import AgentRows, RolesManager, agents_of, refuse_unowned
 from ludus.networks.build import build_network, network_spec
 from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
@@ -92,12 +96,12 @@ def outline_agent(settings: Settings[Any], observation: Specs, action: Specs) ->
         return build_agent(settings, observation, action, torch.device("meta"))
 
 
-def bytes_of(agent: Agent) -> int:
+def bytes_of(agent: nn.Module) -> int:
     """Return the memory of an agent's tensors."""
     return sum(x.nbytes for x in (*agent.parameters(), *agent.buffers()))
 
 
-def refuse_too_large(agent: Agent) -> None:
+def refuse_too_large(agent: nn.Module) -> None:
     """Refuse a meta agent whose tensors would not fit in free memory."""
     fix = "lower network.hidden, network.lstm_size or env.num"
     check_fits("The networks need", bytes_of(agent), free_memory(), fix)
@@ -202,8 +206,17 @@ def _image_shapes(observation: Specs) -> list[tuple[int, ...]]:
     return [shape for shape in NetworkConfig().feature_shapes(spec.inputs, spec.categories).values() if len(shape) > 2]
 
 
-def adapt_to_environment(resolved: Resolved, observation: Specs, action: Specs) -> Resolved:
-    """Adapt the agent's defaults to images and actions, which are not known before the environment exists."""
+def adapt_to_environment(resolved: Resolved, observation: Specs, action: Specs, agents: int = 1) -> Resolved:
+    """Adapt settings to what is not known before the environment exists: the agents, their images and actions."""
+    settings, given = resolved.settings, resolved.settings.env.agents
+    if agents != given:
+        if given != EnvConfig.agents:
+            raise UserError(
+                f"env.agents is {given}, but {agents} of each environment share a policy; leave it out, since the "
+                "environment decides it."
+            )
+        settings = replace(settings, env=replace(settings.env, agents=agents))
+        resolved = Resolved(settings, resolved.origins | {"env.agents": "chosen"})
     return adapt_defaults(resolved, bool(_image_shapes(observation)), is_one_discrete(action))
 
 
@@ -222,7 +235,7 @@ def evaluation_rows(settings: Settings[Any]) -> int:
 
 def build_evaluator(
     settings: Settings[Any],
-    agent: Agent,
+    agent: Actor,
     environment: Callable[..., Any] | None = None,
     branch: int = 1,
     rows: Rows | None = None,
@@ -300,7 +313,7 @@ def _choose_update(settings: Settings[Any], agent: Agent, device: torch.device) 
             raise UserError(f"compile is on, but {obstacle}; set compile to auto or off.")
         return "compiled", ""
     larger = max(1, plan.batch / REPAID_BATCH) if device.type == "cpu" else 1  # a GPU mostly saves launches of kernels
-    repaid = settings.nb_step * plan.optimizer_steps * larger >= REPAID
+    repaid = settings.nb_step * settings.env.agents * plan.optimizer_steps * larger >= REPAID
     has_compiler = bool(shutil.which(os.environ.get("CXX", "g++")))
     if settings.compile == "off" or not repaid or not has_compiler:
         return "eager", ""
@@ -369,4 +382,42 @@ def build_manager(
     refuse_nameless(settings.env.id, environment)
     one = settings.container in ("impala", "offline")
     rows: int | Rows = 1 if one else Rows.of_rank(rank, settings.ranks, settings.env.num)
-    return make_manager(settings.env, rows, environment=environment, preprocess=settings.preprocess)
+    joint = make_manager(settings.env, rows, environment=environment, preprocess=settings.preprocess)
+    return divide_environments(joint, settings)
+
+
+def divide_environments(joint: BatchManager, settings: Settings[Any]) -> EnvironmentManager:
+    """Return environments with several agents as rows of single agents, unless the agent learns from whole worlds."""
+    try:
+        parts = divide_agents(joint, settings)
+    except UserError:
+        joint.close()
+        raise
+    return RolesManager(joint, parts) if parts else joint
+
+
+def divide_agents(joint: BatchManager, settings: Settings[Any]) -> dict[str, AgentRows]:
+    """Return the rows of the agents of each role; nothing for single agents, and where worlds are not divided."""
+    agents = agents_of(joint.observation)
+    kind = resolve(settings.agent_name, AGENTS, "agent")
+    if settings.roles.agents and (not agents or kind.layout == "joint"):
+        why = f"agent {settings.agent_name} learns for all agents together" if agents else "there is a single agent"
+        raise UserError(f"roles.agents is {settings.roles.agents}, but {why} in {joint.name}; leave it out.")
+    if not agents or kind.layout == "joint":
+        return {}
+    refuse_unowned(joint, agents)
+    if settings.roles.agents:
+        return {role: AgentRows(joint, own, role) for role, own in settings.roles.assign(agents).items()}
+    return {DEFAULT_ROLE: AgentRows(joint, agents)}
+
+
+def agents_per_environment(manager: EnvironmentManager) -> int:
+    """Return how many agents of each environment share the policy."""
+    return next(iter(manager.roles.values())).agents
+
+
+def make_actor(agent: Actor, manager: EnvironmentManager) -> Actor:
+    """Return what plays whole environments with an agent: the agent itself, or a team if they have several agents."""
+    if isinstance(agent, Team) or not isinstance(manager, RolesManager):
+        return agent
+    return Team({DEFAULT_ROLE: agent}, manager.parts)

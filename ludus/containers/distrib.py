@@ -16,10 +16,12 @@ from torch._C._distributed_c10d import Store
 import ludus
 from ludus.containers.build import (
     adapt_to_environment,
+    agents_per_environment,
     build_agent,
     build_evaluator,
     build_manager,
     choose_engines,
+    make_actor,
 )
 from ludus.containers.evaluate import Evaluation, Evaluator
 from ludus.containers.hook import OnUpdate
@@ -86,7 +88,7 @@ class DistribWorker(LocalWorker):
         on_update: OnUpdate | None = None,
     ) -> None:
         self.rank_group, self.rank = updater.rank_group, updater.rank_group.rank
-        rows = self.rank_group.rows(settings.env.num)
+        rows = self.rank_group.rows(settings.env.num).times(settings.env.agents)
         super().__init__(settings, agent, manager, updater, evaluator, on_update, rows)
         self.warnings: list[str] = []  # for rank 0 to report
         self.result: State = {}  # of the run, on other ranks than 0
@@ -137,7 +139,7 @@ class DistribWorker(LocalWorker):
     def _collect(self) -> int:
         """Collect; return the steps of all ranks, and bring their episodes and warnings to rank 0."""
         steps = super()._collect()
-        start = self.seat.rows.start
+        start = self.seat.rows.start // self.settings.env.agents
         episodes = [episode._replace(row=episode.row + start) for episode in self.manager.episodes()]
         news = b""
         if self.rank and (episodes or self.warnings):
@@ -308,12 +310,16 @@ def build_rank(
         manager = build_manager(settings, environment, group.rank)
     stack.callback(manager.close)
     if new:
-        settings = adapt_to_environment(resolved, manager.observation, manager.action).settings
+        settings = adapt_to_environment(
+            resolved, manager.observation, manager.action, agents_per_environment(manager)
+        ).settings
     agent = build_agent(settings, manager.observation, manager.action, rank_device(settings, group.rank))
     manager.set_action_transform(agent.action_transform)
     updater, engines = DistribUpdater(agent, group), choose_engines(settings, agent)
     stack.enter_context(use_threads(engines.threads))
-    worker = DistribWorker(settings, agent, manager, updater, build_evaluator(settings, agent, environment))
+    worker = DistribWorker(
+        settings, agent, manager, updater, build_evaluator(settings, make_actor(agent, manager), environment)
+    )
     worker.started = started
     manager.on_warning = worker.cache.on_warning = worker.warnings.append
     if engines.update == "compiled":

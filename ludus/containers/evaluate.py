@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ludus.core.agent import Agent
+from ludus.core.agent import Actor
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.rows import Rows
@@ -76,6 +76,7 @@ class Evaluator:
         self.episodes, self.seed, self.greedy, self.rows = episodes, seed, greedy, rows
         self.round = 0  # evaluations so far: each has other seeds
         self._make = make
+        self.wrap: Callable[[EnvironmentManager], EnvironmentManager] = lambda manager: manager  # around what it makes
         self._manager: EnvironmentManager | None = None
         self._longest_call = 0.0  # longest call of closed managers
         self._started = StartedProcesses()  # child processes of the environments
@@ -85,17 +86,17 @@ class Evaluator:
     def manager(self) -> EnvironmentManager:
         """The environments of evaluation."""
         if self._manager is None:
-            self._manager = self._make()
+            self._manager = self.wrap(self._make())
             self._manager.on_warning = self.on_warning or self._manager.on_warning
         return self._manager
 
-    def run(self, agent: Agent, device: torch.device, stop: Callable[[], object] = lambda: None) -> Evaluation | None:
+    def run(self, agent: Actor, device: torch.device, stop: Callable[[], object] = lambda: None) -> Evaluation | None:
         """Evaluate the agent; None if ``stop`` returned true before the end."""
         finished = self.play(agent, device, stop)
         return None if finished is None else summarize(finished)
 
     def play(
-        self, agent: Agent, device: torch.device, stop: Callable[[], object] = lambda: None
+        self, agent: Actor, device: torch.device, stop: Callable[[], object] = lambda: None
     ) -> list[Finished] | None:
         """Play the episodes and return them in the order in which they ended; None if ``stop`` returned true."""
         modes = [(module, module.training) for module in agent.modules()]
@@ -109,7 +110,7 @@ class Evaluator:
             if self._manager is not None and not self._manager.full_reset:
                 self.close()
 
-    def _play(self, agent: Agent, device: torch.device, stop: Callable[[], object]) -> list[Finished] | None:
+    def _play(self, agent: Actor, device: torch.device, stop: Callable[[], object]) -> list[Finished] | None:
         manager = self.manager
         rows = self.rows or Rows.all(manager.batch)
         quota = [self.episodes // rows.total + (row < self.episodes % rows.total) for row in range(*rows[:2])]

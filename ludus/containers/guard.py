@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch, Learned
-from ludus.core.environment import EnvironmentManager
+from ludus.core.environment import EnvironmentManager, Role
 from ludus.core.errors import UserError
 from ludus.core.spec import is_mask
 from ludus.core.types import Tensors
@@ -39,13 +39,14 @@ class Guard:
     flags are read once per ``learn``, at its end.
     """
 
-    def __init__(self, agent: Agent, updater: Updater, manager: EnvironmentManager) -> None:
+    def __init__(self, agent: Agent, updater: Updater, manager: EnvironmentManager, role: Role | None = None) -> None:
         self.agent, self.updater, self._manager = agent, updater, manager
+        observation, self._action, _ = role or Role(manager.observation, manager.action)
         self._name = manager.name
         self._device = device_of(agent)
-        self._masked = any(map(is_mask, manager.observation))
+        self._masked = any(map(is_mask, observation))
         replaced = "" if agent.goal_reward is None else "desired_goal"  # replaced by achieved goals in hindsight replay
-        self._bounds = Bounds({k: spec for k, spec in manager.observation.items() if k != replaced}, self._device)
+        self._bounds = Bounds({k: spec for k, spec in observation.items() if k != replaced}, self._device)
         self._calls = 0
         self.step = 0  # environment steps so far, for messages; set by the container
         self.diverged = False
@@ -53,7 +54,7 @@ class Guard:
     def learn(self, batch: Batch) -> Learned:
         """Learn from a batch."""
         # replayed batches are only checked when a loss is not finite
-        flags = finite_flags(batch, self._manager.action) if batch.index is None or self._masked else []
+        flags = finite_flags(batch, self._action) if batch.index is None or self._masked else []
         if self._device.type == "cpu":
             if not all_finite(flags):
                 self._check(batch)
@@ -92,7 +93,7 @@ class Guard:
 
     def _check(self, batch: Batch) -> None:
         try:
-            check_batch(batch, self._manager.action, self._name)
+            check_batch(batch, self._action, self._name)
         except NotFinite as error:
             raise TrainingFailed(str(error), self.step, batch) from error
 

@@ -58,8 +58,8 @@ class ImpalaHost(LocalWorker):
         refuse_unsuitable(settings, agent)
         if not settings.impala.cluster:
             choose_device(settings.impala.device)  # refused here if it does not exist
-        self._replays = not settings.agent.plan(settings.env.num).rollout  # unrolls go to a replay of all rows
-        self._largest_batch = settings.env.num if self._replays else settings.impala.batch_rows(settings.env.num)[1]
+        self._replays = not settings.agent.plan(settings.rows).rollout  # unrolls go to a replay of all rows
+        self._largest_batch = settings.rows if self._replays else settings.impala.batch_rows(settings.rows)[1]
         super().__init__(settings, agent, manager, updater, evaluator, on_update)
         impala = settings.impala
         if impala.dynamic and not self.cache.partial:
@@ -78,9 +78,11 @@ class ImpalaHost(LocalWorker):
         self._worker_steps, self._learned_steps = 0, 0
         self._reported = ""  # the last bottleneck that the user was told
         each = settings.env.num // impala.workers
-        rows = [Rows(i * each, (i + 1) * each, settings.env.num) for i in range(impala.workers)]
+        rows = [
+            Rows(i * each, (i + 1) * each, settings.env.num).times(settings.env.agents) for i in range(impala.workers)
+        ]
         given = {"settings": to_flat(settings), "env_seed": self.env_seed, "noise_seed": self._noise_seed}
-        unroll = outline_unroll(settings, agent, manager, each)
+        unroll = outline_unroll(settings, agent, manager, each * settings.env.agents)
         check_fits(
             f"impala.queue is {impala.queue}, and memory for the unrolls of {impala.workers} workers takes",
             impala.workers * (impala.queue + 1) * sum(x.nbytes for x in unroll.values()),
@@ -297,7 +299,7 @@ def refuse_unsuitable(settings: Settings[Any], agent: Agent) -> None:
             "vtrace, appo, acer, or one with a replay buffer, such as dqn or sac."
         )
     impala = settings.impala
-    replays = not settings.agent.plan(settings.env.num).rollout
+    replays = not settings.agent.plan(settings.rows).rollout
     if (replays or agent.learns_from_single_unrolls) and (impala.unrolls or impala.dynamic):
         given = f"impala.unrolls is {impala.unrolls}" if impala.unrolls else "impala.dynamic is on"
         source = "its replay" if replays else "one unroll at a time"
@@ -336,7 +338,7 @@ class _Probe:
 
 def outline_unroll(settings: Settings[Any], agent: Agent, manager: EnvironmentManager, rows: int) -> Tensors:
     """Return meta tensors like those of an unroll, known after one step of one environment."""
-    one = Rows.all(manager.batch)
+    one = Rows.all(manager.batch).times(settings.env.agents)
     unroll, device = agent.make_unroll(one), next(iter(agent.acting_state().values())).device
     noise = agent.make_noise(one, torch.Generator(device).manual_seed(0))
     rewards = make_reward_ops(settings.preprocess.reward)

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ludus.containers.build import build_agent, choose_device
+from ludus.containers.build import agents_per_environment, build_agent, choose_device, divide_environments
 from ludus.containers.channel import Report, WorkerChannel
 from ludus.containers.local import generators
 from ludus.containers.loop import begin, collect
@@ -100,7 +100,7 @@ class ImpalaWorker(Container):
     def _report(self, steps: int) -> Report:
         seconds = {phase: spent / 1e9 for phase, spent in self.clock.nanoseconds.items()}
         self.clock.nanoseconds = dict.fromkeys(WORKER_PHASES, 0)
-        first = self.seat.rows.start
+        first = self.seat.rows.start // agents_per_environment(self.manager)
         episodes = [episode._replace(row=episode.row + first) for episode in self.manager.episodes()]
         warnings = list(self._warnings)
         self._warnings.clear()
@@ -170,7 +170,9 @@ def build_worker(given: dict[str, Any], channel: WorkerChannel) -> ImpalaWorker:
         stream_seed(given[name], given["worker"], given["incarnation"]) for name in ("env_seed", "noise_seed")
     )
     torch.manual_seed(noise_seed)  # for environments and networks that draw from torch's own generator
-    manager = make_manager(settings.env, rows, preprocess=settings.preprocess)
+    environments = Rows(*(row // settings.env.agents for row in rows))
+    joint = make_manager(settings.env, environments, preprocess=settings.preprocess)
+    manager = divide_environments(joint, settings)
     try:
         device = choose_device(settings.impala.device)
         agent = build_agent(settings, manager.observation, manager.action, device)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from ludus.containers.build import build_cache, give_dataset
+from ludus.containers.build import agents_per_environment, build_cache, give_dataset, make_actor
 from ludus.containers.evaluate import Evaluation, Evaluator
 from ludus.containers.guard import Guard
 from ludus.containers.hook import HOOK, OnUpdate, UpdateHook, UpdateNumbers
@@ -44,6 +44,7 @@ class LocalWorker(Container):
     ``rows`` are those of the manager in the whole run, by default all.
     """
 
+    keeps_failures = True  # whether a failed update is saved for ``ludus diagnose``
     can_rescue = True  # whether the state can be saved in the middle of an update
 
     def __init__(
@@ -66,13 +67,12 @@ class LocalWorker(Container):
         self.device = device_of(agent)
         seeds = torch.Generator().manual_seed(settings.seed)
         self.env_seed, noise_seed, *own_seeds = torch.randint(2**31 - 1, (4,), generator=seeds).tolist()
-        rows = Rows.all(manager.batch) if rows is None else rows
+        self.actor = make_actor(agent, manager)  # what plays whole environments in evaluations
+        rows = Rows.all(manager.batch).times(agents_per_environment(manager)) if rows is None else rows
         self.cache = self._make_cache(rows, noise_seed)
-        for generator, own_seed in zip((agent.generator, self.cache.generator), own_seeds, strict=True):
-            if generator is not None:
-                generator.manual_seed(own_seed + rows.start)  # other numbers on other ranks
+        self._seed_generators(own_seeds, rows.start)
         self.clock = Clock()
-        self.guard = Guard(agent, updater, manager)
+        self.guard = self._make_guard()
         self.network_check: NetworkCheck | None = None
         self.scheduled: Mapping[str, float] = {}  # scheduled values, for the log
         self.local_step_count, self.updates = 0, 0
@@ -96,6 +96,15 @@ class LocalWorker(Container):
         self.seats = [self.seat]
         return cache
 
+    def _make_guard(self) -> Guard:
+        return Guard(self.agent, self.updater, self.manager)
+
+    def _seed_generators(self, seeds: list[int], start: int) -> None:
+        """Seed the random numbers of learning and sampling, with others on other ranks (``start``: their first row)."""
+        for generator, seed in zip((self.agent.generator, self.cache.generator), seeds, strict=True):
+            if generator is not None:
+                generator.manual_seed(seed + start)
+
     @classmethod
     def make_updater(cls, agent: Agent, settings: Settings[Any]) -> LocalUpdater:
         """Make the updater of this kind of container."""
@@ -115,14 +124,10 @@ class LocalWorker(Container):
         if self.owed:
             self.evaluate()
         while self.local_step_count < nb_step and not self._stops():
-            progress = self.local_step_count / self.settings.nb_step
-            self.scheduled = self.agent.schedule(progress)
-            self.cache.schedule(progress)
-            self.updater.learning_rate = self.scheduled.get("learning_rate", self.updater.learning_rate)
+            self._schedule(self.local_step_count / self.settings.nb_step)
             before, self.between, self.in_call = self.local_step_count, False, False
             steps = self._collect()
-            self.guard.step = before + steps
-            metrics, updates = self._improve()
+            metrics, updates = self._improve(before + steps)
             self.local_step_count += steps
             self.updates += updates
             self.between = True
@@ -131,6 +136,12 @@ class LocalWorker(Container):
 
     def _begin(self) -> None:
         begin(self, self.env_seed)
+
+    def _schedule(self, progress: float) -> None:
+        """Set scheduled values from the progress of the run (0 to 1)."""
+        self.scheduled = self.agent.schedule(progress)
+        self.cache.schedule(progress)
+        self.updater.learning_rate = self.scheduled.get("learning_rate", self.updater.learning_rate)
 
     def _stops(self) -> bool:
         """Return whether something asks to end the run before ``nb_step``."""
@@ -141,8 +152,9 @@ class LocalWorker(Container):
         with self.started:
             return collect(self)
 
-    def _improve(self) -> tuple[Tensors, int]:
-        check, step = self.network_check, self.guard.step
+    def _improve(self, step: int) -> tuple[Tensors, int]:
+        """Learn; ``step`` is the number of environment steps so far."""
+        self.guard.step, check = step, self.network_check
         if check is None or not check.due(step):
             return improve(self)
         with check.watch(step, self.updates, self._checked):
@@ -154,7 +166,7 @@ class LocalWorker(Container):
 
     def _after_update(self, before: int, metrics: Tensors) -> None:
         episodes = self._episodes()
-        if episodes and (warning := self.agent.episode_warning(episodes)) and self.reporter is not None:
+        if episodes and (warning := self._episode_warning(episodes)) and self.reporter is not None:
             self.reporter.warn(warning)
         self.episodes.add(episodes)
         settings = self.settings
@@ -183,6 +195,9 @@ class LocalWorker(Container):
             self._save()
         self.clock.lap("other")
 
+    def _episode_warning(self, episodes: list[Episode]) -> str:
+        return self.agent.episode_warning(episodes)
+
     def _episodes(self) -> list[Episode]:
         """Return the episodes that ended since the last call."""
         return self.manager.episodes()
@@ -205,6 +220,11 @@ class LocalWorker(Container):
         return ""
 
     @property
+    def diverged(self) -> bool:
+        """Whether training ended at a loss or gradient that is not finite."""
+        return self.guard.diverged
+
+    @property
     def interrupted(self) -> bool:
         """Whether a signal or ``on_update`` ended the run, so that a resume continues it."""
         return self.stopping.startswith(("SIG", HOOK))
@@ -221,11 +241,11 @@ class LocalWorker(Container):
         """Evaluate, keep the best policy, and stop at the target return; None if interrupted."""
         self.clock.lap("other")
         with self.started:
-            evaluation = self.evaluator.run(self.agent, self.device, self._interrupts_evaluation)
+            evaluation = self.evaluator.run(self.actor, self.device, self._interrupts_evaluation)
         self.clock.lap("evaluation")
         if evaluation is None:
             return None
-        better = self.best is None or evaluation.mean > self.best
+        better = self._is_better(evaluation)
         if self.reporter is not None:
             self.reporter.evaluated(self, evaluation, better)
         self.evaluator.round += 1  # counted after the report: if that fails, a resume repeats it
@@ -235,6 +255,10 @@ class LocalWorker(Container):
         if target is not None and evaluation.mean >= target:
             self.stopping = f"the evaluation reached {target:g}"
         return evaluation
+
+    def _is_better(self, evaluation: Evaluation) -> bool:
+        """Return whether the policy is to be kept as the best so far."""
+        return self.best is None or evaluation.mean > self.best
 
     def _interrupts_evaluation(self) -> bool:
         return bool(self.stopping)
@@ -250,15 +274,14 @@ class LocalWorker(Container):
     def state_dict(self) -> State:
         """Return all that a resume needs; in the middle of an update, without the incomplete rollout."""
         whole = self.began and self.between
-        replay = self.began and self.in_call and self.cache.saved_within_update
         last = self.last_evaluation
         return {
             "agent": dict(self.agent.state_dict()),
-            "updater": self.updater.state_dict(),
+            "updater": self._updater_state(),
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "generators": {name: generator.get_state() for name, generator in generators(self.agent).items()},
-            "cache": self.cache.state_dict() if whole or replay else None,
+            "cache": self._cache_state(whole),
             "evaluator": self.evaluator.state_dict(),
             **self._collector_state(whole),
             "dataset": None if self.agent.dataset is None else self.agent.dataset.fingerprint(),
@@ -273,6 +296,17 @@ class LocalWorker(Container):
             }
             | self.episodes.state_dict(),
         }
+
+    def _updater_state(self) -> State:
+        return self.updater.state_dict()
+
+    def _load_updater(self, state: State) -> None:
+        self.updater.load_state_dict(state)
+
+    def _cache_state(self, whole: bool) -> State | None:
+        """Return the state of the cache; None in the middle of an update, unless it is complete there."""
+        replay = self.began and self.in_call and self.cache.saved_within_update
+        return self.cache.state_dict() if whole or replay else None
 
     def load_state_dict(self, state: State) -> str:
         """Restore a run; return how the environments were restored."""
@@ -293,7 +327,7 @@ class LocalWorker(Container):
                 "from, so it cannot be resumed; bring back the file."
             )
         self.agent.load_state_dict(state["agent"])
-        self.updater.load_state_dict(state["updater"])
+        self._load_updater(state["updater"])
         self.evaluator.load_state_dict(state["evaluator"])
         torch.set_rng_state(state["torch"])
         if state["cuda"] is not None and self.device.type == "cuda":
@@ -321,24 +355,32 @@ class LocalWorker(Container):
 
     def _load_collector(self, state: State) -> str:
         """Restore the cache and what ``_collector_state`` returned; return how the environments were restored."""
-        self.seat.noise.load_state_dict(state["noise"])
         groups = [[rows.start, rows.stop] for rows in self.manager.groups]
         if state["cache"] is not None and state["groups"] != groups:
             raise UserError(
                 f"The checkpoint was made with {len(state['groups'])} groups of environments, and now there are "
                 f"{len(groups)}; set env.alternate and env.num back to what they were."
             )
-        if state["cache"] is not None:
-            self.cache.load_state_dict(state["cache"])
+        self._load_seats(state)
         if state["manager"] is None:  # interrupted in a rollout: continue with new episodes
             self.env_seed = (self.env_seed + 1 + self.local_step_count) % (2**31 - 1)
             return "restarted at an episode boundary: the run was interrupted in the middle of an update"
         self.manager.load_state_dict(state["manager"])
+        self._continue_seats(state)
+        self.began = True
+        return self.manager.restored
+
+    def _load_seats(self, state: State) -> None:
+        """Restore random numbers and cache."""
+        self.seat.noise.load_state_dict(state["noise"])
+        if state["cache"] is not None:
+            self.cache.load_state_dict(state["cache"])
+
+    def _continue_seats(self, state: State) -> None:
+        """Continue with the last step of the environments, which were restored."""
         step = self.seat.env_step = self.manager.last_step().to(self.device)
         self.cache.amend(step)
         self.seat.hidden_state = HiddenState(state["hidden_state"]).map(lambda x: x.to(self.device))
-        self.began = True
-        return self.manager.restored
 
     def finish(self) -> None:
         """Do what remains after the last checkpoint."""

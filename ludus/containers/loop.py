@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ludus.containers.guard import Guard
@@ -89,8 +90,7 @@ def collect(loop: Collector) -> int:
     groups = range(len(manager.groups))
     parts = [[SeatRows(seat, manager, group) for seat in seats] for group in groups]
     environments = [rows.stop - rows.start for rows in manager.groups]
-    counted = seats[0].role
-    agents = manager.roles[counted].agents
+    agents = [manager.roles[seat.role].agents for seat in seats]
     numbers: list[Tensors] = [{} for _ in seats]
     count: int | Tensor = 0
 
@@ -115,7 +115,10 @@ def collect(loop: Collector) -> int:
             if manager.all_real:
                 count = count + environments[group]
             else:
-                real = steps[counted].real.view(-1, agents).any(1) if agents > 1 else steps[counted].real
+                real = steps[seats[0].role].real
+                if agents != [1]:  # a step of an environment is one of any of its agents
+                    parts_real = [steps[seat.role].real.view(-1, n) for seat, n in zip(seats, agents, strict=True)]
+                    real = torch.cat(parts_real, 1).any(1)
                 # on a GPU as a tensor, without waiting for it
                 count = count + (int(np.count_nonzero(real.numpy())) if real.is_cpu else real.sum())
             if group == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,45 +35,10 @@ class Teacher(Protocol):
         """Return its most likely actions ``[B, …]``, in the policy space of the student, and its next state."""
 
 
-class Agent(nn.Module, ABC):
-    """Acts and computes losses; owns its networks.
+class Actor(nn.Module, ABC):
+    """Acts in environments: the part of an agent that playing and evaluating need."""
 
-    Constructed as ``MyAgent(observation, action, config, networks, batch)``: ``networks`` are those that
-    ``requirements`` asked for, ``batch`` is the number of environments to learn from.
-    """
-
-    network_names: tuple[str, ...] = ()  # all networks that ``requirements`` may ask for, as in network.<name>.*
-    Config: type[AgentConfig]  # the settings: a frozen dataclass with a comment per field
-    config: Any
     recurrent = False  # whether a network has a hidden state
-    generator: torch.Generator | None = None  # random numbers of learning; the container seeds it
-    corrects_old_unrolls = False  # whether it can learn from unrolls of policies that are some updates old
-    learns_from_single_unrolls = False  # whether each unroll of a worker is a batch, whatever the settings
-    teacher_run = ""  # the run whose policy is the ``teacher``, which must be set before acting
-    teacher: Teacher | None = None
-    needs_goal_reward = False  # hindsight replay: ``goal_reward`` must be set before ``make_cache``
-    goal_reward: GoalReward | None = None  # the environments' reward function
-    uses_dataset = False  # whether it can learn from recorded episodes (data.path)
-    needs_dataset = False  # whether it cannot learn without them
-    mixes_dataset = False  # whether, if it acts too, each batch has the share data.share of recorded steps
-    learns_offline = False  # whether it can learn from them alone, without acting (container offline)
-    dataset: Dataset | None = None  # recorded episodes; the container sets it before ``make_cache``
-    dataset_share = 0.5  # data.share, or 1 without acting; the container sets it before ``make_cache``
-
-    @classmethod
-    @abstractmethod
-    def requirements(
-        cls, observation: Specs, action: Specs, config: Any, shared: bool
-    ) -> Mapping[str, NetworkSpec | tuple[Shapes, Shapes]]:
-        """Return the networks to build, by name; with ``shared``, actor and critic have one trunk."""
-
-    @classmethod
-    def adapt_defaults(cls, config: Any, run: RunOutline) -> Mapping[str, Any]:
-        """Return defaults that suit this run; they apply to settings that the user did not give.
-
-        It is called when the settings are read and again, with the same ``config``, when the observations are known.
-        """
-        return {}
 
     @property
     @abstractmethod
@@ -99,14 +64,6 @@ class Agent(nn.Module, ABC):
         """Return the expected discounted return ``[B]`` from each observation, in units of the environment's reward."""
         raise UserError(f"{type(self).__name__} has no value function.")
 
-    def final_value(self, final: Tensors, state: HiddenState) -> Tensor | None:
-        """Return V ``[B]`` of the last observations of episodes that were reset in the same step.
-
-        Recurrent critics need it because ``state``, the hidden state before the reset, is known only while acting.
-        None: the learner computes the value from ``Batch.final``.
-        """
-        return None
-
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
         """Return the parameters ``[B, …]`` of the policy's distribution by action name."""
         raise UserError(f"{type(self).__name__} has no action distribution.")
@@ -114,6 +71,62 @@ class Agent(nn.Module, ABC):
     def track_critic_state(self) -> None:
         """Also advance a recurrent critic's hidden state while acting, as ``value`` needs."""
         return
+
+    def use_numpy(self) -> bool:
+        """Switch acting to numpy where this is supported and faster; return whether it was done."""
+        return False
+
+
+class Agent(Actor):
+    """Acts and computes losses; owns its networks.
+
+    Constructed as ``MyAgent(observation, action, config, networks, batch)``: ``networks`` are those that
+    ``requirements`` asked for, ``batch`` is the number of environments to learn from.
+    """
+
+    network_names: tuple[str, ...] = ()  # all networks that ``requirements`` may ask for, as in network.<name>.*
+    Config: type[AgentConfig]  # the settings: a frozen dataclass with a comment per field
+    config: Any
+    generator: torch.Generator | None = None  # random numbers of learning; the container seeds it
+    corrects_old_unrolls = False  # whether it can learn from unrolls of policies that are some updates old
+    learns_from_single_unrolls = False  # whether each unroll of a worker is a batch, whatever the settings
+    teacher_run = ""  # the run whose policy is the ``teacher``, which must be set before acting
+    teacher: Teacher | None = None
+    needs_goal_reward = False  # hindsight replay: ``goal_reward`` must be set before ``make_cache``
+    goal_reward: GoalReward | None = None  # the environments' reward function
+    uses_dataset = False  # whether it can learn from recorded episodes (data.path)
+    needs_dataset = False  # whether it cannot learn without them
+    mixes_dataset = False  # whether, if it acts too, each batch has the share data.share of recorded steps
+    learns_offline = False  # whether it can learn from them alone, without acting (container offline)
+    dataset: Dataset | None = None  # recorded episodes; the container sets it before ``make_cache``
+    dataset_share = 0.5  # data.share, or 1 without acting; the container sets it before ``make_cache``
+    # several agents: "shared": each row is one agent, and all have this policy; "joint": each row is a world, whose
+    # observations and actions are named as in environments/multiagent.py
+    layout: Literal["shared", "joint"] = "shared"
+    global_state = False  # several agents: whether it observes ``state``, that of the whole world
+
+    @classmethod
+    @abstractmethod
+    def requirements(
+        cls, observation: Specs, action: Specs, config: Any, shared: bool
+    ) -> Mapping[str, NetworkSpec | tuple[Shapes, Shapes]]:
+        """Return the networks to build, by name; with ``shared``, actor and critic have one trunk."""
+
+    @classmethod
+    def adapt_defaults(cls, config: Any, run: RunOutline) -> Mapping[str, Any]:
+        """Return defaults that suit this run; they apply to settings that the user did not give.
+
+        It is called when the settings are read and again, with the same ``config``, when the observations are known.
+        """
+        return {}
+
+    def final_value(self, final: Tensors, state: HiddenState) -> Tensor | None:
+        """Return V ``[B]`` of the last observations of episodes that were reset in the same step.
+
+        Recurrent critics need it because ``state``, the hidden state before the reset, is known only while acting.
+        None: the learner computes the value from ``Batch.final``.
+        """
+        return None
 
     def check_trainable(self) -> None:
         """Raise a UserError if the settings cannot train these networks; not called when a policy is loaded."""
@@ -169,10 +182,6 @@ class Agent(nn.Module, ABC):
             options["beta1"] = settings["adam_beta1"]
         trainable = tuple(p for p in parameters if p.requires_grad)
         return Group(trainable, learning_rate or self.config.learning_rate, **options)
-
-    def use_numpy(self) -> bool:
-        """Switch acting to numpy where this is supported and faster; return whether it was done."""
-        return False
 
     def observe(self, cache: CacheReader, updater: Updater) -> None:
         """Update running statistics with what was written to the cache since the last call, before it is read."""

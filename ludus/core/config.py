@@ -48,6 +48,8 @@ class AgentConfig:
     NETWORK_DEFAULTS: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # defaults of network.* for this agent
     UNUSED: ClassVar[tuple[UnusedSetting, ...]] = ()
     ONLY_OFFLINE: ClassVar[bool] = False  # trained without acting: the container is offline
+    UNUSED_OFFLINE: ClassVar[tuple[str, ...]] = ()  # settings that do nothing in the container offline
+    PREFERS_OFFLINE: ClassVar[bool] = False  # the container is offline where data.path is given and no container
 
     def validate(self) -> None:
         """Raise a UserError for invalid values."""

@@ -31,6 +31,10 @@ class Rows(NamedTuple):
         """Return the rows of one of ``ranks`` processes, which have equally many."""
         return cls(rank * total // ranks, (rank + 1) * total // ranks, total)
 
+    def times(self, agents: int) -> Rows:
+        """Return the rows of these environments if each has so many agents."""
+        return Rows(self.start * agents, self.stop * agents, self.total * agents)
+
     @property
     def slice(self) -> slice:
         """The index of these rows in a tensor of all rows."""

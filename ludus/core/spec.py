@@ -41,6 +41,9 @@ class Spec:
     ops: tuple[str, ...] = ()
     axes: Axes | None = None  # None: the default, which the constructor fills in
     masks: str | None = None  # name of the list of which this observation ``[N]`` marks the entries that are no padding
+    # several agents: the one whose reward or status this observation is (environments/multiagent.py), which networks do
+    # not see
+    result_of: str = ""
 
     def __post_init__(self) -> None:
         if self.axes is None:
@@ -150,8 +153,8 @@ def mask_condition(action: str, actions: Specs, observation: Container[str]) -> 
 
 
 def network_inputs(observation: Specs) -> Specs:
-    """Return the observations that a network gets: all except action masks."""
-    return {name: spec for name, spec in observation.items() if not is_mask(name)}
+    """Return the observations that a network gets: all except action masks and the results of single agents."""
+    return {name: spec for name, spec in observation.items() if not (is_mask(name) or spec.result_of)}
 
 
 def is_one_discrete(action: Specs) -> bool:

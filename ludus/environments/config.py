@@ -37,6 +37,11 @@ class EnvConfig:
     # Gymnasium wrappers for each environment, innermost first, as package.module:Wrapper, with arguments in TOML syntax
     # as in 'gymnasium.wrappers:ClipReward(max_reward=1.0)'.
     wrappers: tuple[str, ...] = ()
+    # Several agents: how many of each environment share the policy, so that there are env.num times as many rows. It is
+    # decided by the environment and recorded here.
+    agents: int = 1
+    # Several agents: also observe the state of the whole world, as state; agents with a central critic turn it on.
+    global_state: bool = False
     # How networks get observations, as name=layout with a layout of vector, entities, image, grid or clip; the others
     # are laid out by shape and type. A Box is called observation, a part of a Dict by its key.
     axes: tuple[str, ...] = ()
@@ -66,6 +71,8 @@ def validate(config: EnvConfig) -> None:
         raise UserError("env.id is empty; give a Gymnasium id such as CartPole-v1 or package.module:Class.")
     if config.num < 1:
         raise UserError(f"env.num is {config.num}, but must be 1 or more.")
+    if config.agents < 1:
+        raise UserError(f"env.agents is {config.agents}; leave it out, since the environment decides it.")
     if config.max_episode_steps < 0:
         raise UserError(
             f"env.max_episode_steps is {config.max_episode_steps}; give a number of steps, or 0 for the environment's "

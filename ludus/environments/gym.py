@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 from gymnasium.wrappers import FrameStackObservation, TimeLimit
@@ -15,6 +15,7 @@ from ludus.core.errors import UserError, did_you_mean
 from ludus.core.imports import resolve
 from ludus.environments.config import EnvConfig, parse_options, parse_wrappers
 from ludus.environments.errors import environment_error
+from ludus.environments.multiagent import JointEnv, has_agents
 from ludus.environments.preprocess import PreprocessObservation, PreviousStep
 
 Environment = gymnasium.Env[Any, Any]
@@ -22,12 +23,20 @@ ENVPOOL_TOO = ("box2d", "mujoco")  # extras of Gymnasium whose environments EnvP
 REQUIRED = ("reset", "step", "observation_space", "action_space")
 
 
+class JointOptions(NamedTuple):
+    """The settings of environments with several agents."""
+
+    mask: str = "action_mask"
+    global_state: bool = False
+
+
 def make_environment(
     config: EnvConfig, source: Callable[..., Any] | None = None, render_mode: str | None = None
 ) -> Environment:
     """Make one environment with its wrappers; ``source`` is called in place of ``config.id``."""
     id = config.id if source is None else source
-    env = make(id, parse_options(config.options), config.max_episode_steps, render_mode)
+    joint = JointOptions(config.mask, config.global_state)
+    env = make(id, parse_options(config.options), config.max_episode_steps, render_mode, joint)
     for path, arguments in parse_wrappers(config.wrappers):
         env = _wrap(env, path, arguments)
     return env
@@ -38,13 +47,17 @@ def make(
     options: Mapping[str, Any] | None = None,
     max_episode_steps: int = 0,
     render_mode: str | None = None,
+    joint: JointOptions | None = None,
 ) -> Environment:
     """Make an environment from an id, a path or a callable; ``max_episode_steps`` 0 keeps its time limit."""
-    options = dict(options or {})
+    options, joint = dict(options or {}), joint or JointOptions()
     if not isinstance(id, str):
-        return _construct(id, getattr(id, "__name__", type(id).__name__), options, max_episode_steps, render_mode)
+        name = getattr(id, "__name__", type(id).__name__)
+        return _construct(id, name, options, max_episode_steps, render_mode, joint)
     if is_path(id):
-        return _construct(resolve_environment(id), id, options, max_episode_steps, render_mode)
+        return _construct(resolve_environment(id), id, options, max_episode_steps, render_mode, joint)
+    if joint.global_state:
+        raise _one_agent(id)
     limit: dict[str, Any] = {"max_episode_steps": max_episode_steps} if max_episode_steps else {}
     spec = find_spec(id)
     mode: dict[str, Any] = {"render_mode": render_mode} if render_mode else {}
@@ -62,6 +75,8 @@ def make(
 
 def resolve_environment(path: str) -> Any:
     """Return the class or function behind ``package.module:Class``; a class without reset and step is refused."""
+    if path.startswith("pettingzoo.") and importlib.util.find_spec("pettingzoo") is None:
+        raise UserError(f"Environment \"{path}\" needs PettingZoo: pip install 'ludus[multiagent]'.")
     maker = resolve(path, {}, "environment")
     if isinstance(maker, type) and not (hasattr(maker, "reset") and hasattr(maker, "step")):
         raise UserError(f'Environment "{path}" is a class without reset and step; derive it from gymnasium.Env.')
@@ -105,8 +120,20 @@ def _missing_package(id: str, spec: gymnasium.envs.registration.EnvSpec, error: 
     return f'Environment "{id}" needs a package that is not installed: {error}.'
 
 
+def _one_agent(name: str) -> UserError:
+    return UserError(
+        f'env.global_state is on (mappo and qmix turn it on), but environment "{name}" has a single agent; leave it '
+        "out, or use another agent."
+    )
+
+
 def _construct(
-    maker: Any, name: str, options: dict[str, Any], max_episode_steps: int, render_mode: str | None
+    maker: Any,
+    name: str,
+    options: dict[str, Any],
+    max_episode_steps: int,
+    render_mode: str | None,
+    joint: JointOptions,
 ) -> Environment:
     if not callable(maker):
         raise UserError(
@@ -132,6 +159,10 @@ def _construct(
         raise environment_error(name, "its constructor", error) from error
     except Exception as error:
         raise environment_error(name, "its constructor", error) from error
+    if has_agents(env):
+        env = JointEnv(env, name, *joint)
+    elif joint.global_state:
+        raise _one_agent(name)
     lacking = [part for part in REQUIRED if not hasattr(env, part)]
     if lacking:
         raise UserError(

@@ -23,6 +23,14 @@ Path = tuple[str | int, ...]
 NO_LENGTHS: Mapping[str, int] = MappingProxyType({})
 
 
+class ResultSpace(spaces.Box):
+    """The reward or the status of one of several agents: a number that networks do not see (``Spec.result_of``)."""
+
+    def __init__(self, agent: str, low: float, high: float, dtype: type[Any]) -> None:
+        super().__init__(low, high, (), dtype)
+        self.agent = agent
+
+
 @dataclass(frozen=True)
 class Leaf:
     """A plain space inside a nested one."""
@@ -179,6 +187,8 @@ def _leaf(space: spaces.Space[Any], path: Path, place: str, may_pad: bool) -> Le
         if (space.low > space.high).any():
             raise UserError(f"{place} has a low above its high; make low < high everywhere.")
         spec = Spec(tuple(space.shape), str(np.dtype(space.dtype)), "continuous", _bound(space.low), _bound(space.high))
+        if isinstance(space, ResultSpace):
+            spec = replace(spec, result_of=space.agent)
         return Leaf(path, spec, np.dtype(space.dtype), None)
     if isinstance(space, spaces.Discrete):
         spec = Spec((), "int64", "categorical", sizes=(int(space.n),))

@@ -233,6 +233,9 @@ class RolloutCache(ExperienceCache, UnrollWriter):
             blocks, groups = {}, {}  # the workers continue their unrolls
         elif self.consumed:
             blocks = {name: x[self.length :] for name, x in blocks.items() if _has_last_step(name)}
+        elif groups:  # without what an earlier rollout left behind the last step
+            written = max(1, *(group.cursor for group in groups.values()))
+            blocks = {name: x[: written + _has_last_step(name)] for name, x in blocks.items()}
         return {
             "consumed": self.consumed,
             "blocks": dict(blocks),

@@ -20,6 +20,7 @@ from ludus.environments.errors import environment_error
 from ludus.environments.gym import Environment
 from ludus.environments.infos import numeric_info_row
 from ludus.environments.masks import ObservationReader, override_axes
+from ludus.environments.multiagent import JointEnv
 from ludus.environments.preprocess import PreprocessObservation, PreviousStep
 from ludus.environments.rows import WARNINGS, StepArrays, episode_seed
 from ludus.environments.spaces import Arrays, Layout
@@ -45,6 +46,7 @@ class BatchManager(EnvironmentManager):
     image_ops: PreprocessObservation | None = None
     previous_step: PreviousStep | None = None
     frame_stack: FrameStack | None = None
+    joint_env: JointEnv | None = None  # several agents: one of the environments, if they are in this process
     _goal_env: Environment | None = None  # computes rewards of goals, if it is in this process
 
     def __init__(

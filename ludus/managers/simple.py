@@ -11,6 +11,7 @@ import numpy as np
 from ludus.core.types import State
 from ludus.environments.config import DEFAULTS, EnvConfig
 from ludus.environments.gym import Environment, env_metadata
+from ludus.environments.multiagent import JointEnv
 from ludus.environments.preprocess import find_wrappers
 from ludus.environments.rows import WARNING_BITS, EnvRows
 from ludus.managers.base import BatchManager
@@ -29,6 +30,8 @@ class SimpleEnvManager(BatchManager):
         self._rows.attach(self._memory)
         self._goal_env = self._rows.env
         self.previous_step, self.image_ops = find_wrappers(self._rows.env)
+        inner = self._rows.env.unwrapped
+        self.joint_env = inner if isinstance(inner, JointEnv) else None
 
     @property
     def render_fps(self) -> float:  # type: ignore[override]

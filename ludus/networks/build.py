@@ -31,7 +31,7 @@ def build_network(config: NetworkConfig, spec: NetworkSpec) -> Network:
         return _build_member(config, spec)
     from ludus.networks.ensemble import make_ensemble
 
-    return make_ensemble([_build_member(config, spec) for _ in range(spec.members)])
+    return make_ensemble([_build_member(config, spec) for _ in range(spec.members)], spec.inputs)
 
 
 def _build_member(config: NetworkConfig, spec: NetworkSpec) -> Network:

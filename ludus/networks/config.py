@@ -55,7 +55,8 @@ class NetworkConfig:
     # one network for policy and value: cheaper, often learns slower; auto: yes for images of 64×64 and more; sources:
     # only the sources are shared; body: sources and body, but not the heads
     shared: Literal["auto", "yes", "no", "sources", "body"] = "auto"
-    # names of the observations that the network gets; * matches any part of a name: network.actor.sees 'policy/*'
+    # names of the observations that the network gets; * matches any part of a name: network.actor.sees 'policy/*'; a !
+    # before a name leaves it out: network.actor.sees '*' '!state'
     sees: tuple[str, ...] = ("*",)
     orthogonal: bool = True  # orthogonal initial weights and a nearly uniform initial policy; off: PyTorch's defaults
 
@@ -135,7 +136,8 @@ class NetworkConfig:
 
     def visible(self, names: Iterable[str]) -> list[str]:
         """Return the observations among ``names`` that the network gets."""
-        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.sees)]
+        hidden = [pattern[1:] for pattern in self.sees if pattern.startswith("!")]
+        return [name for name in names if _matches(name, self.sees) and not _matches(name, hidden)]
 
     def validate(self, table: str = "network") -> None:
         """Raise a UserError for invalid sizes; ``table`` prefixes the setting's name."""
@@ -151,6 +153,11 @@ class NetworkConfig:
                 raise UserError(
                     f'{table}.sources has "{text}"; write an observation and its source, as in units=flat_mlp.'
                 )
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a name matches one of some patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _has_one_map(inputs: Shapes) -> bool:

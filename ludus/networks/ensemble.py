@@ -1,4 +1,7 @@
-"""Ensembles of networks, for twin critics: outputs ``[T, B, E, …]``."""
+"""Ensembles of networks, for twin critics and several agents: outputs ``[T, B, E, …]``.
+
+All members get the same input ``[T, B, …]``, or each its own if it is ``[T, B, E, …]``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.core.hidden_state import HiddenState
-from ludus.core.network import Network
+from ludus.core.network import Network, Shapes
 from ludus.core.types import Tensors
 from ludus.networks.modular import NO_STATE, ModularNetwork, module_key
 from ludus.ops.activations import ACTIVATIONS
@@ -18,8 +21,9 @@ from ludus.ops.activations import ACTIVATIONS
 class Ensemble(Network):
     """Members of any kind, run one after the other; hidden states are prefixed by the member's number."""
 
-    def __init__(self, members: Sequence[Network]) -> None:
+    def __init__(self, members: Sequence[Network], inputs: Shapes) -> None:
         super().__init__()
+        self._ranks = {name: len(shape) for name, shape in inputs.items()}
         self.members = nn.ModuleList(members)
         self.recurrent = members[0].recurrent
         self._members = [(str(i), member) for i, member in enumerate(members)]
@@ -35,8 +39,10 @@ class Ensemble(Network):
     ) -> tuple[Tensors, HiddenState]:
         """Run all members, or only the first ``members``."""
         new_state, results = HiddenState(), []
-        for number, member in self._members[:members]:
-            outputs, new = member(observation, state.select(number), first)
+        separate = [name for name, rank in self._ranks.items() if observation[name].dim() == 3 + rank]
+        for i, (number, member) in enumerate(self._members[:members]):
+            given = observation | {name: observation[name][:, :, i] for name in separate}
+            outputs, new = member(given, state.select(number), first)
             results.append(outputs)
             new_state.update(new.with_prefix(number))
         return {name: torch.stack([outputs[name] for outputs in results], 2) for name in results[0]}, new_state
@@ -62,7 +68,7 @@ class BatchedLinear(nn.Module):
 class BatchedMLPEnsemble(Network):
     """Members that are plain MLPs, run as one batched matrix multiplication per layer.
 
-    The input is expanded, not copied. One wide multiplication for the first layer would be slower, since the next
+    A common input is expanded, not copied. One wide multiplication for the first layer would be slower, since the next
     layers would then read strided memory.
     """
 
@@ -82,9 +88,11 @@ class BatchedMLPEnsemble(Network):
     ) -> tuple[Tensors, HiddenState]:
         """Run all members, or only the first ``members``."""
         parts = [observation[name].flatten(0, 1) for name in self.inputs]
-        x = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         size = members or self.size
-        x = x.expand(size, *x.shape)
+        if any(x.dim() == 3 for x in parts):  # [T·B, E, F]
+            parts = [x.transpose(0, 1) if x.dim() == 3 else x.expand(size, *x.shape) for x in parts]
+        x = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        x = x if x.dim() == 3 else x.expand(size, *x.shape)
         activate = torch.relu_ if self.activation == "relu" else ACTIVATIONS[self.activation]  # in place saves memory
         for layer in self.layers:
             x = activate(layer(x))
@@ -95,7 +103,7 @@ class BatchedMLPEnsemble(Network):
         return outputs, NO_STATE
 
 
-def make_ensemble(members: Sequence[Network]) -> Network:
-    """Combine networks of the same architecture, batched if they are plain MLPs."""
+def make_ensemble(members: Sequence[Network], inputs: Shapes) -> Network:
+    """Combine networks of the same architecture and ``inputs``, batched if they are plain MLPs."""
     plain = [member for member in members if isinstance(member, ModularNetwork) and member.plain_mlp() is not None]
-    return BatchedMLPEnsemble(plain) if len(plain) == len(members) else Ensemble(members)
+    return BatchedMLPEnsemble(plain) if len(plain) == len(members) else Ensemble(members, inputs)

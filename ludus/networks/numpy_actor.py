@@ -45,7 +45,7 @@ class NumpyMLP:
         normalizer: ObsNormalizer | None = None,
     ) -> None:
         modules = [*network.modules(), *skipped, *([] if normalizer is None else normalizer.modules())]
-        self._normalizer = normalizer
+        self._normalizer, (self._seen, *_) = normalizer, network.inputs
         self._has_hooks = HookCheck(modules)
         mlp: Any = network.plain_mlp()
         self._activate = ACTIVATIONS[mlp.activation]
@@ -63,7 +63,7 @@ class NumpyMLP:
     def features(self, x: Array) -> Array:
         """Return the output of the last hidden layer."""
         if self._normalizer is not None:
-            x = self._normalizer.numpy(x)
+            x = self._normalizer.numpy(x, self._seen)
         for weight, bias in self._layers:
             x = x @ weight
             x += bias
@@ -99,7 +99,7 @@ class NumpyPopulation:
 
 
 class NumpyActor:
-    """Computes ``ActorCritic.act`` for plain MLPs on the CPU with one vector observation and one action.
+    """Computes ``ActorCritic.act`` for plain MLPs on the CPU that see one vector, and one action.
 
     The action is a Discrete without mask, or a Box with a Gaussian. Optimizer steps take effect at once, since the
     parameters are not copied.
@@ -113,6 +113,7 @@ class NumpyActor:
         normalizer: ObsNormalizer | None,
     ) -> None:
         ((self._name, spec),) = policy.action.items()
+        (self._seen,) = network.inputs
         output = module_key(f"policy/{self._name}")
         self._actor = NumpyMLP(network, output, preprocess.modules(), normalizer)
         self._critic = NumpyMLP(network, "value") if "value" in network.projections else None  # a shared network
@@ -132,14 +133,16 @@ class NumpyActor:
         heads, specs = [type(head) for head in policy.heads.values()], list(policy.action.values())
         supported_action = heads == [Categorical] or (heads == [Gaussian] and len(specs[0].shape) == 1)
         supported_classes = type(policy) is Policy and type(normalizer) in (ObsNormalizer, type(None))
-        if not (supported_action and supported_classes and is_plain_vector(preprocess)) or len(networks) > 1:
+        if not (supported_action and supported_classes) or len(networks) > 1:
             return None
         (network,) = networks.values()
-        return cls(network, policy, preprocess, normalizer) if is_plain_mlp(network) else None
+        if is_plain_mlp(network) and is_plain_vector(preprocess, network.inputs):
+            return cls(network, policy, preprocess, normalizer)
+        return None
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
         """Return the same as ``Agent.act``."""
-        features = self._actor.features(next(iter(step.observation.values())).numpy())
+        features = self._actor.features(step.observation[self._seen].numpy())
         output = self._actor.project(features)
         if noise is None:
             action: NDArray[Any] = output.argmax(1) if self._log_std is None else output.copy()
@@ -160,11 +163,12 @@ class NumpyActor:
         return AgentStep({self._name: torch.from_numpy(action)}, experience, state)
 
 
-def is_plain_vector(preprocess: ObsPreprocessor) -> bool:
-    """Return whether the only observation is a float32 vector that needs no preprocessing."""
-    if type(preprocess) is not ObsPreprocessor or len(preprocess.specs) != 1:
+def is_plain_vector(preprocess: ObsPreprocessor, seen: Iterable[str] | None = None) -> bool:
+    """Return whether the only observation that is ``seen`` (None: of all) is a float32 vector without preprocessing."""
+    names = list(preprocess.specs if seen is None else seen)
+    if type(preprocess) is not ObsPreprocessor or len(names) != 1 or names[0] not in preprocess.specs:
         return False
-    (spec,) = preprocess.specs.values()
+    spec = preprocess.specs[names[0]]
     return not spec.ops and spec.kind == "continuous" and spec.dtype == "float32" and len(spec.shape) == 1
 
 

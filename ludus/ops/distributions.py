@@ -40,6 +40,16 @@ def categorical_sample(logits: Tensor, gumbel: Tensor) -> Tensor:
     return (logits + gumbel).argmax(-1)
 
 
+def straight_through_sample(logits: Tensor, gumbel: Tensor, temperature: float) -> Tensor:
+    """Sample a one-hot vector ``[..., K]`` whose gradient is that of softmax((logits + gumbel) / τ).
+
+    Straight-through Gumbel-softmax (Jang et al. 2017, §2.2).
+    """
+    soft = ((logits + gumbel) / temperature).softmax(-1)
+    hard = torch.zeros_like(soft).scatter_(-1, soft.argmax(-1, keepdim=True), 1.0)
+    return hard + (soft - soft.detach())
+
+
 def categorical_mode(logits: Tensor) -> Tensor:
     """Return the most likely choice."""
     return logits.argmax(-1)

@@ -123,10 +123,9 @@ class ObsNormalizer(nn.Module):
             result[name] = x if mask is None else clear_padding(x, observation[mask])
         return result
 
-    def numpy(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Normalize an array as ``forward`` does, for networks with a single observation."""
-        ((_, key),) = self._vectors
-        statistics: Any = self.statistics[key]
+    def numpy(self, x: NDArray[np.float32], name: str) -> NDArray[np.float32]:
+        """Normalize an array as ``forward`` does the vector ``name``."""
+        statistics: Any = self.statistics[_key(name)]
         x = (x - statistics.shift.numpy()) * statistics.scale.numpy()
         return np.clip(x, -CLIP, CLIP, out=x)
 

@@ -33,6 +33,7 @@ class RunDirectory:
         self.log = path / "log.txt"
         self.checkpoints = path / "checkpoints"
         self.best = path / "best"
+        self.pool = path / "pool"  # self-play: frozen older selves
         self.videos = path / "videos"
         self.tensorboard = path / "tensorboard"
         # exists once a checkpoint was saved, to tell a new run from one with deleted checkpoints
@@ -127,12 +128,12 @@ class RunDirectory:
         return "latest" if name == "best" and self.best_checkpoint() is None else name
 
     def step_checkpoint(self, name: str) -> Path:
-        """Return the checkpoint called ``step_<n>``."""
-        saved = [path.name for path in step_folders(self.checkpoints)]
+        """Return the checkpoint called ``step_<n>``, or the frozen self of that step."""
+        saved = {path.name: path for folder in (self.pool, self.checkpoints) for path in step_folders(folder)}
         if name not in saved:
             known = ", ".join(["best", "latest", *saved])
             raise UserError(f'The run "{self.path}" has no checkpoint "{name}": choose one of {known}.')
-        return self.checkpoints / name
+        return saved[name]
 
 
 def _nearest_run(path: Path, runs: list[Path]) -> str:

@@ -129,7 +129,7 @@ def _why_complete(run: RunDirectory, settings: Settings[Any], state: State) -> s
 
 def max_checkpoint_bytes(worker: LocalWorker) -> int:
     """Return an upper bound of the size of a worker's checkpoint, for the environments of Ludus and Gymnasium."""
-    manager, rows = worker.manager, worker.settings.env.num
+    manager, rows = worker.manager, worker.settings.rows
     action, observation = (
         sum(spec.size * np.dtype(spec.dtype).itemsize for spec in specs.values())
         for specs in (manager.action, manager.observation)

@@ -6,23 +6,25 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from ludus.containers.build import (
-    build_agent,
     build_evaluator,
     choose_device,
     evaluation_rows,
-    outline_agent,
     refuse_nameless,
     refuse_too_large,
 )
 from ludus.containers.evaluate import Evaluation, Finished, summarize
+from ludus.containers.roles import build_player, outline_player
+from ludus.containers.self_play import play_pool
 from ludus.containers.threads import set_threads
 from ludus.core.agent import Agent
 from ludus.core.environment import EnvironmentManager
@@ -38,6 +40,7 @@ from ludus.managers.make import can_divide, make_manager
 from ludus.parallel.resources import cores
 from ludus.runs import checkpoint as checkpoints
 from ludus.runs.folder import RunDirectory, check_checkpoint_name
+from ludus.runs.opponents import load_pool
 from ludus.runs.translate import Translator
 from ludus.settings.settings import Settings, class_overrides, from_flat
 from ludus.settings.trust import read_run_settings
@@ -56,16 +59,18 @@ class Player:
         device: str,
         environment: Callable[..., Any] | None,
         world: BatchManager,
+        run: RunDirectory,
     ) -> None:
-        self.settings, self.meta, self._make = settings, meta, environment
+        self.settings, self.meta, self._make, self._run = settings, meta, environment, run
         self.device = choose_device(device)
         self._world, self._translator = world, Translator(world)
         # initial weights are overwritten
         quick = replace(settings, network=replace(settings.network, orthogonal=False))
-        self.agent = build_agent(quick, self._world.observation, self._world.action, self.device)
-        if tensor := mismatch(self.agent, state["agent"]):
+        self.agent, learned = build_player(quick, self._world, self.device)
+        self._learned = learned
+        if tensor := mismatch(learned, state["agent"]):
             raise _another_network(tensor)
-        load_tensors(self.agent, state["agent"])
+        load_tensors(learned, state["agent"])
         self.agent.eval()
         if settings.engine == "auto":
             self.agent.use_numpy()
@@ -100,13 +105,19 @@ class Player:
         With ``state`` (from ``initial_state`` or the previous call), return the pair of action and next state and keep
         nothing, for a server with many clients. Observations then have whole stacks and the previous step.
         ``policy.state`` is the state that the policy keeps itself.
+
+        Several agents: observations of one world and ``info`` are dicts by agent, as the environment gives them, and so
+        are the actions. Agents that are not given are absent.
         """
+        given = observation
         step, batched, rows = self._read(observation, info, first, reward, state, keep=state is None)
         before = self._before(state, rows)
         if not greedy and (self._noise is None or rows != self._noise_rows):
             self._noise, self._noise_rows = self.agent.make_noise(Rows.all(rows), self._generator), rows
         agent_step = self.agent.act(step, before, None if greedy or self._noise is None else self._noise.next())
         action = self._translator.format_actions(agent_step.action, batched, keep=state is None)
+        if self._world.joint_env is not None:
+            action = {agent: action[str(agent)] for agent in given if str(agent) in action}
         if state is not None:
             return action, agent_step.state
         self._rows, self._state = rows, agent_step.state
@@ -190,8 +201,10 @@ class Player:
 
         Stacks of frames are kept for the next call if ``keep``, unless the caller keeps the ``state``.
         """
-        stateless = state is not None
-        step, batched = self._translator.read_step(observation, info or {}, first, reward, stateless, keep)
+        stateless, info = state is not None, info or {}
+        if self._world.joint_env is not None:
+            observation, info = self._world.joint_env.assemble(observation, info)
+        step, batched = self._translator.read_step(observation, info, first, reward, stateless, keep)
         return step.to(self.device), batched, len(step.first)
 
     def _before(self, state: Mapping[str, Any] | None, rows: int) -> HiddenState:
@@ -228,9 +241,12 @@ class Player:
         if rows is not None and settings.env.backend == "subproc":  # its share of the processes
             workers = (settings.env.workers or cores()) * rows.size // rows.total
             settings = replace(settings, env=replace(settings.env, workers=max(1, workers)))
-        evaluator = build_evaluator(settings, self.agent, self._make, 2, rows)
+        evaluator, actor = build_evaluator(settings, self.agent, self._make, 2, rows), self.agent
+        if settings.self_play.every and isinstance(self._learned, Agent):  # against the frozen selves of the run
+            pool = load_pool(settings, self._learned, self._world, self._run)
+            evaluator.wrap, actor = partial(play_pool, settings, pool), self._learned
         try:
-            finished = evaluator.play(self.agent, self.device)
+            finished = evaluator.play(actor, self.device)
             assert finished is not None
             return finished
         finally:
@@ -240,7 +256,8 @@ class Player:
         """Divide the rows of an evaluation into at most ``parts`` for ``play_rows``, one if they cannot be divided."""
         settings = replace(self.settings, evaluation=replace(self.settings.evaluation, episodes=episodes))
         total = evaluation_rows(settings)
-        parts = min(parts, total) if can_divide(settings.env, total, self._make, settings.preprocess) else 1
+        divisible = can_divide(settings.env, total, self._make, settings.preprocess) and not settings.self_play.every
+        parts = min(parts, total) if divisible else 1
         return [Rows(total * part // parts, total * (part + 1) // parts, total) for part in range(parts)]
 
     @property
@@ -302,10 +319,10 @@ def load(
     choose_device(device)  # refuse a wrong name first
     world = _make_world(settings, environment)
     try:
-        outline = outline_agent(settings, world.observation, world.action)
+        outline = outline_player(settings, world)
         with open_by_name(directory, checkpoint) as found:
             refuse_mismatch(outline, agent_of_checkpoint(found))
-            return Player(settings, found.read("agent"), found.meta, device, environment, world)
+            return Player(settings, found.read("agent"), found.meta, device, environment, world, directory)
     except BaseException:
         world.close()
         raise
@@ -335,7 +352,7 @@ def agent_of_checkpoint(checkpoint: checkpoints.Checkpoint) -> Mapping[str, Any]
     return agent
 
 
-def refuse_mismatch(outline: Agent | None, saved: Mapping[str, Any]) -> None:
+def refuse_mismatch(outline: nn.Module | None, saved: Mapping[str, Any]) -> None:
     """Refuse a checkpoint of another or a too large network before the network is built."""
     if outline is not None:
         if tensor := mismatch(outline, saved):
@@ -350,7 +367,7 @@ def _another_network(tensor: str) -> UserError:
     )
 
 
-def mismatch(agent: Agent, saved: Mapping[str, Any]) -> str:
+def mismatch(agent: nn.Module, saved: Mapping[str, Any]) -> str:
     """Describe the first tensor with another shape in the checkpoint than in the agent; empty if all match."""
     own = agent.state_dict()
     for name in sorted(name for name in own.keys() | saved.keys() if not name.startswith(OPTIONAL)):
@@ -360,7 +377,7 @@ def mismatch(agent: Agent, saved: Mapping[str, Any]) -> str:
     return ""
 
 
-def load_tensors(agent: Agent, saved: Mapping[str, Any]) -> None:
+def load_tensors(agent: nn.Module, saved: Mapping[str, Any]) -> None:
     """Load those of the tensors that the agent has."""
     kept = agent.state_dict().keys() & saved.keys()
     agent.load_state_dict({name: saved[name] for name in kept}, strict=False)

@@ -79,9 +79,10 @@ class Reporter:
         size = sum(p.numel() for p in agent.parameters() if p.requires_grad)
         frozen = f" ({', '.join(settings.freeze)} frozen)" if settings.freeze else ""
         spread = f", {settings.ranks} ranks" if settings.ranks > 1 else ""
+        who = settings.roles.agents or settings.agent_name
         info = {
             "environment": f"{settings.env.id} x {settings.env.num}{', ' * bool(backend)}{backend}{spread}",
-            "agent": f"{settings.agent_name}, {size:,} parameters{frozen}, seed {settings.seed}",
+            "agent": f"{who}, {size:,} parameters{frozen}, seed {settings.seed}",
             "engines": f"{engines.device}, {engines.threads} thread{'s' * (engines.threads > 1)}, "
             f"{engines.acting} acting, {engines.update} update{engines.obstacle and f' ({engines.obstacle})'}",
             "settings": where_from(settings, origins),
@@ -125,7 +126,7 @@ class Reporter:
         settings = self.settings
         summary = Summary(
             environment=settings.env.id,
-            agent=settings.agent_name,
+            agent=settings.agent_names,
             seed=settings.seed,
             name=settings.name,
             tags=settings.tags,
@@ -222,7 +223,7 @@ class Reporter:
         saved = not worker.between and self.checkpoints.has(worker.local_step_count)
         if not worker.can_rescue:
             self.note(f"{why}; a resume continues from the last checkpoint.")
-        elif worker.updates and not saved and not worker.guard.diverged:
+        elif worker.updates and not saved and not worker.diverged:
             try:
                 self.checkpoint(worker)
                 new = "" if worker.between else "; a resume starts new episodes"

@@ -15,17 +15,15 @@ import torch
 
 from ludus.containers import CONTAINERS
 from ludus.containers.build import (
-    adapt_to_environment,
     build_cache,
     build_evaluator,
-    build_learner,
     build_manager,
-    choose_engines,
     decide_sharing,
+    divide_environments,
     flattened_maps,
     give_dataset,
     linear_networks,
-    outline_agent,
+    make_actor,
 )
 from ludus.containers.distrib import build_rank, decide_ranks, rank_device
 from ludus.containers.evaluate import Evaluation
@@ -36,9 +34,18 @@ from ludus.containers.local import LocalWorker
 from ludus.containers.network_check import NetworkCheck
 from ludus.containers.rank_processes import refuse_local_code
 from ludus.containers.ranks import RankGroup, torchrun
+from ludus.containers.roles import (
+    RolesWorker,
+    adapt_to_manager,
+    build_learners,
+    choose_all_engines,
+    outline_learners,
+)
+from ludus.containers.self_play import SelfPlayWorker
 from ludus.containers.signals import StopOnSignals, without_signals
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.updater import LocalUpdater
+from ludus.core.agent import Agent
 from ludus.core.errors import UserError
 from ludus.core.imports import check_not_importing, import_path, resolve
 from ludus.core.rows import Rows
@@ -53,6 +60,7 @@ from ludus.runs.failure import save_failure
 from ludus.runs.folder import RunDirectory
 from ludus.runs.initialise import Transfer, initialise_from
 from ludus.runs.open_run import SavedRun, max_checkpoint_bytes, open_run
+from ludus.runs.opponents import PoolFolder
 from ludus.runs.policy import Player, agent_of_checkpoint, load, refuse_mismatch
 from ludus.runs.report import Reporter
 from ludus.runs.teacher import give_teacher
@@ -242,25 +250,27 @@ def _build(
     started = StartedProcesses()
     stack.callback(started.end)  # runs last, after the environments are closed
     kind: type[LocalWorker] = resolve(settings.container, CONTAINERS, "container")
+    if settings.roles.agents or settings.self_play.every:
+        kind = RolesWorker if settings.roles.agents else SelfPlayWorker
     with started:
         manager = build_manager(settings, environment)
     stack.callback(manager.close)
     if saved is None:
-        resolved = adapt_to_environment(resolved, manager.observation, manager.action)
+        resolved = adapt_to_manager(resolved, manager)
         settings = resolved.settings
     if saved is not None and saved.checkpoint is not None:
-        outline = outline_agent(settings, manager.observation, manager.action)
-        refuse_mismatch(outline, agent_of_checkpoint(saved.checkpoint))
-    agent = build_learner(resolved, manager.observation, manager.action, rank_device(settings), new=saved is None)
+        refuse_mismatch(outline_learners(settings, manager), agent_of_checkpoint(saved.checkpoint))
+    agent: Any = build_learners(resolved, manager, rank_device(settings), new=saved is None)
     manager.set_action_transform(agent.action_transform)
-    give_teacher(agent, settings, manager, trust)
-    sharing = decide_sharing(settings, manager.observation, manager.action)
+    if isinstance(agent, Agent):
+        give_teacher(agent, settings, manager, trust)
+    sharing = settings if settings.roles.agents else decide_sharing(settings, manager.observation, manager.action)
     transfer: Transfer | None = None
     if settings.init_from and (saved is None or saved.state is None):
         transfer = initialise_from(agent, sharing, trust)
-    updater, engines = kind.make_updater(agent, settings), choose_engines(settings, agent)
+    updater, engines = kind.make_updater(agent, settings), choose_all_engines(settings, agent)
     stack.enter_context(use_threads(engines.threads))
-    evaluator = build_evaluator(settings, agent, environment)
+    evaluator = build_evaluator(settings, make_actor(agent, manager), environment)
     compiled: Literal["on", "off"] = "on" if engines.update == "compiled" else "off"
     device = str(engines.device) if settings.ranks == 1 else engines.device.type  # each rank has its own GPU
     decided = replace(sharing, threads=engines.threads, compile=compiled, device=device)
@@ -273,6 +283,8 @@ def _build(
     stack.callback(worker.close)
     if settings.network_check.every:
         worker.network_check = NetworkCheck(agent, updater, settings.network_check)
+    if isinstance(worker, SelfPlayWorker) and saved is not None:
+        worker.pool.store = PoolFolder(saved.run)
     early: list[str] = []  # reports before there is a reporter
     manager.on_warning = early.append
     worker.started = started
@@ -283,10 +295,12 @@ def _build(
                 saved.checkpoint.refuse_larger(max_checkpoint_bytes(worker))
             restored = worker.load_state_dict(saved.checkpoint.read())
     if saved is None:
-        run, signs = RunDirectory.create(settings.runs, settings.env.id, settings.agent_name, settings.name), True
+        run, signs = RunDirectory.create(settings.runs, settings.env.id, settings.agent_names, settings.name), True
         stack.enter_context(run.lock())
     else:
         run, signs = saved.run, saved.signs
+    if isinstance(worker, SelfPlayWorker):
+        worker.pool.store = PoolFolder(run)
     origins = resolved.origins | chosen
     reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count, signs, worker.backend)
     stack.callback(reporter.close)
@@ -301,7 +315,8 @@ def _build(
 
         if raw := raw_frames(settings.env, manager.observation):
             reporter.note(raw)
-    for warning in (linear_networks(agent), flattened_maps(agent)) if saved is None else ():
+    plain = saved is None and not settings.roles.agents
+    for warning in (linear_networks(agent), flattened_maps(agent)) if plain else ():
         if warning:
             reporter.warn(warning)
     if room := worker.cache.bytes:
@@ -331,17 +346,20 @@ def _compile(worker: LocalWorker, reporter: Reporter, build: Callable[[], Any]) 
 def check_settings(resolved: Resolved, trust: bool = False) -> None:
     """Refuse settings that training would refuse before its first step, for `ludus check`."""
     with ExitStack() as stack:
-        manager = make_manager(resolved.settings.env, 1, preprocess=resolved.settings.preprocess)
-        stack.callback(manager.close)
-        resolved = adapt_to_environment(resolved, manager.observation, manager.action)
+        joint = make_manager(resolved.settings.env, 1, preprocess=resolved.settings.preprocess)
+        stack.callback(joint.close)
+        manager = divide_environments(joint, resolved.settings)
+        resolved = adapt_to_manager(resolved, manager)
         settings = resolved.settings
-        agent = build_learner(resolved, manager.observation, manager.action, settings.device)
+        agent = build_learners(resolved, manager, settings.device)
+        choose_all_engines(settings, agent)
+        if not isinstance(agent, Agent):
+            return
         give_teacher(agent, settings, manager, trust)
         if settings.init_from:
             initialise_from(agent, decide_sharing(settings, manager.observation, manager.action), trust)
         NetworkCheck(agent, LocalUpdater(agent), settings.network_check)
-        choose_engines(settings, agent)
-        rows = Rows.of_rank(0, settings.ranks, settings.env.num)
+        rows = Rows.of_rank(0, settings.ranks, settings.env.num).times(settings.env.agents)
         give_dataset(settings, agent, manager.observation, manager.action)
         build_cache(agent, manager, rows, make_reward_ops(settings.preprocess.reward))
 
@@ -368,7 +386,9 @@ def _run(worker: LocalWorker, new: bool) -> None:
             worker.stopping += "; the environment did not respond"
             worker.close()
         except BaseException as error:
-            raised = save_failure(reporter.run.path, worker, error) if isinstance(error, TrainingFailed) else error
+            raised = error
+            if isinstance(error, TrainingFailed) and worker.keeps_failures:
+                raised = save_failure(reporter.run.path, worker, error)
             reporter.failed(raised)
             reporter.rescue(worker, "The run ended with an error")
             if isinstance(error, UserError) and new and not worker.updates and raised is error:  # leave no empty run

@@ -10,6 +10,7 @@ from ludus.agents import AGENTS
 from ludus.core.errors import UserError, did_you_mean
 from ludus.core.network import NetworkSpec
 from ludus.core.spec import Specs
+from ludus.networks.build import network_spec
 from ludus.networks.config import NetworkConfig
 from ludus.networks.pieces import piece_class, settings_read
 from ludus.settings.networks import plan_networks
@@ -46,6 +47,8 @@ def find_ineffective(settings: Settings[Any], observation: Specs, action: Specs)
     yield from _find_in_network(settings.network, common or specs, "network")
     for name, changes in settings.per_network.items():
         found = dict(_find_in_network(settings.network_for(name), [plans[name].spec], f"network.{name}"))
+        if not set(plans[name].spec.inputs) & set(network_spec(observation, {}).inputs):
+            found[f"network.{name}.sees"] = "each agent gets its own observations"
         yield from ((key, why) for key, why in found.items() if key.rpartition(".")[2] in changes)
     plain = replace(settings, per_network={})
     separate, together = (plan_networks(plain, observation, action, shared) for shared in (False, True))
@@ -53,8 +56,11 @@ def find_ineffective(settings: Settings[Any], observation: Specs, action: Specs)
         yield "network.shared", f"the networks of agent {settings.agent_name} cannot share a trunk"
     if ":" in settings.agent_name:  # the user's agent may read any setting
         return
-    for name, why in settings.agent.unused(observation, action, settings.env.num):
+    for name, why in settings.agent.unused(observation, action, settings.rows):
         yield f"agent.{name}", why
+    if settings.container == "offline":
+        for name in settings.agent.UNUSED_OFFLINE:
+            yield f"agent.{name}", "container is offline, which does not act or store new steps"
 
 
 def _find_in_network(config: NetworkConfig, specs: list[NetworkSpec], table: str) -> Iterator[tuple[str, str]]:

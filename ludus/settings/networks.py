@@ -79,14 +79,15 @@ def _refuse_unused_heads(settings: Settings[Any], specs: dict[str, NetworkSpec])
 def _plan(name: str, config: NetworkConfig, spec: NetworkSpec, observations: list[str]) -> PlannedNetwork:
     """Drop the observations that the network does not see; other inputs, such as a critic's action, stay."""
     for pattern in config.sees:
-        if not any(NetworkConfig(sees=(pattern,)).visible(observations)):
+        if not NetworkConfig(sees=(pattern.removeprefix("!"),)).visible(observations):
             raise UserError(
                 f'network.{name}.sees has "{pattern}", but the observations are {", ".join(observations)}.'
                 f"{did_you_mean(pattern, observations)}"
             )
-    if not config.sees:
-        raise UserError(f"network.{name}.sees is empty, so the network would have no input; name some observations.")
     visible = config.visible(observations)
+    if not visible:
+        given = f'is "{" ".join(config.sees)}", which leaves out every observation' if config.sees else "is empty"
+        raise UserError(f"network.{name}.sees {given}, so the network would have no input; name some observations.")
     inputs = {key: shape for key, shape in spec.inputs.items() if key in visible or key not in observations}
     for setting, patterns in (("sources", [pattern for pattern, _ in config.own_sources]), ("share", config.share)):
         for pattern in patterns:

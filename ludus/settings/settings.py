@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from fnmatch import fnmatchcase
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
@@ -33,6 +34,7 @@ ALIASES = {  # short names of settings
     "network": "network.name",
     "data": "data.path",
     "stop_at": "evaluation.stop_at",
+    "roles": "roles.agents",
     "ranks": "distrib.ranks",
     "workers": "impala.workers",
     "cluster": "impala.cluster",
@@ -46,6 +48,8 @@ MAXIMUM = {"seed": 2**63 - 1, "threads": 1024}  # seeds: limit of torch; threads
 ADAPTED = "default for this run"  # origin of defaults that were adapted to the run
 # Evaluations and checkpoints are by default at least so many rollouts apart, unless a run has no more than so many.
 ROLLOUTS_APART, MOST_EVALUATIONS = 10, 20
+EACH = "each"  # roles.agents: every agent of the environment is a role
+ROLE = re.compile(r"[A-Za-z_][\w-]*")  # names of roles
 CLUSTER_ADDRESS = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}")  # host:port
 
 
@@ -83,8 +87,11 @@ class DataConfig:
 
     def validate(self) -> None:
         """Refuse invalid settings."""
-        if not 0 < self.share <= 1:
-            raise UserError(f"data.share is {self.share:g}, but must be above 0 and at most 1.")
+        if not 0 < self.share < 1:
+            raise UserError(
+                f"data.share is {self.share:g}, but must be between 0 and 1; to learn from data.path alone, set "
+                "container to offline."
+            )
         if self.share != type(self).share and not self.path:
             raise UserError(f"data.share is {self.share:g}, but there is no data.path; name a file there.")
 
@@ -220,11 +227,114 @@ class ImpalaConfig:
                 raise UserError(f'impala.resources has "{text}"; give NAME=AMOUNT, such as simulator=1.')
         return {name: amount for name, amount in found.items() if amount}
 
-    def batch_rows(self, environments: int) -> tuple[int, int]:
-        """Return the rows of the smallest and of the largest batch, given the number of environments."""
-        each = environments // self.workers
+    def batch_rows(self, rows: int) -> tuple[int, int]:
+        """Return the rows of the smallest and of the largest batch, given those of all environments."""
+        each = rows // self.workers
         largest = each * (self.unrolls or self.workers)
         return each if self.dynamic else largest, largest
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolesConfig:
+    """Environments with several agents: which of them have a policy of their own."""
+
+    # the agent of each role, as in 'predator=ppo, prey=dqn'; each: every agent of the environment is a role of its own;
+    # empty: all agents share one policy
+    agents: Annotated[str, "ROLE=AGENT,..."] = ""
+    # which agents of the environment have a role, as in 'predator=adversary_*, prey=agent_*'; by default those with the
+    # name of the role, alone or before a number: predator, predator_0, predator_1
+    members: Annotated[str, "ROLE=PATTERN,..."] = ""
+
+    @property
+    def each(self) -> bool:
+        """Whether every agent of the environment is a role of its own."""
+        return self.agents.strip() == EACH
+
+    def names(self) -> dict[str, str]:
+        """Return the name of the agent of each role; none with ``each``, or if all agents share one policy."""
+        return {} if self.each else _parse_pairs("roles.agents", self.agents, "predator=ppo, prey=dqn")
+
+    def assign(self, agents: Iterable[str]) -> dict[str, list[str]]:
+        """Return the agents of an environment by role; every one must have exactly one role."""
+        agents = list(agents)
+        if self.each:
+            if wrong := [agent for agent in agents if not ROLE.fullmatch(agent)]:
+                raise UserError(f'roles.agents is each, but "{wrong[0]}" is not a plain name; name the roles instead.')
+            return {agent: [agent] for agent in agents}
+        patterns = _parse_pairs("roles.members", self.members, "predator=adversary_*, prey=agent_*")
+        roles = {role: [agent for agent in agents if _is_member(agent, role, patterns)] for role in self.names()}
+        listed = ", ".join(agents)
+        for role, members in roles.items():
+            if not members:
+                raise UserError(
+                    f'role "{role}" (roles.agents) has no agent of the environment, whose agents are {listed}; say '
+                    f"which ones, as in --roles.members '{role}=NAME*'."
+                )
+        for agent in agents:
+            having = [role for role, members in roles.items() if agent in members]
+            if len(having) != 1:
+                what = f"several roles ({', '.join(having)})" if having else "no role (roles.agents)"
+                raise UserError(
+                    f"{agent} has {what}; give every agent of the environment ({listed}) exactly one, as in --roles "
+                    "'NAME=ppo, OTHER=dqn' or --roles each, and its name with --roles.members."
+                )
+        return roles
+
+    def validate(self) -> None:
+        """Refuse invalid settings."""
+        if self.members and not self.names():
+            raise UserError(
+                f'roles.members is "{self.members}", but there are no roles to give; name them with --roles, as in '
+                "--roles 'predator=ppo, prey=dqn'."
+            )
+        patterns = _parse_pairs("roles.members", self.members, "predator=adversary_*, prey=agent_*")
+        if unknown := [role for role in patterns if role not in self.names()]:
+            raise UserError(
+                f'roles.members names the role "{unknown[0]}", which is not in roles.agents ({self.agents}); add it '
+                f"there.{did_you_mean(unknown[0], self.names())}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfPlayConfig:
+    """Games: a shared policy learns as one player of each, against frozen older selves."""
+
+    # env steps between copies of the policy that become opponents; 0: no self-play, the policy plays and learns as all
+    # players. Lower: opponents are more alike
+    every: int = 0
+    size: int = 10  # newest copies that are opponents; more: it forgets less how to beat older ones
+    latest: float = 0.5  # share of games against the current policy; 0: only against copies, which are easier to beat
+
+    def validate(self) -> None:
+        """Refuse invalid settings."""
+        check_minimum("self_play.every", self.every, 0)
+        check_minimum("self_play.size", self.size, 1)
+        if not 0 <= self.latest <= 1:
+            raise UserError(f"self_play.latest is {self.latest:g}; give a share from 0 to 1.")
+
+
+def _parse_pairs(key: str, text: str, example: str) -> dict[str, str]:
+    """Parse ``role=value, role=value``."""
+    pairs: dict[str, str] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        role, _, value = (part.strip() for part in item.partition("="))
+        if not ROLE.fullmatch(role) or role in RolesConfig.__dataclass_fields__:
+            raise UserError(f'{key} has "{item}", whose role is not a plain name; write it like {example}.')
+        if not value:
+            raise UserError(
+                f'{key} has the role "{role}" without {"an agent" if key == "roles.agents" else "a pattern"}'
+                f"; write it like {example}."
+            )
+        if role in pairs:
+            raise UserError(f'{key} gives the role "{role}" twice; keep one of them.')
+        pairs[role] = value
+    return pairs
+
+
+def _is_member(agent: str, role: str, patterns: Mapping[str, str]) -> bool:
+    if role in patterns:
+        return fnmatchcase(agent, patterns[role])
+    return re.fullmatch(rf"{re.escape(role)}(_?\d+)?", agent) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,12 +380,46 @@ class Settings(Generic[A]):
     data: DataConfig = field(default_factory=DataConfig)
     distrib: DistribConfig = field(default_factory=DistribConfig)
     impala: ImpalaConfig = field(default_factory=ImpalaConfig)
+    roles: RolesConfig = field(default_factory=RolesConfig)
+    self_play: SelfPlayConfig = field(default_factory=SelfPlayConfig)
     # settings of single networks: network.critic.hidden is {"critic": {"hidden": …}}
     per_network: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # settings of single roles: roles.prey.agent.gamma is {"prey": {"agent": {"gamma": …}}}
+    per_role: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+
+    def for_role(self, role: str, agents: int = 1) -> Settings[Any]:
+        """Return the settings of a role with so many agents per environment, as those of a run with its agent alone.
+
+        ``agent.*`` and ``network.*`` apply to roles with the agent of ``agent.name``; others begin with defaults.
+        """
+        name, own = self.roles.names().get(role, self.agent_name), self.per_role.get(role, {})
+        config, same = agent_config(name), name == self.agent_name
+        agent, given = dict(own.get("agent", {})), dict(own.get("network", {}))
+        single = {key: given.pop(key) for key, value in list(given.items()) if isinstance(value, Mapping)}
+        return replace(
+            self,
+            agent_name=name,
+            agent=replace(self.agent, **agent) if same else config(**agent),
+            network=replace(self.network if same else NetworkConfig(**config.NETWORK_DEFAULTS), **given),
+            per_network={**(self.per_network if same else {}), **single},
+            env=replace(self.env, agents=agents),
+            roles=RolesConfig(),
+            per_role={},
+        )
+
+    def with_role(self, role: str, own: Settings[Any]) -> Settings[A]:
+        """Return these settings with all that ``for_role`` returns for a role."""
+        tables = {"agent": vars(own.agent), "network": vars(own.network) | dict(own.per_network)}
+        return replace(self, per_role={**self.per_role, role: tables})
 
     def network_for(self, name: str) -> NetworkConfig:
         """Return the settings of one network: ``network`` with its own settings over it."""
         return replace(self.network, **self.per_network.get(name, {}))
+
+    @property
+    def agent_names(self) -> str:
+        """The name of the agent, or those of all roles, joined by ``-``."""
+        return "-".join(dict.fromkeys(self.roles.names().values())) or self.agent_name
 
     @property
     def ranks(self) -> int:
@@ -283,11 +427,16 @@ class Settings(Generic[A]):
         return max(1, self.distrib.ranks) if self.container == "distrib" else 1
 
     @property
+    def rows(self) -> int:
+        """The rows of all environments: one each, or one for each of the agents that share the policy."""
+        return self.env.num * self.env.agents
+
+    @property
     def batch_rows(self) -> int:
         """The rows of the learner's batches, of the smallest one if they differ."""
-        if self.container != "impala" or not self.agent.plan(self.env.num).rollout:
-            return self.env.num
-        return self.impala.batch_rows(self.env.num)[0]
+        if self.container != "impala" or not self.agent.plan(self.rows).rollout:
+            return self.rows
+        return self.impala.batch_rows(self.rows)[0]
 
     def validate(self) -> None:
         """Refuse values out of range, here and in every group."""
@@ -312,6 +461,7 @@ class Settings(Generic[A]):
         self.network_check.validate()
         self.data.validate()
         self._validate_container()
+        self._validate_roles()
         self.network.validate()
         for name in self.per_network:
             self.network_for(name).validate(f"network.{name}")
@@ -329,6 +479,35 @@ class Settings(Generic[A]):
                 raise UserError(
                     f"{name}.{changed[0]} is {getattr(group, changed[0])}, but container is {self.container}, which "
                     f"does not use it; set container to {name}."
+                )
+
+    def _validate_roles(self) -> None:
+        self.roles.validate()
+        self.self_play.validate()
+        if self.self_play.every and (self.container != "local" or self.roles.agents):
+            what = f"roles.agents is {self.roles.agents}" if self.roles.agents else f"container is {self.container}"
+            raise UserError(
+                f"{what}, but self_play.every is {self.self_play.every}, and self-play needs one policy for all "
+                "players and container local; leave one of them out."
+            )
+        if not self.roles.agents:
+            return
+        for role in self.roles.names():
+            own = self.for_role(role)
+            own.agent.validate()
+            own.network.validate(f"roles.{role}.network")
+        single = {
+            "container": (self.container, "local"),
+            "compile": ("off" if self.compile == "auto" else self.compile, "off"),
+            "network_check.every": (self.network_check.every, 0),
+            "init_from": (self.init_from, ""),
+            "freeze": (" ".join(self.freeze), ""),
+        }
+        for key, (value, only) in single.items():
+            if value != only:
+                raise UserError(
+                    f"{key} is {value}, but with several roles (roles.agents) it can only be {only or 'empty'}; leave "
+                    "it out, or let all agents share one policy."
                 )
 
 
@@ -390,7 +569,8 @@ def resolve_settings(
     if preset != NO_PRESET:
         layers.insert(0, (f"preset {preset}", load_preset(preset)))
     resolved = adapt_defaults(_build(layers))
-    resolved.settings.agent.check_run_length(resolved.settings.nb_step, resolved.settings.env.num)
+    if resolved.settings.container != "offline":  # there every step is an update
+        resolved.settings.agent.check_run_length(resolved.settings.nb_step, resolved.settings.env.num)
     return resolved
 
 
@@ -415,13 +595,17 @@ def adapt_defaults(resolved: Resolved, images: bool = False, one_discrete: bool 
     }
     settings = replace(settings, agent=replace(agent, **adapted))
     origins = origins | {f"agent.{name}": ADAPTED for name in adapted}
-    if settings.agent.ONLY_OFFLINE and origins.get("container") == "default" and settings.data.path:
+    offline = settings.agent.ONLY_OFFLINE or settings.agent.PREFERS_OFFLINE
+    if offline and origins.get("container") == "default" and settings.data.path:
         settings = replace(settings, container="offline")
         origins["container"] = ADAPTED
     if settings.container == "offline" and origins.get("evaluation.every") in ("default", ADAPTED):
         settings = replace(settings, evaluation=replace(settings.evaluation, every=max(1, settings.nb_step // 10)))
         origins["evaluation.every"] = ADAPTED
-    rollout = settings.batch_rows * settings.agent.plan(settings.batch_rows).rollout
+    if kind.global_state and not settings.env.global_state:
+        settings = replace(settings, env=replace(settings.env, global_state=True))
+        origins["env.global_state"] = ADAPTED
+    rollout = settings.batch_rows // settings.env.agents * settings.agent.plan(settings.batch_rows).rollout
     apart = min(ROLLOUTS_APART * rollout, settings.nb_step // MOST_EVALUATIONS)
     if origins.get("evaluation.every") == "default" and apart > settings.evaluation.every:
         settings = replace(settings, evaluation=replace(settings.evaluation, every=apart))
@@ -458,6 +642,7 @@ def to_flat(settings: Settings[Any]) -> Flat:
     nested = {key: vars(value) if is_dataclass(value) else value for key, value in vars(settings).items()}
     nested["agent"] = {"name": nested.pop("agent_name"), **nested["agent"]}
     nested["network"] = nested["network"] | nested.pop("per_network")
+    nested["roles"] = nested["roles"] | nested.pop("per_role")
     return flatten(nested)
 
 
@@ -473,11 +658,17 @@ def chosen_agent(agent: str | None, preset: str | None, file: str | Path | None,
     return agent or (named | read).get("agent.name", DEFAULT_AGENT)
 
 
-def setting_types(agent: str) -> dict[str, Any]:
-    """Return the type of every setting by its dotted key, for a run with this agent."""
+def chosen_roles(roles: str | None, file: str | Path | None, trust: bool = False) -> dict[str, str]:
+    """Return the agents by role that ``resolve_settings`` will use."""
+    read = read_file_settings(Path(file), trust) if file is not None else {}
+    return RolesConfig(agents=roles if roles is not None else str(read.get("roles.agents", ""))).names()
+
+
+def setting_types(agent: str, roles: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the type of every setting by its dotted key, for a run with this agent, or these by role."""
     hints = get_type_hints(Settings) | {"agent": agent_config(agent)}
     found: dict[str, Any] = {"agent.name": hints.pop("agent_name")}
-    del hints["per_network"]
+    del hints["per_network"], hints["per_role"]
     for name, annotation in hints.items():
         if is_dataclass(annotation):
             inner = get_type_hints(annotation)
@@ -488,6 +679,10 @@ def setting_types(agent: str) -> dict[str, Any]:
         own = {f"network.{network}.{name}": hint for name, hint in get_type_hints(NetworkConfig).items()}
         del own[f"network.{network}.shared"]
         found |= own
+    for role, name in (roles or {}).items():
+        own = {key: hint for key, hint in setting_types(name).items() if key.startswith(("agent.", "network."))}
+        del own["agent.name"]
+        found |= {f"roles.{role}.{key}": hint for key, hint in own.items()}
     return found
 
 
@@ -559,7 +754,8 @@ def _build(layers: list[tuple[str, Flat]]) -> Resolved:
     values.setdefault("agent.name", DEFAULT_AGENT)
     agent = values["agent.name"]
     config = agent_config(agent)
-    types, values = setting_types(agent), network_defaults(config) | values
+    roles = RolesConfig(agents=str(values.get("roles.agents", ""))).names()
+    types, values = setting_types(agent, roles), network_defaults(config) | values
     parsed: Flat = {}
     for key, value in values.items():
         origin = origins.get(key, "default")
@@ -596,8 +792,16 @@ def _make(nested: Flat, config: type[A]) -> Settings[A]:
         "data": DataConfig,
         "distrib": DistribConfig,
         "impala": ImpalaConfig,
+        "roles": RolesConfig,
+        "self_play": SelfPlayConfig,
     }
-    network = nested.get("network", {})
-    per_network = {key: network.pop(key) for key, value in list(network.items()) if isinstance(value, dict)}
+    per_network, per_role = (_pop_tables(nested.get(key, {})) for key in ("network", "roles"))
     made = {key: make(**nested.pop(key, {})) for key, make in parts.items()}
-    return Settings(agent_name=name, agent=config(**agent), per_network=per_network, **made, **nested)
+    return Settings(
+        agent_name=name, agent=config(**agent), per_network=per_network, per_role=per_role, **made, **nested
+    )
+
+
+def _pop_tables(table: Flat) -> Flat:
+    """Remove the nested tables from a table, and return them."""
+    return {key: table.pop(key) for key, value in list(table.items()) if isinstance(value, dict)}

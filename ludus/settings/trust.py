@@ -8,6 +8,7 @@ that the user types is trusted. Code that a file names is imported only if this 
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +19,14 @@ from ludus.environments.config import parse_options
 from ludus.settings.config_file import read_signed_config
 
 LUDUS_ENVIRONMENTS = tuple(
-    f"ludus.environments.{name}" for name in ("toy", "goal_toy", "image_toy", "entity_toy", "command_toy")
+    f"ludus.environments.{name}" for name in ("toy", "goal_toy", "image_toy", "entity_toy", "command_toy", "agents_toy")
 )
 WRAPPERS = "gymnasium.wrappers"  # trusted too, except for those that write files
 WRITING_WRAPPERS = ("RecordVideo",)
 # settings of agents that may have a colon; names of actions and observations, folders
 NAMES_NO_CODE = ("agent.replay_folder", "agent.teacher", "agent.heads", "agent.autoregressive", "agent.arguments")
 IMPORTED_FROM = "imported_from"  # key in config.toml: the folders that the user's modules were imported from
+ROLE_PREFIX = re.compile(r"^roles\.[^.]+\.(?=(agent|network)\.)")
 LOCAL_CLUSTER = "auto"  # impala.cluster: Ray on this machine, started for the run
 
 
@@ -109,19 +111,20 @@ def _folder(top: str, folders: Any, what: str) -> str | None:
 
 def find_imports(flat: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """Return the import paths in settings by key, except for those of Ludus and Gymnasium."""
-    for key, value in flat.items():
+    for full, value in flat.items():
+        key = ROLE_PREFIX.sub("", full)  # roles.prey.agent.… is like agent.…
         group = key.partition(".")[0]
         if key == "env.options":
             found = list(_option_imports(value))
-        elif key in ("env.id", "env.wrappers", "network_check.functions") or (
+        elif key in ("env.id", "env.wrappers", "network_check.functions", "roles.agents") or (
             group in ("agent", "network") and key not in NAMES_NO_CODE
         ):
-            texts = [_after_pattern(key, text) for text in _texts(value)]
+            texts = [_after_pattern(key, item) for text in _texts(value) for item in _items(key, text)]
             found = [_path(text) for text in texts if ":" in text and not _is_trusted_class(key, text)]
         else:
             found = []
         if found:
-            yield key, found
+            yield full, found
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -153,6 +156,11 @@ def _after_pattern(key: str, text: str) -> str:
     return text.partition("=")[2] if key.startswith("network.") and key.endswith(".sources") else text
 
 
+def _items(key: str, text: str) -> list[str]:
+    """Return the agents in ``roles.agents``, else the text."""
+    return [item.partition("=")[2] for item in text.split(",")] if key == "roles.agents" else [text]
+
+
 def _path(text: str) -> str:
     """Return the path of ``path(argument=…)``."""
     return text.partition("(")[0].strip()
@@ -171,5 +179,8 @@ def _is_trusted_class(key: str, text: str) -> bool:
         kind = getattr(importlib.import_module(module), name, None)
     except ImportError:  # it needs a package that is not installed
         return False
-    base = gymnasium.Wrapper if is_wrapper else gymnasium.Env
-    return isinstance(kind, type) and issubclass(kind, base) and kind.__module__.startswith(module)
+    if not (isinstance(kind, type) and kind.__module__.startswith(module)):
+        return False
+    if is_wrapper:
+        return issubclass(kind, gymnasium.Wrapper)
+    return issubclass(kind, gymnasium.Env) or hasattr(kind, "step")  # several agents: derives from nothing

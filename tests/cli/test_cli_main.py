@@ -86,7 +86,10 @@ def test_help_shows_the_defaults_of_preset_and_flags(capsys: pytest.CaptureFixtu
         (["train", "CartPole-v1", "--agent.lerning-rate", "1"], 'Did you mean "--agent.learning-rate"?'),
         (["train", "CartPole-v1", "--lr", "1"], 'Did you mean "--agent.learning-rate"?'),
         (["train", "CartPole-v1", "--agent.lr", "1"], 'Did you mean "--agent.learning-rate"?'),
-        (["train", "CartPole-v1", "--agent.hindsight", "1"], "ppo has no such setting; dqn, ddpg, sac, discrete_sac h"),
+        (
+            ["train", "CartPole-v1", "--agent.hindsight", "1"],
+            "ppo has no such setting; dqn, ddpg, sac, discrete_sac, iql h",
+        ),
         (["train", "CartPole-v1", "--agent.no-prioritized"], "Unknown flag --agent.no-prioritized: ppo has no such"),
         (["train", "Pendulum-v1", "--agent", "sac", "--agent.clip", "1"], "sac has no such setting; ppo has it."),
         (["train", "CartPole-v1", "--agent.distribution", "beta"], "no continuous actions"),

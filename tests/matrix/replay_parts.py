@@ -24,6 +24,8 @@ CHOOSING: dict[str, dict[str, Any]] = {  # agents for one Discrete action
     "munchausen_dqn by n steps": {"agent.n_step": 2},
     "rainbow": {"agent.atoms": 7},
     "r2d2": {"agent.n_step": 2, "agent.normalize_observation": True},
+    "discrete_cql": {"agent.values": "quantile", "agent.atoms": 3},
+    "iql": {"agent.n_step": 2},
     "discrete_sac": {},
     "discrete_sac with one critic": {"agent.critics": 1, "agent.learn_alpha": False, "agent.n_step": 2},
     "acer": {"agent.normalize_observation": True, "agent.normalize_reward": True},
@@ -35,6 +37,8 @@ STEERING: dict[str, dict[str, Any]] = {  # agents for bounded Boxes
     "ddpg with noise on parameters": {"agent.noise": "parameter", "agent.critics": 2},
     "hddpg": {"agent.noise": "uniform", "agent.n_step": 2, "agent.normalize_observation": True},
     "td3": {"agent.noise": "clipped_normal", "agent.noise_sigma_end": 0.0},
+    "td3_bc": {},
+    "cql": {"agent.conservative_samples": 2},
     "sac": {},
     "sac with one critic": {"agent.critics": 1, "agent.learn_alpha": False, "agent.n_step": 3},
     "tqc": {"agent.quantiles": 5, "agent.n_step": 2},
@@ -61,7 +65,7 @@ def possible(choice: Choice) -> bool:
         return not prioritized
     if agent == "pqn":
         return not prioritized and network != "shared"
-    if agent == "crossq" and memory:
+    if agent in ("crossq", "cql", "iql", "discrete_cql") and memory:
         return False
     if network == "shared" or (agent == "r2d2") > memory:
         return False

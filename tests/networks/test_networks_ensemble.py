@@ -50,7 +50,7 @@ def loss(outputs: Tensors) -> Tensor:
 )
 def test_batched_mlps_match_their_members(spec: NetworkSpec, n: int, hidden: tuple[int, ...], activation: str) -> None:
     networks = members(n, spec, hidden=hidden, activation=activation)
-    batched, x = make_ensemble(networks), rows(spec.inputs)
+    batched, x = make_ensemble(networks, spec.inputs), rows(spec.inputs)
     assert isinstance(batched, BatchedMLPEnsemble)
     outputs, state = batched(x, batched.initial_state(B), FIRST)
     assert {name: y.shape for name, y in outputs.items()} == {"q": (T, B, n, 3), "v": (T, B, n)}
@@ -88,7 +88,7 @@ def test_members_are_independent() -> None:
 )
 def test_other_members_run_one_after_the_other(spec: NetworkSpec, config: Any) -> None:
     networks, x = members(2, spec, **config), rows(spec.inputs)
-    ensemble = make_ensemble(deepcopy(networks))
+    ensemble = make_ensemble(deepcopy(networks), spec.inputs)
     assert isinstance(ensemble, Ensemble)
     state = networks[0].initial_state(B)
     outputs, _ = ensemble(x, ensemble.initial_state(B), FIRST)
@@ -98,7 +98,7 @@ def test_other_members_run_one_after_the_other(spec: NetworkSpec, config: Any) -
 def test_members_have_separate_hidden_states() -> None:
     spec = NetworkSpec(CRITIC, {"q": (1,)}, concatenate=True)
     networks, x = members(2, spec, body="lstm", lstm_size=4), rows(CRITIC)
-    ensemble = make_ensemble(networks)
+    ensemble = make_ensemble(networks, spec.inputs)
     assert ensemble.recurrent
     assert set(ensemble.initial_state(B)) == {f"{i}/body/{n}" for i in range(2) for n in "hc"}
     first = torch.rand(T, B) < 0.4
@@ -128,7 +128,20 @@ def test_ensemble_can_be_traced_as_a_function_of_its_parameters() -> None:
 @pytest.mark.parametrize("body", ["identity1d", "lstm"])
 def test_only_the_first_members_can_be_run(body: str) -> None:
     spec = NetworkSpec(CRITIC, OUTPUTS, concatenate=True)
-    network, x = make_ensemble(members(3, spec, hidden=(8,), body=body)), rows(spec.inputs)
+    network, x = make_ensemble(members(3, spec, hidden=(8,), body=body), spec.inputs), rows(spec.inputs)
     state = network.initial_state(B)
     whole, some = network(x, state, FIRST)[0], network(x, state, FIRST, members=2)[0]
     torch.testing.assert_close(some, {name: y[:, :, :2] for name, y in whole.items()})
+
+
+@pytest.mark.parametrize("body", ["identity1d", "lstm"])
+def test_members_may_have_inputs_of_their_own(body: str) -> None:
+    spec = NetworkSpec(CRITIC, OUTPUTS, concatenate=True)
+    networks, x = members(3, spec, hidden=(8,), body=body), rows(spec.inputs)
+    ensemble = make_ensemble(deepcopy(networks), spec.inputs)
+    own = x | {"action": torch.randn(T, B, 3, 2)}
+    outputs, _ = ensemble(own, ensemble.initial_state(B), FIRST)
+    each = [own | {"action": own["action"][:, :, i]} for i in range(3)]
+    for i, (network, given) in enumerate(zip(networks, each, strict=True)):
+        expected, _ = network(given, network.initial_state(B), FIRST)
+        torch.testing.assert_close({name: y[:, :, i] for name, y in outputs.items()}, expected)

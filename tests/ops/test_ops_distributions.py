@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -53,6 +54,20 @@ def test_categorical_against_torch() -> None:
     close(ops.categorical_entropy(logits), p.entropy())
     close(ops.categorical_kl(logits, other), D.kl_divergence(p, q))
     assert torch.equal(ops.categorical_mode(logits), p.probs.argmax(-1))
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+def test_a_straight_through_sample_is_hard_with_a_soft_gradient(temperature: float) -> None:
+    """d soft_i / d logit_j = soft_i (1[i = j] − soft_j) / τ, in numpy."""
+    logits, noise, slope = (3 * randn(6, 4)).requires_grad_(), ops.gumbel(rand(6, 4)), randn(6, 4, seed=1)
+    sample = ops.straight_through_sample(logits, noise, temperature)
+    assert sample.argmax(-1).equal(ops.categorical_sample(logits, noise))
+    torch.testing.assert_close(sample.detach(), torch.eye(4).double()[sample.argmax(-1)])
+    z = np.exp((logits + noise).detach().numpy() / temperature)
+    soft = z / z.sum(-1, keepdims=True)
+    expected = soft * (slope.numpy() - (soft * slope.numpy()).sum(-1, keepdims=True)) / temperature
+    (found,) = torch.autograd.grad((sample * slope).sum(), logits)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_categorical_samples_have_the_right_frequencies() -> None:

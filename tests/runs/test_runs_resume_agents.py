@@ -21,6 +21,8 @@ COMMON: dict[str, Any] = {
 }
 LSTM: dict[str, Any] = {"network__body": "lstm"}
 LONG: dict[str, Any] = {"nb_step": 2_000, "evaluation__every": 0, "checkpoint_every": 500}  # an episode has 200 steps
+TEAM: dict[str, Any] = {"agent__warmup": 50, "agent__batch_size": 16, "agent__updates_per_step": 0.25}
+SEQUENCES: dict[str, Any] = {"network__q__body": "gru", "agent__sequence": 4, "agent__burn_in": 2}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "trpo": ("CartPole-v1", "trpo", MANAGERS["vector"] | {"agent__minibatches": 2}),
     "recurrent trpo": ("CartPole-v1", "trpo", LSTM | {"agent__minibatches": 2}),
@@ -30,9 +32,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ars, in the middle of an episode": ("Pendulum-v1", "ars", MANAGERS["alternate"] | LONG),
     "pqn": ("CartPole-v1", "pqn", MANAGERS["vector"]),
     "recurrent pqn": ("CartPole-v1", "pqn", LSTM),
+    "maddpg": ("team_worlds:Mixed", "maddpg", TEAM | {"agent__policies": 2, "agent__noise": "ornstein_uhlenbeck"}),
+    "recurrent qmix": ("team_worlds:Chooser", "qmix", TEAM | SEQUENCES),
+    "vdn": ("team_worlds:Chooser", "vdn", TEAM | {"agent__prioritized": True}),
+    "mappo": ("team_worlds:TwoSteps", "mappo", {"agent__minibatches": 2}),
 }
 
-SLOW = ("recurrent trpo", "reinforce", "ars, in the middle of an episode", "pqn")
+SLOW = ("recurrent trpo", "reinforce", "ars, in the middle of an episode", "pqn", "vdn", "mappo")
 MARKED = [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in CASES]
 
 

@@ -95,7 +95,7 @@ VALUES, SOFTNESS = LEVELS | BOUNDS, {"agent.temperature"}
 TRANSITIONS = PRIORITIES | SEQUENCES
 NOISE = {"agent.noise_clip", "agent.noise_theta"}
 LEARNED_ALPHA = {"agent.alpha_learning_rate", "agent.target_entropy"}
-QUANTILES = {"agent.dropped_quantiles"}
+QUANTILES, SAMPLES = {"agent.dropped_quantiles"}, {"agent.conservative_samples"}
 MEMORY = {"agent.sequence": 3}
 RATES = {"agent.actor_learning_rate": 1e-3, "agent.critic_learning_rate": 2e-3}
 REPLAYS: list[tuple[str, dict[str, Any], set[str]]] = [
@@ -120,17 +120,25 @@ REPLAYS: list[tuple[str, dict[str, Any], set[str]]] = [
     ("td3", {"agent.noise": "clipped_normal"}, TRANSITIONS | {"agent.noise_theta"}),
     ("td3", {"agent.noise": "ornstein_uhlenbeck"}, TRANSITIONS | {"agent.noise_clip"}),
     ("td3", {"agent.noise": "parameter"}, TRANSITIONS | NOISE),
-    ("sac", RATES, TRANSITIONS | QUANTILES),
-    ("sac", {"agent.learn_alpha": False} | RATES, TRANSITIONS | QUANTILES | LEARNED_ALPHA | {"agent.learning_rate"}),
-    ("sac", {"agent.critics": 1}, TRANSITIONS | QUANTILES | {"agent.pessimistic_actor"}),
-    ("tqc", {}, TRANSITIONS),
-    ("crossq", {}, TRANSITIONS | QUANTILES | {"agent.tau"}),
+    ("sac", RATES, TRANSITIONS | QUANTILES | SAMPLES),
+    (
+        "sac",
+        {"agent.learn_alpha": False} | RATES,
+        TRANSITIONS | QUANTILES | SAMPLES | LEARNED_ALPHA | {"agent.learning_rate"},
+    ),
+    ("sac", {"agent.critics": 1}, TRANSITIONS | QUANTILES | SAMPLES | {"agent.pessimistic_actor"}),
+    ("cql", {}, TRANSITIONS | QUANTILES),
+    ("tqc", {}, TRANSITIONS | SAMPLES),
+    ("crossq", {}, TRANSITIONS | QUANTILES | SAMPLES | {"agent.tau"}),
+    ("td3_bc", {}, TRANSITIONS | NOISE),
+    ("iql", {}, TRANSITIONS | GAUSSIAN),
+    ("discrete_cql", {}, TRANSITIONS | MIX | VALUES | SOFTNESS),
     ("discrete_sac", {"agent.learn_alpha": False}, TRANSITIONS | LEARNED_ALPHA),
     ("acer", {}, GAUSSIAN),
     ("acer_vtrace", {"agent.trust_region": 0}, GAUSSIAN | {"agent.average_decay"}),
     ("acer", {"agent.replay_ratio": 0}, GAUSSIAN | {"agent.replay", "agent.warmup", "agent.save_replay"}),
 ]
-CONTINUOUS = ("ddpg", "td3", "sac", "tqc", "crossq")
+CONTINUOUS = ("ddpg", "td3", "sac", "tqc", "crossq", "cql", "td3_bc")
 
 
 @pytest.mark.parametrize(("agent", "changes", "expected"), REPLAYS)
@@ -164,6 +172,7 @@ OTHERS: dict[str, Any] = {  # values that no agent has by default
     "agent.warmup": 7,
     "agent.save_replay": False,
     "agent.dropped_quantiles": 7,
+    "agent.conservative_samples": 7,
     "agent.pessimistic_actor": False,
     "agent.distribution": "beta",
     "agent.log_std_init": 0.5,

@@ -24,6 +24,14 @@ ACTIONS: dict[str, Specs] = {
     "choice": {"action": Spec((), "int64", "categorical", sizes=(3,))},
     "amount": {"action": Spec((2,), "float32", low=-1.0, high=1.0)},
 }
+TEAM: tuple[Specs, Specs] = (
+    {
+        **{f"{agent}/observation": Spec((3,), "float32") for agent in ("one", "two")},
+        **{f"reward/{agent}": Spec((), "float32", result_of=agent) for agent in ("one", "two")},
+        "state": Spec((4,), "float32"),
+    },
+    {agent: Spec((), "int64", "categorical", sizes=(3,)) for agent in ("one", "two")},
+)
 
 
 def first_layers(worker: Any) -> dict[str, tuple[int, ...]]:
@@ -69,6 +77,8 @@ def test_settings_of_single_networks_are_saved(tmp_path: Path) -> None:
         ({"network.critic.shared": "yes"}, "network.critic.shared"),
         ({"network.actor.sees": ("sgnal",)}, r'network.actor.sees has "sgnal".*Did you mean "?signal'),
         ({"network.actor.sees": ()}, "network.actor.sees is empty"),
+        ({"network.actor.sees": ("*", "!*")}, "network.actor.sees .* leaves out every observation"),
+        ({"network.actor.sees": ("*", "!luk")}, r'network.actor.sees has "!luk".*Did you mean "?luck'),
         ({"network.shared": "yes", "network.critic.hidden": (8,)}, "network.critic is set, but .* actor_critic"),
         ({"network.critic.hidden": (0,)}, "network.critic.hidden has a layer of 0"),
         ({"network.sources": ("sgnal=mlp",)}, r'network.sources has "sgnal", but .*Did you mean "?signal'),
@@ -98,6 +108,21 @@ def test_an_ineffective_flag_of_a_single_network_is_refused() -> None:
         refuse_ineffective(resolved, OBSERVATION, ACTIONS["choice"])
     fits = {"network.critic.lstm_size": 8, "network.critic.body": "lstm"}
     refuse_ineffective(resolve_settings("CartPole-v1", "ppo", "none", overrides=fits), OBSERVATION, ACTIONS["choice"])
+
+
+def test_sees_can_leave_observations_out() -> None:
+    worker = make_worker(LUCK, network__actor__sees=("*", "!luck"))
+    assert list(worker.agent.networks["actor"].inputs) == ["signal"]
+    worker.close()
+
+
+@pytest.mark.parametrize("sees", [("*",), ("one/*",)])
+def test_networks_of_single_agents_have_no_say_in_what_they_see(sees: tuple[str, ...]) -> None:
+    resolved = resolve_settings("CartPole-v1", "qmix", "none", overrides={"network.q.sees": sees})
+    with pytest.raises(UserError, match=r"network.q.sees .* each agent gets its own observations"):
+        refuse_ineffective(resolved, *TEAM)
+    resolved = resolve_settings("CartPole-v1", "qmix", "none", overrides={"network.mixer.sees": sees})
+    refuse_ineffective(resolved, *TEAM)
 
 
 def test_trunks_with_different_settings_are_not_shared() -> None:
@@ -130,11 +155,11 @@ def test_every_agent_names_its_networks(name: str) -> None:
     kind = resolve(name, AGENTS, "agent")
     config = resolve_settings("CartPole-v1", name, "none").settings.agent
     asked: set[str] = set()
-    for action in ACTIONS.values():
+    for observation, action in (*((OBSERVATION, action) for action in ACTIONS.values()), TEAM):
         for shared in (False, True):
             try:
-                asked |= set(kind.requirements(OBSERVATION, action, config, shared))
-            except UserError:  # not for this kind of action
+                asked |= set(kind.requirements(observation, action, config, shared))
+            except UserError:  # not for this kind of action, or not for one agent
                 continue
     assert asked
     assert asked <= set(kind.network_names)

@@ -1,0 +1,214 @@
+"""VDN: Q-learning for a team whose value is the sum of its agents' values (Sunehag et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ludus.agents.joint_layout import OWN, JointLayout
+from ludus.agents.off_policy import CURRENT, MEAN, OffPolicy
+from ludus.agents.replay_actor_critic import at_time, noise_chunk, priority_metric, targets
+from ludus.core.batch import Batch, Learned
+from ludus.core.config import UnusedSetting
+from ludus.core.errors import check_ranges
+from ludus.core.hidden_state import HiddenState
+from ludus.core.network import Network, NetworkSpec
+from ludus.core.noise import Noise
+from ludus.core.rows import Rows
+from ludus.core.spec import Specs
+from ludus.core.step import AgentStep, EnvStep
+from ludus.core.types import SumOverRanks, Tensors, single_rank
+from ludus.core.updater import OptimizerName, Updater
+from ludus.experience.config import ReplayConfig
+from ludus.exploration.epsilon import Epsilon, epsilon_greedy
+from ludus.ops.policy_gradient import share_sum
+from ludus.ops.q_learning import gather_action, greedy
+
+
+@dataclass(frozen=True)
+class VDNConfig(ReplayConfig):
+    """Settings of VDN."""
+
+    UNUSED = (
+        *ReplayConfig.UNUSED,
+        UnusedSetting(
+            "epsilon_end epsilon_share", "epsilon_schedule", "constant".__eq__, "agent.epsilon_schedule is constant"
+        ),
+    )
+    batch_size: int = 128  # transitions (or sequences) per update
+    updates_per_step: float = 0.25  # gradient updates per environment step: more is slower and more sample-efficient
+    learning_rate: float = 5e-4  # raise for speed, lower when the return collapses
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
+    gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
+    target_every: int = 200  # updates between two updates of the target networks
+    tau: float = 1.0  # Polyak coefficient of that update; 1: a copy
+    epsilon_schedule: Literal["linear", "exponential", "constant"] = "linear"  # of ε over the run
+    epsilon_start: float = 1.0  # initial ε of each agent; with the constant schedule, that of the whole run
+    epsilon_end: float = 0.05  # final ε: raise to keep exploring
+    epsilon_share: float = 0.2  # share of the run after which epsilon_end is reached
+    max_grad_norm: float = 10.0  # gradients are scaled down to this norm; 0: never
+    optimizer: OptimizerName = "adam"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
+    optimizer_eps: float = 1e-8  # raise for smoother steps
+
+    def validate(self) -> None:
+        """Refuse values that cannot train."""
+        super().validate()
+        check_ranges(self, positive=("target_every", "tau"))
+
+
+class VDN(OffPolicy):
+    """One network gives the values of each agent's choices; their sum learns from the reward of the joint.
+
+    The network gets an agent's own observations and its number, one-hot. The target is that of Double DQN.
+    """
+
+    Config: type[Any] = VDNConfig
+    layout: Literal["shared", "joint"] = "joint"
+    network_names: tuple[str, ...] = ("q",)
+    acting = ("q",)
+    with_target: tuple[str, ...] = ("q",)
+
+    def __init__(
+        self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
+    ) -> None:
+        super().__init__(observation, action, config, networks)
+        self.joint = self.make_joint(observation, action)
+        settings = (config.epsilon_start, config.epsilon_end, config.epsilon_share)
+        self.epsilon = Epsilon(config.epsilon_schedule, *settings)
+
+    @classmethod
+    def make_joint(cls, observation: Specs, action: Specs) -> JointLayout:
+        """Return the agents of a world."""
+        return JointLayout(cls.__name__.lower(), observation, action)
+
+    @classmethod
+    def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
+        """Ask for the network that gives the values of an agent's choices."""
+        joint = cls.make_joint(observation, action)
+        return {"q": NetworkSpec({OWN: (joint.features + joint.size,)}, {"q": (joint.width,)})}
+
+    def zeros(self, names: tuple[str, ...], batch: int) -> HiddenState:
+        """Return the initial hidden state of some networks; that of ``q`` is ``[B, N, …]``."""
+        state = super().zeros(names, batch)
+        if "q" in names:
+            each = super().zeros(("q",), batch * self.joint.size)
+            state |= each.map(lambda x: x.view(batch, self.joint.size, *x.shape[1:]))
+        return state
+
+    def inputs(self, observation: Tensors) -> Tensors:
+        """Add what the network ``q`` gets, ``[T, B, N, F + N]``."""
+        ready = super().inputs(observation)
+        own = self.joint.own(ready)
+        numbers = torch.eye(self.joint.size, device=own.device).expand(*own.shape[:2], -1, -1)
+        return ready | {OWN: torch.cat([own, numbers], -1)}
+
+    def q(self, inputs: Tensors, state: HiddenState, first: Tensor, target: bool = False) -> tuple[Tensor, HiddenState]:
+        """Return the values of all agents' choices, ``[T, B, N, A]``."""
+        outputs, new = self.run("q", inputs, state, first, target)
+        return outputs["q"], new
+
+    def run(
+        self, name: str, observation: Tensors, state: HiddenState, first: Tensor, target: bool = False, **more: Any
+    ) -> tuple[Tensors, HiddenState]:
+        """Run a network; ``q`` has a row for each agent."""
+        if name != "q":
+            return super().run(name, observation, state, first, target, **more)
+        agents = self.joint.size
+        given = {OWN: observation[OWN].flatten(1, 2)}
+        of_rows = state.select("q").map(lambda x: x.flatten(0, 1)).with_prefix("q")
+        outputs, new = super().run("q", given, of_rows, first.repeat_interleave(agents, 1), target, **more)
+        values = {key: x.reshape(len(x), -1, agents, *x.shape[2:]) for key, x in outputs.items()}
+        return values, new.map(lambda x: x.reshape(-1, agents, *x.shape[1:]))
+
+    def mix(self, q: Tensor, inputs: Tensors, state: HiddenState, first: Tensor, target: bool = False) -> Tensor:
+        """Return the team's value ``[T, B]`` of the agents' values ``[T, B, N]``."""
+        return q.sum(-1)
+
+    def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
+        """Draw for each agent whether it explores, and its random choice."""
+        agents, choices = self.joint.size, self.joint.width
+
+        def draw(steps: int, g: torch.Generator) -> Tensors:
+            drawn = self.epsilon.draw(steps, rows.total * agents, choices, g)
+            return {name: x.view(steps, rows.total, agents, *x.shape[2:]) for name, x in drawn.items()}
+
+        return Noise(draw, generator, rows, noise_chunk(rows.total * agents * (choices + 1)))
+
+    @torch.inference_mode()
+    def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
+        """Return each agent's best choice; with ``noise``, a random one with probability ε."""
+        q, state = self.q(self.step_inputs(step), state, step.first[None])
+        q, mask = q.squeeze(0), self.joint.masks(step.observation)
+        if noise is None:
+            chosen = greedy(q, mask)
+        else:
+            chosen = epsilon_greedy(q, noise["explore"], noise["choice"], self.epsilon.value, mask)
+        return AgentStep(dict(zip(self.joint.actions, chosen.unbind(-1), strict=True)), {}, state)
+
+    @torch.inference_mode()
+    def value(self, step: EnvStep, state: HiddenState) -> Tensor:
+        """Return the team's value of the agents' best choices."""
+        if self.networks.keys() != {"q"}:
+            self.refuse_recurrent_value()
+        inputs, first = self.step_inputs(step), step.first[None]
+        q, active = self.q(inputs, state, first)[0], self.joint.active(step.observation)
+        best = gather_action(q, greedy(q, self.joint.masks(step.observation))) * active
+        return self.unscale_value(self.mix(best, inputs, state, first).squeeze(0))
+
+    def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
+        """Scale rewards, apply the burn-in and set shares."""
+        batch = self.with_scaled_reward(batch)
+        if self.config.sequence:
+            names = tuple(self.networks)
+            state = self.burn_in_state(batch, names)
+            state |= self.burn_in_state(batch, names, target=True).with_prefix("target")
+            batch = replace(self.after_burn_in(batch), state=state)
+        return self.with_shares(batch, sum_over_ranks)
+
+    def learn(self, batch: Batch, updater: Updater) -> Learned:
+        """Take one step, and update the target networks every ``target_every`` updates."""
+        metrics = updater.step(self.compute_loss, self.prepare(batch, updater.sum), "all")
+        self.finish_update(self.config.target_every)
+        return Learned(metrics, metrics.pop("priority", None))
+
+    @torch.no_grad()
+    def td_errors(self, batch: Batch) -> Tensor:
+        return self.compute_loss(self.prepare(batch))[1]["priority"]
+
+    def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
+        """Return the squared TD error of the team's value; agents that have left add nothing to it."""
+        inputs, active = self.inputs(batch.observation), self.joint.active(batch.observation)
+        q, _ = self.q(inputs, batch.state, batch.first)  # [T + 1, B, N, A]
+        chosen = torch.stack([batch.action[name] for name in self.joint.actions], -1)
+        taken = gather_action(q[CURRENT], chosen) * active[CURRENT]
+        value = self.mix(taken, *self._at(inputs, batch, CURRENT))
+        with torch.no_grad():
+            target = targets(batch, self._target_value(batch, inputs, q.detach()), self.config)
+        error = target - value
+        metrics = {"q": share_sum(value.detach(), batch.experience[MEAN])}
+        metrics |= priority_metric(error.unsqueeze(-1), batch, self.config)
+        return {"value": share_sum(error.square(), batch.share)}, metrics
+
+    def _target_value(self, batch: Batch, inputs: Tensors, q: Tensor) -> Tensor:
+        """Return the target networks' team value ``[T, B]`` of the choices that are best online (Double DQN)."""
+        states = self.target_states
+        later, _, first = self._at(inputs, batch, states)
+        old = batch.state.select("target")
+        seen = {name: x[states] for name, x in batch.observation.items()}
+        best = greedy(q[states], self.joint.masks(seen))
+        values = gather_action(self.q(later, old, first, target=True)[0], best) * self.joint.continues(seen)
+        return self.mix(values, later, old, first, target=True)[-len(batch.reward) :]
+
+    @staticmethod
+    def _at(inputs: Tensors, batch: Batch, states: slice) -> tuple[Tensors, HiddenState, Tensor]:
+        """Return inputs, hidden state and ``first`` of some states of a batch."""
+        found, first = at_time(inputs, batch.first, states)
+        return found, batch.state, first
+
+    def schedule(self, progress: float) -> Mapping[str, float]:
+        """Return the learning rate and ε at this share of the run."""
+        return {"epsilon": self.epsilon.update(progress), **super().schedule(progress)}

@@ -1,0 +1,300 @@
+"""Adapt an environment with several agents to one Gymnasium environment per world. Needs no torch.
+
+A PettingZoo ``ParallelEnv``, an ``AECEnv`` (through PettingZoo's converters) or a plain class with ``possible_agents``,
+``reset`` and ``step`` becomes a ``JointEnv``. For agents called agent_0, agent_1, … its names are:
+
+- observations ``agent_0/observation`` (``agent_0/<key>`` for each key of a Dict), masks ``action_mask/agent_0``;
+- actions ``agent_0`` (``agent_0/<key>`` for each key of a Dict);
+- results of the last step ``reward/agent_0`` and ``status/agent_0``, which networks do not see;
+- ``state``, the state of the world, with ``env.global_state``.
+
+``managers/roles.py`` divides this into rows of single agents.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from ludus.core.errors import UserError
+from ludus.environments.problems import describe_result
+from ludus.environments.spaces import ResultSpace
+
+# status: in the world; left it in this step, in two ways; not in it; entered in this step, later than at the reset
+ACTIVE, TERMINATED, TRUNCATED, ABSENT, ENTERED = range(5)
+PRESENT = (ACTIVE, ENTERED)
+REWARD, STATUS, STATE, OBSERVATION = "reward", "status", "state", "observation"
+
+
+def has_agents(env: Any) -> bool:
+    """Return whether an object is an environment with several agents."""
+    return all(hasattr(env, part) for part in ("possible_agents", "reset", "step"))
+
+
+class JointEnv(gymnasium.Env[Any, Any]):
+    """All agents of a world as one: Dicts of their observations and actions, the mean of their rewards.
+
+    An episode ends when no agent is left. The reward is divided by the number of all agents, so that the return of an
+    episode is the mean of theirs; ``info`` has each one's return so far, of which the last is logged.
+
+    Where it is not an agent's turn, its observation is a real one, and its mask allows the first choice only, which is
+    not used: so the choice has a log-probability of 0 and no gradient, and rewards of other players' moves reach it
+    through n-step returns, GAE and bootstrapping like those of its own. The same goes for an agent whose mask allows
+    nothing. An agent that is not in the world keeps its last observation.
+    """
+
+    def __init__(self, env: Any, name: str, mask: str = "action_mask", global_state: bool = False) -> None:
+        self.env, self._turns = to_parallel(env, name)
+        self.metadata = getattr(env, "metadata", None) or {}
+        self.render_mode = getattr(env, "render_mode", None)
+        self._name, self._mask = name, mask
+        self._ids = {str(agent): agent for agent in self.env.possible_agents}
+        if not self._ids or any("/" in agent for agent in self._ids):
+            raise UserError(f'{name}: possible_agents is {list(self._ids)}; give at least one name, without "/".')
+        observed = {agent: self._space("observation", id) for agent, id in self._ids.items()}
+        self._choices = {agent: self._space("action", id) for agent, id in self._ids.items()}
+        self._masked = {
+            agent
+            for agent, space in observed.items()
+            if (isinstance(space, spaces.Dict) and mask and mask in space.spaces)
+            or (mask and self._turns is not None and isinstance(self._choices[agent], spaces.Discrete))
+        }
+        self._parts = {agent: self._without_mask(space) for agent, space in observed.items()}
+        self._blank = {agent: blank_value(space) for agent, space in self._parts.items()}
+        self._own_state: bool | None = None  # whether the environment has a state; None: it is not observed
+        whole: OrderedDict[str, spaces.Space[Any]] = OrderedDict(self._parts)
+        whole[REWARD] = _dict({agent: ResultSpace(agent, -np.inf, np.inf, np.float32) for agent in self._ids})
+        whole[STATUS] = _dict({agent: ResultSpace(agent, 0, ENTERED, np.uint8) for agent in self._ids})
+        if global_state:
+            whole[STATE] = self._make_state_space()
+            self._blank_state = blank_value(whole[STATE])
+        self.observation_space = spaces.Dict(whole)
+        self.action_space = _dict(self._choices)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        result = self.env.reset(seed=seed, options=options)
+        if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(part, Mapping) for part in result)):
+            raise UserError(
+                f"{self._name}: reset returned {describe_result(result)}, but must return 2 dicts by agent: "
+                "observations and infos."
+            )
+        observations, infos = result
+        if not observations:
+            raise UserError(f"{self._name}: reset returned no observation; return one for each agent in the world.")
+        self._masked |= {agent for agent, id in self._ids.items() if self._mask and self._mask in infos.get(id, {})}
+        self._last = dict(self._blank)
+        self._last_masks: dict[str, Any] = {}
+        self._returns = dict.fromkeys(self._ids, 0.0)
+        self._status = {agent: ACTIVE if id in observations else ABSENT for agent, id in self._ids.items()}
+        return self._observe(observations, dict.fromkeys(self._ids, 0.0)), self._info(observations, infos)
+
+    def step(self, action: Mapping[str, Any]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        active = [agent for agent, status in self._status.items() if status in PRESENT]
+        result = self.env.step({self._ids[agent]: action[agent] for agent in active})
+        if not (isinstance(result, tuple) and len(result) == 5 and all(isinstance(part, Mapping) for part in result)):
+            raise UserError(
+                f"{self._name}: step returned {describe_result(result)}, but must return 5 dicts by agent: "
+                "observations, rewards, terminations, truncations and infos."
+            )
+        observations, given, terminations, truncations, infos = result
+        rewards = dict.fromkeys(self._ids, 0.0)
+        for agent, id in self._ids.items():
+            terminated, truncated = bool(terminations.get(id, False)), bool(truncations.get(id, False))
+            if agent in active:
+                rewards[agent] = float(given.get(id, 0.0))
+                left = TERMINATED if terminated else TRUNCATED if truncated else None
+                # one that is gone without an ending has terminated
+                self._status[agent] = (ACTIVE if id in observations else TERMINATED) if left is None else left
+            else:
+                self._status[agent] = ENTERED if id in observations and not (terminated or truncated) else ABSENT
+            self._returns[agent] += rewards[agent]
+        over = not any(status in PRESENT for status in self._status.values())
+        truncated = over and TRUNCATED in self._status.values()
+        info = self._info(observations, infos) | {"return": dict(self._returns)}
+        observation = self._observe(observations, rewards)
+        return observation, sum(rewards.values()) / len(rewards), over and not truncated, truncated, info
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def close(self) -> None:
+        if hasattr(self.env, "close"):
+            self.env.close()
+
+    def _observe(self, observations: Mapping[Any, Any], rewards: Mapping[str, float]) -> dict[str, Any]:
+        for agent, id in self._ids.items():
+            if id in observations:
+                self._last[agent] = self._part(agent, observations[id])
+        observation: dict[str, Any] = dict(self._last)
+        observation[REWARD] = {agent: np.asarray(reward, np.float32) for agent, reward in rewards.items()}
+        observation[STATUS] = {agent: np.asarray(status, np.uint8) for agent, status in self._status.items()}
+        if self._own_state is not None:
+            observation[STATE] = self._state()
+        return observation
+
+    def assemble(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return observations and infos by agent, of any moment, in the joint layout; the others are absent.
+
+        ``state`` may be given beside the agents, if the policy sees it.
+        """
+        named = {str(id): x for id, x in observations.items() if id != STATE}
+        if unknown := [agent for agent in named if agent not in self._ids]:
+            raise UserError(
+                f'{self._name}: there is no agent "{unknown[0]}"; give observations by the names of agents: '
+                f"{', '.join(self._ids)}."
+            )
+        observation: dict[str, Any] = {
+            agent: self._part(agent, named[agent]) if agent in named else blank for agent, blank in self._blank.items()
+        }
+        status = {agent: ACTIVE if agent in named else ABSENT for agent in self._ids}
+        observation[REWARD] = dict.fromkeys(self._ids, np.zeros((), np.float32))
+        observation[STATUS] = {agent: np.asarray(x, np.uint8) for agent, x in status.items()}
+        if self._own_state is not None:
+            observation[STATE] = observations.get(STATE, self._blank_state)
+        by_name = {str(id): info for id, info in infos.items()}
+        masks = {
+            agent: self._mask_of(agent, named.get(agent), by_name.get(agent, {}), agent in named)
+            for agent in self._ids
+            if agent in self._masked
+        }
+        return observation, self._with_masks({}, masks)
+
+    def _with_masks(self, info: dict[str, Any], masks: dict[str, Any]) -> dict[str, Any]:
+        """Return an info with the masks; with a single action there is no dict of them."""
+        if not masks:
+            return info
+        (space, *more) = self._choices.values()
+        single = not more and not isinstance(space, spaces.Dict | spaces.Tuple)
+        return info | {self._mask: next(iter(masks.values())) if single else masks}
+
+    def _part(self, agent: str, observation: Any) -> dict[str, Any]:
+        """Return an agent's observation as in ``_parts``, without its mask."""
+        seen = observation if isinstance(observation, Mapping) else {OBSERVATION: observation}
+        return {key: seen[key] for key in self._parts[agent].spaces}
+
+    def _info(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> dict[str, Any]:
+        """Return the infos by agent, and the masks."""
+        info: dict[str, Any] = {agent: infos.get(id, {}) for agent, id in self._ids.items()}
+        masks = {
+            agent: self._mask_of(agent, observations.get(id), info[agent], self._acts(agent))
+            for agent, id in self._ids.items()
+            if agent in self._masked
+        }
+        return self._with_masks(info, masks)
+
+    def _acts(self, agent: str) -> bool:
+        """Return whether the next action of an agent is used."""
+        turn = self._turns is None or self._turns.agent_selection == self._ids[agent]
+        return turn and self._status[agent] in PRESENT
+
+    def _mask_of(self, agent: str, observation: Any, info: Any, acts: bool) -> Any:
+        """Return the mask of an agent; it allows the first choice only where the action is not used."""
+        space = self._choices[agent]
+        mask = observation.get(self._mask) if isinstance(observation, Mapping) else None
+        mask = info.get(self._mask) if mask is None and isinstance(info, Mapping) else mask
+        if isinstance(space, spaces.Discrete):
+            if acts and mask is None:
+                return np.ones(int(space.n), np.int8)
+            return mask if acts and np.any(mask) else np.eye(1, int(space.n), dtype=np.int8)[0]
+        if mask is not None:
+            self._last_masks[agent] = mask
+        return mask if acts else _allow_all(self._last_masks.get(agent))
+
+    def _space(self, kind: str, id: Any) -> spaces.Space[Any]:
+        """Return the space of an agent, given by a method or in a dict."""
+        method = getattr(self.env, f"{kind}_space", None)
+        try:
+            space = method(id) if callable(method) else getattr(self.env, f"{kind}_spaces", method)[id]  # type: ignore[index]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f'{self._name}: there is no {kind} space of agent "{id}"; add a method {kind}_space(agent), or a dict '
+                f"{kind}_spaces."
+            ) from error
+        if not isinstance(space, spaces.Space):
+            raise UserError(f'{self._name}: the {kind} space of agent "{id}" is a {type(space).__name__}; return one.')
+        return space
+
+    def _without_mask(self, space: spaces.Space[Any]) -> spaces.Dict:
+        if not isinstance(space, spaces.Dict):
+            return spaces.Dict({OBSERVATION: space})
+        rest = {key: child for key, child in space.spaces.items() if key != self._mask}
+        if not rest:
+            raise UserError(f'{self._name}: an agent observes nothing but "{self._mask}"; add something to observe.')
+        return _dict(rest)
+
+    def _make_state_space(self) -> spaces.Box:
+        """Return the space of ``state``: that of the environment, else all observations in one vector."""
+        self.env.reset(seed=0)
+        try:
+            state = np.asarray(self.env.state())
+            self._own_state = True
+        except (AttributeError, NotImplementedError):
+            self._own_state, self._last = False, dict(self._blank)
+            state = self._state()
+        space = getattr(self.env, "state_space", None)
+        if self._own_state and isinstance(space, spaces.Box):
+            return space
+        dtype: Any = np.float32 if state.dtype == np.float64 else state.dtype
+        low, high = (
+            (-np.inf, np.inf) if np.issubdtype(dtype, np.floating) else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        )
+        return spaces.Box(low, high, state.shape, dtype)
+
+    def _state(self) -> NDArray[Any]:
+        if self._own_state:
+            state = np.asarray(self.env.state())
+            return state.astype(np.float32) if state.dtype == np.float64 else state
+        flat: list[Any] = [spaces.flatten(space, self._last[agent]) for agent, space in self._parts.items()]
+        return np.concatenate(flat, dtype=np.float32)
+
+
+def to_parallel(env: Any, name: str) -> tuple[Any, Any]:
+    """Return the environment with PettingZoo's parallel interface, and the one that says whose turn it is, if any."""
+    if not hasattr(env, "agent_iter"):
+        return env, None
+    try:
+        from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
+    except ImportError as error:
+        raise UserError(
+            f'Environment "{name}" is turn-based (PettingZoo\'s AEC), which needs PettingZoo: '
+            "pip install 'ludus[multiagent]'."
+        ) from error
+    if (getattr(env, "metadata", None) or {}).get("is_parallelizable", False):
+        return aec_to_parallel(env), None
+    return turn_based_aec_to_parallel(env), env
+
+
+def blank_value(space: spaces.Space[Any]) -> Any:
+    """Return a value of a space, near zero: the observation of an agent that has not been in the world yet."""
+    match space:
+        case spaces.Dict():
+            return {key: blank_value(child) for key, child in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(map(blank_value, space.spaces))
+        case spaces.Box():
+            return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
+        case spaces.Discrete():
+            return space.start
+        case spaces.MultiDiscrete():
+            return space.start.copy()
+        case spaces.MultiBinary():
+            return np.zeros(space.shape, space.dtype)
+    space.seed(0)
+    return space.sample()
+
+
+def _allow_all(mask: Any) -> Any:
+    if isinstance(mask, Mapping):
+        return {key: _allow_all(part) for key, part in mask.items()}
+    return tuple(map(_allow_all, mask)) if isinstance(mask, tuple) else np.ones_like(mask)
+
+
+def _dict(parts: Mapping[str, spaces.Space[Any]]) -> spaces.Dict:
+    """Return a Dict that keeps the order of its parts; agent_10 comes after agent_2."""
+    return spaces.Dict(OrderedDict(parts))

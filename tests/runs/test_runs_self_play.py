@@ -1,0 +1,174 @@
+"""Self-play against frozen older selves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from containers_setup import small, train
+from test_runs_resume import assert_same_run, metrics
+from test_runs_resume_replay import stop_after
+
+import ludus
+from ludus.containers.build import build_agent, build_evaluator, build_manager, make_actor
+from ludus.containers.self_play import CURRENT, SelfPlayManager, SelfPlayWorker
+from ludus.containers.updater import LocalUpdater
+from ludus.core.errors import UserError
+from ludus.environments.agents_toy import Nim
+from ludus.environments.multiagent import JointEnv
+from ludus.settings.settings import resolve_settings
+
+NIM = "ludus.environments.agents_toy:Nim"
+PLAY: dict[str, Any] = {"self_play__every": 100, "self_play__size": 2}
+COMMON: dict[str, Any] = {"nb_step": 400, "evaluation__every": 100, "log_every": 50, "checkpoint_every": 100} | PLAY
+
+
+def match(env: Any, players: dict[str, Any], games: int, random: np.random.Generator) -> list[dict[str, float]]:
+    """Play games with a policy, or with a random player (None), for each agent; return the returns by agent."""
+    joint, results = JointEnv(env, "match"), []
+    for game in range(games):
+        observation, info = joint.reset(seed=game)
+        over = False
+        while not over:
+            actions = {}
+            for agent, policy in players.items():
+                mask = info["action_mask"][agent]
+                if policy is None:
+                    actions[agent] = int(random.choice(np.flatnonzero(mask)))
+                else:
+                    seen = {**observation[agent], "action_mask": mask}
+                    actions[agent] = policy.act({agent: seen})[agent]
+            observation, _, terminated, truncated, info = joint.step(actions)
+            over = terminated or truncated
+        results.append(info["return"])
+    return results
+
+
+@pytest.mark.parametrize("body", ["mlp", pytest.param("lstm", marks=pytest.mark.slow)])
+def test_a_stopped_and_resumed_run_is_the_run_that_was_never_stopped(body: str, tmp_path: Path) -> None:
+    settings = COMMON | {"network__body": body}
+    straight = train(tmp_path / "straight", NIM, **settings).run
+    stopped = train(tmp_path / "stopped", NIM, "ppo", stop_after("step", 230), **settings)
+    assert 0 < stopped.steps < 400
+    assert_same_run(straight, ludus.resume(stopped.run).run)
+    assert "were restored exactly" in (stopped.run / "log.txt").read_text()
+    pools = [sorted(path.name for path in (run / "pool").iterdir()) for run in (straight, stopped.run)]
+    assert pools[0] == pools[1]
+    assert len(pools[0]) == 5  # at the start and four times later; the older ones are no opponents any more
+    lines = [line for line in metrics(straight) if "elo" in line]
+    assert lines[-1]["opponents"] == 2
+    first, second = (ludus.load(straight, "latest").evaluate(episodes=6) for _ in range(2))
+    assert first == second
+    assert set(first.returns) <= {-1.0, 1.0}  # those of the policy, against its older selves
+    older: Any = ludus.load(straight, pools[0][0])
+    assert older.meta["step"] == int(pools[0][0].removeprefix("step_"))
+
+
+def test_the_policy_plays_both_sides_against_itself_and_older_selves() -> None:
+    worker: Any = self_play_worker(latest=0.5)
+    games: SelfPlayManager = worker.manager
+    assert games.roles["agent"].agents == 1
+    worker._begin()
+    seen, players = set(), set()
+    for step in range(30):
+        if step == 10:
+            worker.pool.add(1)
+        worker._collect()
+        worker.cache.read()
+        seen |= set(games._opponent.tolist())
+        players |= set(games._player.tolist())
+        for episode in games.episodes():
+            assert episode.reward == {1.0: 1, 0.0: -1}[episode.infos["score"]]  # that of the player shown
+    assert seen == {CURRENT, 0, 1}
+    assert players == {0, 1}
+    assert worker.pool.rating != 0
+
+
+def self_play_worker(latest: float) -> Any:
+    changes = {"self_play.every": 100, "self_play.latest": latest}
+    settings = resolve_settings(NIM, "ppo", "none", None, small("ppo") | changes).settings
+    manager = build_manager(settings)
+    agent = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
+    manager.set_action_transform(agent.action_transform)
+    evaluator = build_evaluator(settings, make_actor(agent, manager))
+    return SelfPlayWorker(settings, agent, manager, LocalUpdater(agent), evaluator)
+
+
+def test_a_game_that_is_cut_off_counts_as_it_stands(tmp_path: Path) -> None:
+    """With one move each, nobody has won unless few sticks were left."""
+    result = train(tmp_path, NIM, "ppo", nb_step=100, env__max_episode_steps=2, env__options=("sticks=9",), **PLAY)
+    assert result.evaluation is not None
+    assert set(result.evaluation.returns) <= {-1.0, 0.0, 1.0}
+
+
+def test_the_elo_rating_moves_towards_what_results_say() -> None:
+    pool = self_play_worker(latest=0.0).pool
+    pool.add(0)
+    pool.count(0, 1.0)
+    assert pool.rating == 8  # 16 · (1 − ½)
+    for _ in range(2000):
+        for score in (1.0, 1.0, 1.0, 0.0):
+            pool.count(0, score)
+    assert pool.rating == pytest.approx(400 * np.log10(3), abs=20)  # three games of four: 191 points
+    before = pool.rating
+    pool.count(CURRENT, 0.0)
+    assert pool.rating == before
+
+
+def test_a_game_is_learned_by_self_play(tmp_path: Path) -> None:
+    """Who moves first in Nim wins unless the sticks are a multiple of 4; a perfect player loses only then."""
+    result = train(
+        tmp_path, NIM, "ppo", nb_step=8_000, env__num=16, network__hidden=(64,), agent__rollout=16,
+        agent__learning_rate=0.004, agent__gamma=1.0, self_play__every=1_000, evaluation__every=0,
+    )  # fmt: skip
+    policy, random = result.load("latest"), np.random.default_rng(0)
+    wins = [r["player_0"] for r in match(Nim(), {"player_0": policy, "player_1": None}, 40, random)]
+    assert np.mean(wins) > 0.8
+    perfect = 0
+    for sticks in range(1, 10):
+        if sticks % 4 == 0:
+            continue
+        seen = np.zeros(11, np.float32)
+        seen[sticks] = seen[-1] = 1
+        mask = (np.arange(1, 4) <= sticks).astype(np.int8)
+        taken = int(policy.act({"player_0": {"observation": seen, "action_mask": mask}})["player_0"]) + 1
+        perfect += taken == sticks % 4
+    assert perfect >= 6  # of 7
+
+
+@pytest.mark.parametrize(
+    ("environment", "changes", "message"),
+    [
+        ("CartPole-v1", {}, "CartPole-v1 has no players that share a policy"),
+        (NIM, {"roles__agents": "each"}, "roles.agents is each, but self_play.every is 100"),
+        (NIM, {"container": "distrib", "distrib__ranks": 2}, "container is distrib, but self_play.every is 100"),
+        (NIM, {"self_play__latest": 2.0}, "self_play.latest is 2; give a share from 0 to 1"),
+    ],
+)
+def test_mistakes_get_a_sentence(environment: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        train(tmp_path, environment, "ppo", **PLAY | changes)
+
+
+@pytest.mark.slow
+def test_tic_tac_toe_never_loses_to_a_random_player_and_beats_an_older_self(tmp_path: Path) -> None:
+    tictactoe = pytest.importorskip("pettingzoo.classic.tictactoe_v3")
+    result = train(
+        tmp_path, "pettingzoo.classic.tictactoe_v3:env", "ppo", nb_step=300_000, env__num=32,
+        network__hidden=(128, 128), agent__rollout=32, agent__learning_rate=0.001, agent__gamma=1.0,
+        agent__entropy_coef=0.02, self_play__every=20_000, evaluation__every=0,
+    )  # fmt: skip
+    policy, random = result.load("latest"), np.random.default_rng(0)
+    for side, other in (("player_1", "player_2"), ("player_2", "player_1")):
+        returns = [r[side] for r in match(tictactoe.env(), {side: policy, other: None}, 200, random)]
+        assert min(returns) >= 0
+        assert np.mean(returns) > 0.7
+    steps = sorted(int(path.name.removeprefix("step_")) for path in (result.run / "pool").iterdir())
+    older = ludus.load(result.run, f"step_{steps[1]}")
+    total = 0.0
+    for side, other in (("player_1", "player_2"), ("player_2", "player_1")):
+        total += sum(r[side] for r in match(tictactoe.env(), {side: policy, other: older}, 5, random))
+    assert total > 0
