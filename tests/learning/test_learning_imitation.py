@@ -150,7 +150,7 @@ def test_dagger_on_cartpole(seed: int, tmp_path: Path) -> None:
 def test_demonstrations_clone_fine_tune(tmp_path: Path) -> None:
     """The three commands of docs/imitation.md: PPO goes on from where the clone is, and does not fall back."""
     data = record_to(tmp_path / "x.npz", CARTPOLE, balance, 10)
-    cloned = train(tmp_path / "bc", CARTPOLE, "bc", 1_000, data=data)
+    cloned = train(tmp_path / "bc", CARTPOLE, "bc", 5_000, data=data)
     assert cloned.best >= 475
     tuned = train(tmp_path / "ppo", CARTPOLE, "ppo", 10_000, init_from=str(cloned.run), evaluation__every=2_500)
     assert tuned.best >= 475
