@@ -88,10 +88,10 @@ def test_help_shows_the_defaults_of_preset_and_flags(capsys: pytest.CaptureFixtu
         (["train", "CartPole-v1", "--agent.lr", "1"], 'Did you mean "--agent.learning-rate"?'),
         (
             ["train", "CartPole-v1", "--agent.hindsight", "1"],
-            "ppo has no such setting; dqn, ddpg, sac, discrete_sac, iql h",
+            "ppo has no such setting; dqn, ",
         ),
         (["train", "CartPole-v1", "--agent.no-prioritized"], "Unknown flag --agent.no-prioritized: ppo has no such"),
-        (["train", "Pendulum-v1", "--agent", "sac", "--agent.clip", "1"], "sac has no such setting; ppo has it."),
+        (["train", "Pendulum-v1", "--agent", "sac", "--agent.clip", "1"], "sac has no such setting; ppo, "),
         (["train", "CartPole-v1", "--agent.distribution", "beta"], "no continuous actions"),
         (["train", "CartPole-v1", "--network.lstm-size", "32"], "no piece of the network is an lstm"),
         (["train", "CartPole-v1", "--network.net3d", "identity3d"], "no image observation"),
