@@ -15,7 +15,7 @@ from benchmarks.protocol import Meter, emit
 PEER = "benchmarl"
 ENVIRONMENTS, ROLLOUT, EPOCHS, MINIBATCHES, HIDDEN = 8, 128, 4, 4, (64, 64)
 WORLD: dict[str, Any] = {"N": 3, "local_ratio": 0.5, "max_cycles": 25, "continuous_actions": False}
-LEARNING_RATE, GAMMA, GAE_LAMBDA, CLIP, MAX_GRAD_NORM = 7e-4, 0.99, 0.95, 0.2, 0.5
+LEARNING_RATE, GAMMA, GAE_LAMBDA, CLIP, MAX_GRAD_NORM = 7e-4, 0.95, 0.95, 0.2, 0.5
 STEPS = 100_000_000  # more than a round can reach
 
 

@@ -66,18 +66,28 @@ def test_two_who_move_meet(tmp_path: Path) -> None:
     assert score(tmp_path, "Meeting", "maddpg", 8_000, settings) >= -1.0
 
 
+MAPPO: dict[str, Any] = {
+    "env.num": 16,
+    "agent.rollout": 50,
+    "agent.learning_rate": 1e-3,
+    "agent.gamma": 0.95,
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "agent", "nb_step", "settings", "target"),
     [
         ("simple_speaker_listener_v4", "maddpg", 40_000, {}, -25.0),  # untrained −58; seed 0: −16
         ("simple_spread_v3", "maddpg", 100_000, {"agent.warmup": 5_000}, -20.0),  # untrained −26; seed 0: −17
+        ("simple_spread_v3", "mappo", 80_000, MAPPO, -21.0),  # seed 0: −18.8
+        ("simple_spread_v3", "qmix", 40_000, {"agent.gamma": 0.95}, -23.0),  # seed 0: −20.7
     ],
 )
 def test_particles_learn_to_work_together(
     world: str, agent: str, nb_step: int, settings: dict[str, Any], target: float, tmp_path: Path
 ) -> None:
-    """Mean returns of agents in mpe2's worlds with the defaults of ``agent``."""
+    """Mean returns of agents in mpe2's worlds, within two minutes each."""
     pytest.importorskip("mpe2")
     own = UNWATCHED | {"runs": str(tmp_path), "env.num": 8} | settings
     result = ludus.train(f"mpe2.{world}:parallel_env", agent, nb_step=nb_step, settings=own)
