@@ -37,7 +37,11 @@ def test_a_schedule_is_a_setting_like_any_other(tmp_path: Path) -> None:
 
 
 # of each agent, a value for every setting that may be a schedule
-APART = [("appo", "target_kl"), ("r2d2", "hindsight")]  # refused together with other settings, whatever they are
+APART = [
+    ("appo", "target_kl"),
+    ("r2d2", "hindsight"),
+    ("crossq", "conservative_coef"),
+]  # refused together with other settings, whatever they are
 STARTS = {"target_entropy": 0.5, "priority_mix": 0.5, "hysteretic": 0.5}
 
 

@@ -27,7 +27,7 @@ def test_every_agent_has_a_plan_and_declares_existing_settings(name: str) -> Non
     if plan.fixed_shapes:  # else whole episodes, whose number of steps is unknown
         assert plan.optimizer_steps > 0
         assert plan.batch > 0
-        assert plan.rollout or plan.replay
+        assert plan.rollout or plan.replay or config.ONLY_OFFLINE
     names = {field.name for field in fields(config)}
     assert {part for unused in config.UNUSED for part in (*unused.names.split(), unused.depends_on)} <= names
     assert {found for found, _ in config.unused(OBSERVATION, CHOICE, 1)} <= names

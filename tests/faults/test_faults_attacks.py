@@ -19,6 +19,7 @@ import ludus.environments
 from ludus.cli.main import main
 from ludus.core.errors import UserError
 from ludus.environments.gym import GymAdapter
+from ludus.environments.multiagent import JointEnv
 from ludus.runs.checkpoint import load, save
 from ludus.settings.signature import key_path, sign
 from ludus.settings.trust import find_imports
@@ -288,7 +289,7 @@ def test_every_environment_of_ludus_is_known():
         for name, kind in vars(importlib.import_module(info.name)).items():
             if isinstance(kind, type) and issubclass(kind, gymnasium.Env) and kind.__module__ == info.name:
                 known = not dict(find_imports({"env.id": f"{info.name}:{name}"}))
-                assert known or issubclass(kind, GymAdapter | gymnasium.Wrapper), (
+                assert known or issubclass(kind, GymAdapter | JointEnv | gymnasium.Wrapper), (
                     kind
                 )  # which are no environments by themselves
 

@@ -28,6 +28,7 @@ import ludus
 from ludus.agents.acer import ACER
 from ludus.agents.ddpg import DDPG
 from ludus.agents.dqn import DQN
+from ludus.agents.iql import IQL
 from ludus.agents.pqn import PQN
 from ludus.agents.sac import SAC
 from ludus.agents.sac_discrete import DiscreteSAC
@@ -43,7 +44,7 @@ Check = Callable[[Any, Batch], None]
 def check_before(monkeypatch: pytest.MonkeyPatch, check: Check) -> list[int]:
     """Call ``check`` with agent and batch before every learning, which must move the networks; counts them."""
     seen: list[int] = []
-    for kind in (DQN, DiscreteSAC, DDPG, SAC, ACER, PQN):
+    for kind in (DQN, DiscreteSAC, DDPG, SAC, ACER, PQN, IQL):
 
         def checked(self: Any, batch: Batch, updater: Any, learn: Any = kind.learn) -> Learned:
             seen.append(1)

@@ -66,7 +66,9 @@ def test_a_setting_of_another_agent_in_a_file_is_told_from_a_slip(tmp_path: Path
     other.write_text("[agent]\nclip = 0.9\n")
     with pytest.raises(UserError, match=r'"agent.gamma_" \(file .*Did you mean "agent.gamma"'):
         resolve_settings("CartPole-v1", file=slip)
-    with pytest.raises(UserError, match=r'"agent.clip" \(file .*\): dqn has no such setting; ppo has it\.$'):
+    with pytest.raises(
+        UserError, match=r'"agent.clip" \(file .*\): dqn has no such setting; ppo, gail, mappo have it\.$'
+    ):
         resolve_settings("CartPole-v1", "dqn", file=other)
 
 
