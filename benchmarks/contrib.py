@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.protocol import Meter, emit
 
+TARGETS = {"trpo": 1.5, "ars": 3.0, "tqc": 1.5, "qr_dqn": 1.5}  # times sb3-contrib's steps per second
 ENVIRONMENT = {"trpo": "CartPole-v1", "ars": "Pendulum-v1", "tqc": "Pendulum-v1", "qr_dqn": "CartPole-v1"}
 REPLAY: dict[str, Any] = {
     "env.num": 1,
@@ -34,11 +35,20 @@ OURS: dict[str, dict[str, Any]] = {
         "agent.normalize_observation": False,
         "agent.normalize_reward": False,
     },
-    "ars": {"env.num": 16},
+    "ars": {"env.num": 16, "agent.normalize_observation": False},  # ARS-V1: 8 directions, an episode forwards and back
     "tqc": REPLAY,
-    "qr_dqn": REPLAY | {"agent.atoms": 50, "agent.updates_per_step": 1.0, "agent.target_every": 500},
+    "qr_dqn": REPLAY
+    | {
+        "agent.atoms": 50,
+        "agent.updates_per_step": 1.0,
+        "agent.target_every": 500,
+        "agent.max_grad_norm": 0.0,
+        "agent.epsilon_schedule": "constant",  # a random action costs contrib no forward pass
+        "agent.epsilon_start": 0.05,
+    },
 }
 STEPS = 100_000_000  # more than a round can reach
+WARM_UP = 3.0  # seconds from the first update on, before the measurement
 
 
 class Enough(Exception):
@@ -50,7 +60,8 @@ def ludus_rate(job: str, meter: Meter, seed: int) -> float:
     import ludus
 
     def watch(values: Any) -> None:
-        if meter.update(int(values["step"])):
+        step = int(values["step"])
+        if step > OURS[job].get("agent.warmup", 0) and meter.update(step):  # from the first update on
             raise Enough
 
     common = {"evaluation.every": 0, "threads": 1, "compile": "off", "quiet": True, "checkpoint_every": 0}
@@ -74,8 +85,21 @@ def contrib_rate(job: str, meter: Meter, seed: int) -> float:
 
     from benchmarks.peers import NativeCartPole, Watch
 
+    class Until(Watch):
+        """Raises when done, since ARS goes on if ``_on_step`` returns False; begins with the first update."""
+
+        def _on_rollout_start(self) -> None:
+            if self.num_timesteps > OURS[job].get("agent.warmup", 0):
+                super()._on_rollout_start()
+
+        def _on_step(self) -> bool:
+            if self._enough:
+                raise Enough
+            return True
+
     torch.set_num_threads(1)
-    rows = OURS[job]["env.num"]
+    # ARS plays one candidate after the other; of several environments it would count all steps and use those of one
+    rows = 1 if job == "ars" else OURS[job]["env.num"]
     plain = {"disable_env_checker": True}
     native = job in ("trpo", "qr_dqn")
     env = NativeCartPole(rows, seed) if native else make_vec_env(ENVIRONMENT[job], rows, seed=seed, env_kwargs=plain)
@@ -89,8 +113,11 @@ def contrib_rate(job: str, meter: Meter, seed: int) -> float:
             "MlpPolicy",
             env,
             policy_kwargs=wide | {"n_quantiles": 50},
+            learning_rate=5e-4,
             train_freq=1,
             target_update_interval=500,
+            exploration_initial_eps=0.05,
+            exploration_final_eps=0.05,
             seed=seed,
             device="cpu",
             **replayed,
@@ -98,8 +125,11 @@ def contrib_rate(job: str, meter: Meter, seed: int) -> float:
     }
     model = models[job]()
     model.set_logger(configure(tempfile.mkdtemp(prefix="sb3-"), ["json", "tensorboard"]))
-    model.learn(STEPS, callback=Watch(meter))
-    return meter.rate
+    try:
+        model.learn(STEPS, callback=Until(meter))
+    except Enough:
+        return meter.rate
+    raise RuntimeError("The run ended before the time did.")
 
 
 def run_round(job: str, side: str, seed: int, seconds: float) -> float:
@@ -123,7 +153,7 @@ def main() -> None:
     if args.side:
         (job,) = args.jobs
         play = ludus_rate if args.side == "ludus" else contrib_rate
-        emit(job=job, side=args.side, rate=play(job, Meter(4.0, args.seconds), args.seed))
+        emit(job=job, side=args.side, rate=play(job, Meter(WARM_UP, args.seconds, at_first_update=True), args.seed))
         return
     for job in args.jobs or ENVIRONMENT:
         ratios = []
@@ -132,7 +162,12 @@ def main() -> None:
             rate = {side: run_round(job, side, seed, args.seconds) for side in sides}
             ratios.append(rate["ludus"] / rate["contrib"])
         low, median, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else [ratios[0]] * 3
-        print(f"{job}: {median:.2f} ({low:.2f} to {high:.2f}) times sb3-contrib's steps per second")
+        met = "met" if median >= TARGETS[job] else "missed"
+        print(
+            f"{job}: {median:.2f} ({low:.2f} to {high:.2f}) times sb3-contrib's steps per second, target "
+            f"{TARGETS[job]:g}: {met}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
