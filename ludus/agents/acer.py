@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from ludus.agents.actor_critic import ActorCritic
+from ludus.agents.actor_critic import ActorCritic, with_perplexity
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import Plan, RunOutline, UnusedSetting
 from ludus.core.errors import UserError, check_ranges
@@ -47,6 +47,14 @@ class ACERConfig(PolicyConfig, RolloutReplayConfig):
             "replay warmup save_replay", "replay_ratio", not_, "agent.replay_ratio is 0, so nothing is replayed"
         ),
     )
+    SCHEDULABLE = (
+        *RolloutReplayConfig.SCHEDULABLE,
+        "trace_lambda",
+        "importance_clip",
+        "trust_region",
+        "average_decay",
+        "parameter_noise",
+    )
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
@@ -59,6 +67,8 @@ class ACERConfig(PolicyConfig, RolloutReplayConfig):
     average_decay: float = 0.99  # of the average policy per update
     entropy_coef: float = 0.01  # raise when the policy becomes deterministic too early
     value_coef: float = 0.5  # weight of the loss of Q or V; matters with a shared trunk
+    # noise on the policy's parameters besides sampling, adapted so that the KL of both policies is this, such as 0.01
+    parameter_noise: float = 0.0
     max_grad_norm: float = 10.0  # gradients are scaled down to this norm; 0: never
     optimizer: OptimizerName = "rmsprop"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     weight_decay: float = 0.0  # shrinks weights at each step: adamw apart from the gradient, others as a penalty
@@ -77,6 +87,7 @@ class ACERConfig(PolicyConfig, RolloutReplayConfig):
                 "replay_ratio",
                 "warmup",
                 "trust_region",
+                "parameter_noise",
                 "entropy_coef",
                 "value_coef",
                 "max_grad_norm",
@@ -137,7 +148,9 @@ class ACER(ActorCritic):
         self._action = next(iter(action))
         self._logits, self._observation = f"policy/{self._action}", observation
         acting: dict[str, nn.Module] = {name: network for name, network in networks.items() if name != "critic"}
-        self.average = TargetNetworks(acting | {"policy": self.policy} if config.trust_region else {})
+        self.add_parameter_noise(config.parameter_noise)
+        self.has_trust_region = bool(config.trust_region)
+        self.average = TargetNetworks(acting | {"policy": self.policy} if self.has_trust_region else {})
         self._policy_networks = list(acting)
         if config.targets == "retrace":
             self.value_networks = list(networks)  # V is the policy's mean of Q
@@ -171,7 +184,8 @@ class ACER(ActorCritic):
 
     def make_cache(self, rows: Rows) -> RolloutReplay:
         """Make a cache of the fresh rollout and earlier ones."""
-        config, ranks = self.config.for_rows(rows), rows.total // rows.size
+        with self.given_config():  # the cache follows the schedule of the replay ratio itself
+            config, ranks = self.config.for_rows(rows), rows.total // rows.size
         given = (self._observation, self.device, config.normalize_reward, ranks)
         return RolloutReplay(config, rows.size, config.gamma, *given)
 
@@ -186,7 +200,7 @@ class ACER(ActorCritic):
             return self._act(step, state, noise)
         observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
         names = self._policy_networks if noise is None and not self.tracks_value else self.acting_networks
-        outputs, state = self.outputs(observation, state, step.first.unsqueeze(0), names)
+        outputs, state = self.acting_outputs(observation, state, step.first.unsqueeze(0), names, noise)
         log_policy = self._masked_logits(outputs, observation).squeeze(0).log_softmax(-1)
         if noise is None:
             return AgentStep({self._action: categorical_mode(log_policy)}, {}, state)
@@ -234,7 +248,7 @@ class ACER(ActorCritic):
         ready = ready if self.normalizer is None else self.normalizer(ready)
         outputs = _run(self.networks, ready, batch.state, batch.first)
         average: Tensors = {}
-        if self.config.trust_region:
+        if self.has_trust_region:
             with torch.no_grad():
                 networks = {name: self.average.networks[name] for name in self._policy_networks}
                 average = _run(networks, ready, batch.state, batch.first)
@@ -247,7 +261,7 @@ class ACER(ActorCritic):
         learn = (self._by_retrace if self.config.targets == "retrace" else self._by_vtrace)(outputs, log_p, batch)
         logits, log_p, share = logits[:-1], log_p[:-1], batch.share
         metrics: Tensors = {}
-        if self.config.trust_region:
+        if self.has_trust_region:
             with torch.no_grad():
                 around = self._masked_logits(average, batch.observation)[:-1]
                 g, k = policy_gradient_logits(learn.weights, log_p), kl_gradient_logits(around, log_p)
@@ -271,7 +285,7 @@ class ACER(ActorCritic):
         terms = self.policy.evaluate(outputs, action, observation)
         made = self._vtrace(terms["log_prob"].detach() - batch.experience["log_prob"], value, batch)
         metrics: Tensors = {}
-        if self.config.trust_region:
+        if self.has_trust_region:
             statistics = self.policy.distribution(outputs, action, observation)
             average_policy: Any = self.average.networks["policy"]
             with torch.no_grad():
@@ -330,11 +344,11 @@ class ACER(ActorCritic):
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Take one step, update the average policy, and the statistics from a fresh rollout."""
         metrics = updater.step(self.compute_loss, self.prepare(batch, updater.sum), "all")
-        if self.config.trust_region:
+        if self.has_trust_region:
             self.average.update(1 - self.config.average_decay)
         if batch.index is None:
             self.update_statistics(batch, updater.sum)
-        return Learned(metrics)
+        return Learned(with_perplexity(metrics))
 
 
 def _run(networks: Any, ready: Tensors, state: HiddenState, first: Tensor) -> Tensors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import cbrt
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.rollout import RolloutCache
+from ludus.exploration.parameter_noise import SEED, SIGMA, ParameterNoise, draw_seeds
 from ludus.networks.build import network_spec
 from ludus.networks.conditional_policy import make_policy
 from ludus.networks.module_checks import uses_methods_of
@@ -30,12 +31,14 @@ from ludus.networks.numpy_actor import NumpyActor
 from ludus.networks.placement import device_of
 from ludus.networks.policy import Policy
 from ludus.networks.policy_config import PolicyConfig
+from ludus.ops.distributions import perplexity
 from ludus.ops.policy_gradient import (
     entropy_loss,
     explained_variance,
     normalize_each,
     policy_gradient_loss,
     share_sum,
+    shares,
     shares_of_each,
     value_loss,
 )
@@ -63,6 +66,12 @@ def smaller_discount(gamma: float, nb_step: int) -> float:
     return min(gamma, float(f"{1 - 1 / max(10, nb_step / 320):.3g}"))
 
 
+def with_perplexity(metrics: Tensors) -> Tensors:
+    """Add the perplexity of the policy, if the entropy is among the losses."""
+    entropy = metrics.get("loss/entropy")
+    return metrics if entropy is None else metrics | {"perplexity": perplexity(-entropy)}
+
+
 def check_minibatches(
     minibatches: int, rollout: int, rows: int, recurrent: bool
 ) -> Literal["environment", "transition"]:
@@ -79,6 +88,7 @@ def check_minibatches(
 class ActorCriticConfig(PolicyConfig, AgentConfig):
     """Settings of A2C."""
 
+    SCHEDULABLE: ClassVar[tuple[str, ...]] = ("gae_lambda",)
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses; larger in short runs
     # linear: falls to 0 at nb_step; constant in short runs
     learning_rate_schedule: Literal["constant", "linear"] = "linear"
@@ -156,6 +166,20 @@ class ActorCritic(Agent):
         self.masked = len(inputs) < len(observation)
         self._numpy: NumpyActor | None = None
         self.tracks_value = False
+        self.parameter_noise: ParameterNoise | None = None
+
+    def add_parameter_noise(self, target: float) -> None:
+        """Explore by noise on the parameters of the policy's network, if ``target`` is not 0.
+
+        For agents that correct for what another policy than the learned one did: ``log_prob`` is that of the perturbed.
+        """
+        if target:
+            self.parameter_noise = ParameterNoise(self.networks[self._policy_network], SIGMA)
+            self.generator = self.generator or torch.Generator()
+
+    @property
+    def _policy_network(self) -> str:
+        return "actor" if "actor" in self.networks else "actor_critic"
 
     @staticmethod
     def make_policy(action: Specs, config: Any, inputs: Shapes) -> Policy:
@@ -203,8 +227,8 @@ class ActorCritic(Agent):
 
     def use_numpy(self) -> bool:
         """Act in numpy where the networks are plain MLPs on the CPU and nothing is overridden."""
-        ours = uses_methods_of(self, ActorCritic, ("act", "_act", "experience", "outputs"))
-        if self.masked or self.stores_distribution or not ours:
+        ours = uses_methods_of(self, ActorCritic, ("act", "_act", "experience", "outputs", "acting_outputs"))
+        if self.masked or self.stores_distribution or self.parameter_noise is not None or not ours:
             return False
         acting = {name: self.networks[name] for name in self.acting_networks}
         self._numpy = NumpyActor.build(acting, self.policy, self.preprocess, self.normalizer)
@@ -221,7 +245,12 @@ class ActorCritic(Agent):
         """Draw the policy's noise for many steps at once, within a bound on memory."""
         numbers = rows.total * sum(x.numel() for x in self.policy.draw(1, 1, torch.Generator()).values())
         chunk = self.policy.noise_steps or max(1, min(128, 2**22 // numbers))
-        return Noise(lambda steps, g: self.policy.draw(steps, rows.total, g), generator, rows, chunk)
+
+        def draw(steps: int, g: torch.Generator) -> Tensors:
+            drawn = self.policy.draw(steps, rows.total, g)
+            return drawn if self.parameter_noise is None else drawn | {SEED: draw_seeds(steps, rows.total, g)}
+
+        return Noise(draw, generator, rows, chunk)
 
     def make_cache(self, rows: Rows) -> RolloutCache:
         """Make a cache of one rollout."""
@@ -245,7 +274,7 @@ class ActorCritic(Agent):
     def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
         observation = {name: x.unsqueeze(0) for name, x in step.observation.items()}
         names = [n for n in self.acting_networks if noise is not None or n != "critic" or self.tracks_value]
-        outputs, state = self.outputs(observation, state, step.first.unsqueeze(0), names)
+        outputs, state = self.acting_outputs(observation, state, step.first.unsqueeze(0), names, noise)
         outputs = {name: x.squeeze(0) for name, x in outputs.items()}
         action, log_prob = self.policy.sample(outputs, step.observation, noise)
         if noise is None:
@@ -301,6 +330,46 @@ class ActorCritic(Agent):
             if new:
                 after |= new.with_prefix(name)
         return outputs, after
+
+    def acting_outputs(
+        self, observation: Tensors, state: HiddenState, first: Tensor, names: list[str], noise: Tensors | None
+    ) -> tuple[Tensors, HiddenState]:
+        """Run the networks on ``[1, B, …]`` to act; with parameter noise, the policy is that of the perturbed network.
+
+        Values and hidden states are those of the networks themselves, from which the learner goes on.
+        """
+        outputs, after = self.outputs(observation, state, first, names)
+        if noise is None or self.parameter_noise is None:
+            return outputs, after
+        if self.training:  # an evaluation does not resample it
+            self.parameter_noise.resample_on_reset(first[0], noise[SEED])
+        perturbed = self._policy_outputs(self.parameter_noise.perturbed, observation, state, first)
+        return outputs | perturbed, after
+
+    def _policy_outputs(self, network: nn.Module, observation: Tensors, state: HiddenState, first: Tensor) -> Tensors:
+        """Return the policy's outputs by ``network``, the one of the policy or its perturbed copy."""
+        ready = self.preprocess(observation)
+        ready = ready if self.normalizer is None else self.normalizer(ready)
+        given, _ = network(ready, state.select(self._policy_network) if state else state, first)
+        return {name: x for name, x in given.items() if name in self.policy.outputs}
+
+    @torch.no_grad()
+    def _adapt_parameter_noise(self, batch: Batch, sum_over_ranks: SumOverRanks) -> None:
+        """Adapt the scale of parameter noise to the KL of the policy and the perturbed one on a rollout."""
+        if self.parameter_noise is None or self.generator is None:
+            return
+        rows = batch.without_last_observation()
+        share = shares(rows.real.to(rows.reward.dtype), sum_over_ranks=sum_over_ranks)
+        given = rows.observation, rows.state, rows.first
+
+        def distance(perturbed: nn.Module) -> Tensor:
+            plain = self._policy_outputs(self.networks[self._policy_network], *given)
+            old = self.policy.distribution(plain, rows.action, rows.observation)
+            kl = self.policy.kl(old, self._policy_outputs(perturbed, *given), rows.action, rows.observation)
+            return sum_over_ranks(share_sum(kl, share))
+
+        self.parameter_noise.target = self.config.parameter_noise
+        self.parameter_noise.adapt(self.parameter_noise.measure(self.generator, distance))
 
     @torch.no_grad()
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
@@ -438,7 +507,7 @@ class ActorCritic(Agent):
         rows = self.with_shares(prepared.without_last_observation(), updater.sum)
         metrics = updater.step(self.compute_loss, rows, "all")
         self.update_statistics(batch, updater.sum)
-        return Learned(metrics | self.explained_variance(prepared, updater.sum))
+        return Learned(with_perplexity(metrics) | self.explained_variance(prepared, updater.sum))
 
     def large_reward_advice(self) -> str:
         """Advise to normalize them; empty if that is on."""
@@ -452,13 +521,19 @@ class ActorCritic(Agent):
 
     @torch.no_grad()
     def update_statistics(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> None:
-        """Update the observation normalizer from real rows, after learning."""
+        """Update the observation normalizer from real rows, and adapt parameter noise, after learning."""
+        self._adapt_parameter_noise(batch, sum_over_ranks)
         if self.normalizer is not None:
             rows = {name: x[:-1] for name, x in batch.observation.items()}
             self.normalizer.update(self.preprocess(rows), batch.real, sum_over_ranks)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """Return the learning rate at this share of the run."""
-        if self.config.learning_rate_schedule == "linear":
-            return {"learning_rate": self.config.learning_rate * max(1 - progress, 0.0)}
-        return {}
+        """Also return the scale of parameter noise."""
+        values = super().schedule(progress)
+        if self.parameter_noise is None:
+            return values
+        return {**values, "parameter_noise_sigma": float(self.parameter_noise.sigma)}
+
+    def acting_state(self) -> Tensors:
+        """Leave out the perturbed network, which every worker draws itself."""
+        return {k: x for k, x in super().acting_state().items() if not k.startswith("parameter_noise.perturbed.")}

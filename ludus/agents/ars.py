@@ -44,6 +44,7 @@ class ARSConfig(HeadsConfig, AgentConfig):
     """Settings of ARS; each pair of environments plays one direction, so env.num is twice their number."""
 
     NETWORK_DEFAULTS = LINEAR
+    SCHEDULABLE = ("perturbation", "alive_bonus")
     learning_rate: float = 0.02  # α, the step size: raise for speed, lower when the return collapses
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     perturbation: float = 0.05  # ν, standard deviation of the perturbations of parameters: larger explores further
@@ -262,12 +263,6 @@ class ARS(Agent):
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Refuse: the returns of perturbed policies take the place of a loss."""
         raise UserError("ARS has no loss, since it learns from the returns of perturbed policies alone.")
-
-    def schedule(self, progress: float) -> Mapping[str, float]:
-        """Return the learning rate at this share of the run."""
-        if self.config.learning_rate_schedule == "linear":
-            return {"learning_rate": self.config.learning_rate * max(1 - progress, 0.0)}
-        return {}
 
     def get_extra_state(self) -> dict[str, int]:
         """Save the number of updates, on which directions depend."""

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import not_
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ludus.agents.off_policy import CURRENT, MEAN, OffPolicy, with_experience
 from ludus.agents.replay_actor_critic import (
     FlatActions,
     actor_and_critics,
-    adapt_parameter_noise,
     apply_burn_in,
     at_time,
-    generator_from,
     noise_chunk,
     numpy_actor,
     priority_metric,
@@ -37,8 +35,8 @@ from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Group, Updater
 from ludus.experience.config import WIDE_MLP, ReplayConfig
-from ludus.exploration.action_noise import ActionNoise, NoiseKind, make_action_noise
-from ludus.exploration.parameter_noise import ParameterNoise
+from ludus.exploration.action_noise import ActionNoise, make_action_noise, noise_class
+from ludus.exploration.parameter_noise import SEED, ParameterNoise, draw_seeds, rms_distance
 from ludus.networks.critic import ACTION
 from ludus.networks.module_checks import uses_methods_of
 from ludus.networks.numpy_actor import NumpyMLP
@@ -62,6 +60,10 @@ class DDPGConfig(ReplayConfig):
             "noise_theta", "noise", "ornstein_uhlenbeck".__ne__, "agent.noise is {}, and only ornstein_uhlenbeck has it"
         ),
     )
+    SCHEDULABLE = (
+        *ReplayConfig.SCHEDULABLE,
+        *("tau", "target_noise", "target_noise_clip", "hysteretic", "noise_sigma"),
+    )
     UNUSED_OFFLINE = (
         *ReplayConfig.UNUSED_OFFLINE,
         *("noise", "noise_sigma", "noise_sigma_end", "noise_clip", "noise_theta"),
@@ -79,8 +81,9 @@ class DDPGConfig(ReplayConfig):
     hysteretic: float = 1.0  # weight of negative TD errors; below 1: optimistic, for concurrent learners
     # weight of Q against imitating the batch's actions, for recorded data: lower imitates more; none: no imitation
     bc_alpha: float | None = None
-    # exploration noise on actions; parameter: on the actor's parameters, scaled so that actions differ by noise_sigma
-    noise: Literal["normal", "clipped_normal", "uniform", "ornstein_uhlenbeck", "parameter"] = "normal"
+    # exploration noise on actions: normal, clipped_normal, uniform, ornstein_uhlenbeck, or your own class as
+    # package.module:Class; parameter: on the actor's parameters, scaled so that actions differ by noise_sigma
+    noise: Annotated[str, "NAME"] = "normal"
     noise_sigma: float = 0.1  # its standard deviation (uniform: its bound), for actions scaled to [-1, 1]
     noise_sigma_end: float | None = None  # its value at nb_step, linearly; none: constant
     noise_clip: float = 2.5  # clipped_normal: bound in standard deviations
@@ -97,6 +100,8 @@ class DDPGConfig(ReplayConfig):
             positive=("tau", "critics", "policy_delay", *(["noise_sigma"] if self.noise == "parameter" else [])),
             nonnegative=("target_noise", "target_noise_clip", "actor_learning_rate", "critic_learning_rate"),
         )
+        if self.noise != "parameter":
+            noise_class(self.noise)
         if self.bc_alpha is not None:
             check_ranges(self, nonnegative=("bc_alpha",))
 
@@ -140,11 +145,13 @@ class DDPG(OffPolicy):
     ) -> None:
         super().__init__(observation, action, config, networks)
         self.flat = FlatActions(config, action)
-        kind: NoiseKind = "normal" if config.noise == "parameter" else config.noise
+        kind = "normal" if config.noise == "parameter" else config.noise
         actor, sigma = networks["actor"], config.noise_sigma
         shape = {"clip": config.noise_clip, "theta": config.noise_theta}
         self.noise: ActionNoise = make_action_noise(kind, sigma, config.noise_sigma_end, **shape)
-        self.parameter_noise = ParameterNoise(actor, sigma, sigma) if config.noise == "parameter" else None
+        if config.noise == "parameter":
+            self.parameter_noise = ParameterNoise(actor, sigma, sigma)
+        self.smooths_targets, self.hysteretic = bool(config.target_noise), config.hysteretic != 1
         self._numpy: NumpyMLP | None = None
         self.register_buffer("last_actor_loss", torch.zeros(()))  # logged at updates that do not step the actor
 
@@ -176,14 +183,14 @@ class DDPG(OffPolicy):
         def draw(steps: int, g: torch.Generator) -> Tensors:
             drawn = {"noise": self.noise.draw(steps, batch, size, g), "random": random_actions(steps, batch, size, g)}
             if self.parameter_noise is not None:
-                drawn["perturbation"] = torch.randint(2**31, (steps, batch), generator=g, device=g.device)
+                drawn[SEED] = draw_seeds(steps, batch, g)
             return drawn
 
         return Noise(draw, generator, rows, noise_chunk(2 * batch * size))
 
     def use_numpy(self) -> bool:
         """Act in numpy where the actor is a plain MLP on the CPU."""
-        ours = uses_methods_of(self, DDPG, ("act", "_act", "inputs", "run"))
+        ours = uses_methods_of(self, DDPG, ("act", "_act", "inputs", "run", "run_acting"))
         self._numpy = numpy_actor(self) if ours and self.parameter_noise is None else None
         return self._numpy is not None
 
@@ -202,15 +209,8 @@ class DDPG(OffPolicy):
     @torch.inference_mode()
     def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> tuple[Tensor, HiddenState]:
         """Run the actor, or the perturbed one."""
-        network = self.networks["actor"]
-        if noise is not None and self.parameter_noise is not None:
-            if self.training:  # an evaluation does not resample it
-                self.parameter_noise.resample_on_reset(step.first, generator_from(noise["perturbation"]))
-            network = self.parameter_noise.perturbed
-        outputs, new = network(
-            self.step_inputs(step), state.select("actor") if state else state, step.first.unsqueeze(0)
-        )
-        return outputs["policy"].squeeze(0).tanh(), HiddenState(state | new.with_prefix("actor")) if new else state
+        outputs, new = self.run_acting(self.step_inputs(step), state, step.first.unsqueeze(0), noise)
+        return outputs["policy"].squeeze(0).tanh(), HiddenState(state | new) if new else state
 
     @torch.inference_mode()
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
@@ -229,7 +229,7 @@ class DDPG(OffPolicy):
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Scale rewards, apply the burn-in, set shares and draw the noise of target actions."""
         batch = self.with_shares(apply_burn_in(self, self.with_scaled_reward(batch)), sum_over_ranks)
-        if not self.config.target_noise:
+        if not self.smooths_targets:
             return batch
         time, columns = batch.reward.shape
         return with_experience(batch, target_noise=self.draw(time + self.recurrent, columns, self.flat.size))
@@ -248,7 +248,7 @@ class DDPG(OffPolicy):
         config, state = self.config, batch.state.select("target")
         inputs, first = at_time(inputs, batch.first, self.target_states)
         action = self.run("actor", inputs, state, first, target=True)[0]["policy"].tanh()
-        if config.target_noise:
+        if self.smooths_targets:
             normal = batch.experience["target_noise"]
             action = smoothed_action(action, normal, config.target_noise, config.target_noise_clip)
         return min_over_critics(self.q(inputs, action, state, first, target=True))[-len(batch.reward) :]
@@ -264,7 +264,7 @@ class DDPG(OffPolicy):
         now, first = at_time(inputs, batch.first, CURRENT)
         q = self.q(now, self.critic_inputs(batch)[ACTION], batch.state, first)
         squares = (error := target.unsqueeze(-1) - q).square()
-        if config.hysteretic < 1:
+        if self.hysteretic:
             squares = hysteretic_weight(error, decrease=config.hysteretic) * squares
         loss = share_sum(squares.sum(-1), batch.share)
         metrics = {"q": share_sum(q.detach().mean(-1), batch.experience[MEAN])}
@@ -296,16 +296,15 @@ class DDPG(OffPolicy):
         if (self.updates + 1) % self.config.policy_delay == 0:
             self.last_actor_loss.copy_(updater.step(self.actor_loss, batch, "actor")["loss/actor"])
         self.finish_update(self.config.policy_delay)
-        if self.parameter_noise is not None:
-            adapt_parameter_noise(self, self.parameter_noise, batch, updater)
+        self.adapt_parameter_noise(batch, updater)
         return Learned(metrics | {"loss/actor": self.last_actor_loss.clone()}, priority)
 
-    def acting_state(self) -> Tensors:
-        """Leave out the perturbed copy of the actor, which every worker draws itself."""
-        return {k: x for k, x in super().acting_state().items() if not k.startswith("parameter_noise.perturbed.")}
+    def perturbed_distance(self, batch: Batch, perturbed: nn.Module) -> Tensor:
+        """Return the root mean square difference of actions in [−1, 1]."""
+        return rms_distance(*(outputs["policy"].tanh() for outputs in self.both_outputs(batch, perturbed)))
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """Return the learning rate and the noise at this share of the run."""
+        """Also set the noise, and return its level."""
         level = self.noise.update(progress)
         if self.parameter_noise is not None:
             self.parameter_noise.target = level

@@ -9,7 +9,7 @@ from operator import not_
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ludus.agents.off_policy import (
     CURRENT,
@@ -20,7 +20,7 @@ from ludus.agents.off_policy import (
     number_of_choices,
     with_experience,
 )
-from ludus.agents.replay_actor_critic import discounted_bonus, generator_from
+from ludus.agents.replay_actor_critic import discounted_bonus
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import UnusedSetting
 from ludus.core.errors import UserError, check_ranges
@@ -34,11 +34,21 @@ from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.epsilon import Epsilon, epsilon_greedy, epsilon_greedy_numpy
+from ludus.exploration.parameter_noise import (
+    SEED,
+    SIGMA,
+    ParameterNoise,
+    draw_seeds,
+    epsilon_kl,
+    generator_from,
+    softmax_kl,
+)
 from ludus.networks.build import network_spec
 from ludus.networks.module_checks import uses_methods_of
 from ludus.networks.noisy import resample_noise, without_noise
 from ludus.networks.numpy_actor import NumpyMLP, is_plain_mlp, is_plain_vector
 from ludus.networks.value_heads import ACTING_QUANTILES, ExpectedValue, ValueHead, make_value_head
+from ludus.ops.distributions import mask_logits
 from ludus.ops.offline import conservative_loss
 from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import (
@@ -81,6 +91,10 @@ class DQNConfig(ReplayConfig):
             "epsilon_end epsilon_share", "epsilon_schedule", "constant".__eq__, "agent.epsilon_schedule is constant"
         ),
     )
+    SCHEDULABLE = (
+        *ReplayConfig.SCHEDULABLE,
+        *("epsilon_start", "parameter_noise", "tau", "munchausen", "temperature", "priority_mix"),
+    )
     UNUSED_OFFLINE = (
         *ReplayConfig.UNUSED_OFFLINE,
         *(f"epsilon_{name}" for name in ("schedule", "start", "end", "share", "ladder")),
@@ -112,6 +126,8 @@ class DQNConfig(ReplayConfig):
     epsilon_end: float = 0.05  # final ε: raise to keep exploring
     epsilon_share: float = 0.1  # share of the run after which epsilon_end is reached
     epsilon_ladder: float = 0.0  # exponent of a ladder of ε over environments (Ape-X), such as 7; 0: equal ε
+    # noise on the network's parameters besides ε, adapted so that actions differ as if this were ε, such as 0.1; 0: off
+    parameter_noise: float = 0.0
     max_grad_norm: float = 10.0  # gradients are scaled down to this norm; 0: never
     optimizer: OptimizerName = "adam"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     weight_decay: float = 0.0  # shrinks weights at each step: adamw apart from the gradient, others as a penalty
@@ -122,7 +138,7 @@ class DQNConfig(ReplayConfig):
         super().validate()
         check_ranges(
             self,
-            fraction=("munchausen", "priority_mix"),
+            fraction=("munchausen", "priority_mix", "parameter_noise"),
             positive=("atoms", "target_every", "temperature", "tau"),
             nonnegative=("weight_decay", "conservative_coef"),
             finite=("v_min", "v_max"),
@@ -132,6 +148,8 @@ class DQNConfig(ReplayConfig):
         for name in ("munchausen", "rescaled", "sequence"):
             if getattr(self, name) and self.values != "expected":
                 raise UserError(f"agent.{name} works on expected values; set agent.values to expected, or turn it off.")
+        if self.noisy and self.parameter_noise:
+            raise UserError("agent.noisy and agent.parameter_noise both perturb the parameters; turn one of them off.")
         for name in ("double", "rescaled"):
             if self.munchausen and getattr(self, name):
                 raise UserError(f"agent.munchausen and agent.{name} do not go together; turn one of them off.")
@@ -161,6 +179,9 @@ class DQN(OffPolicy):
         self.mask = mask_name(self.name, action) if mask_name(self.name, action) in observation else None
         settings = (config.epsilon_start, config.epsilon_end, config.epsilon_share, config.epsilon_ladder)
         self.epsilon = Epsilon("constant", 0.0) if config.noisy else Epsilon(config.epsilon_schedule, *settings)
+        self.munchausen, self.conservative = bool(config.munchausen), bool(config.conservative_coef)
+        if config.parameter_noise:
+            self.parameter_noise = ParameterNoise(networks["q"], SIGMA)
         self._numpy: NumpyMLP | None = None
 
     @staticmethod
@@ -177,7 +198,7 @@ class DQN(OffPolicy):
     @property
     def soft(self) -> bool:
         """Values include the policy's entropy with Munchausen."""
-        return bool(self.config.munchausen)
+        return self.munchausen
 
     def use_numpy(self) -> bool:
         """Act in numpy where the network is a plain MLP with expected values and nothing is overridden."""
@@ -185,7 +206,8 @@ class DQN(OffPolicy):
         plain = (
             plain and type(self.head) is ExpectedValue and "q" in self.head.outputs and type(self.epsilon) is Epsilon
         )
-        plain = plain and uses_methods_of(self, DQN, ("act", "_act", "inputs", "run"))
+        plain = plain and uses_methods_of(self, DQN, ("act", "_act", "inputs", "run", "run_acting"))
+        plain = plain and self.parameter_noise is None
         skipped: Any = (self.networks["q"], "q", self.preprocess.modules(), self.normalizer)
         self._numpy = NumpyMLP(*skipped) if plain else None
         return plain
@@ -197,6 +219,8 @@ class DQN(OffPolicy):
             drawn = self.epsilon.draw(steps, rows.total, self.head.actions, generator)
             if self.config.noisy:  # a seed, so that acting is a pure function
                 drawn["noisy"] = torch.randint(2**31, (steps, rows.total), generator=generator, device=generator.device)
+            if self.parameter_noise is not None:
+                drawn[SEED] = draw_seeds(steps, rows.total, generator)
             if self.head.needs_taus:
                 drawn["taus"] = torch.rand(
                     steps, rows.total, ACTING_QUANTILES, generator=generator, device=generator.device
@@ -220,7 +244,7 @@ class DQN(OffPolicy):
         if noise is not None and "noisy" in noise:
             resample_noise(self, generator_from(noise["noisy"]))
         with without_noise(self) if noise is None else nullcontext():
-            outputs, state = self.run("q", ready, state, step.first.unsqueeze(0))
+            outputs, state = self.run_acting(ready, state, step.first.unsqueeze(0), noise)
             outputs = {name: x.squeeze(0) for name, x in outputs.items()}
             q = self.head.q(outputs, (noise or {}).get("taus"))
         mask = None if self.mask is None else step.observation[self.mask]
@@ -262,9 +286,17 @@ class DQN(OffPolicy):
         """Take one step, and update the target network every ``target_every`` updates."""
         if self.config.noisy:
             resample_noise(self, self.generator)
-        metrics = updater.step(self.compute_loss, self.prepare(batch, updater.sum), "all")
+        batch = self.prepare(batch, updater.sum)
+        metrics = updater.step(self.compute_loss, batch, "all")
         self.finish_update(self.config.target_every)
+        self.adapt_parameter_noise(batch, updater)
         return Learned(metrics, metrics.pop("priority", None))
+
+    def perturbed_distance(self, batch: Batch, perturbed: nn.Module) -> Tensor:
+        """Return the KL of the softmax policies of Q and of perturbed Q, over allowed choices."""
+        mask = None if self.mask is None else batch.observation[self.mask][CURRENT]
+        both = [self.head.q(outputs, batch.experience.get("taus")) for outputs in self.both_outputs(batch, perturbed)]
+        return softmax_kl(*(q if mask is None else mask_logits(q, mask) for q in both))
 
     @torch.no_grad()
     def td_errors(self, batch: Batch) -> Tensor:
@@ -292,7 +324,7 @@ class DQN(OffPolicy):
                 mixed_priority(priority, batch.real, config.priority_mix) if config.sequence else priority[0]
             )
         losses = {"value": share_sum(loss, batch.share)}
-        if config.conservative_coef:
+        if self.conservative:
             allowed = None if self.mask is None else batch.observation[self.mask][CURRENT]
             penalty = conservative_loss(self.head.q(now, taus[0]), action, allowed)
             losses["conservative"] = share_sum(penalty, batch.share)
@@ -315,7 +347,7 @@ class DQN(OffPolicy):
         with torch.no_grad():
             target_next, _ = self.run("q", later, batch.state, first[1:], target=True)
             selecting = self.run("q", later, batch.state, first[1:])[0] if config.double else target_next
-            target_now = self.run("q", sooner, batch.state, first[:-1], target=True)[0] if config.munchausen else {}
+            target_now = self.run("q", sooner, batch.state, first[:-1], target=True)[0] if self.munchausen else {}
         return now, selecting, target_now, target_next
 
     def _expected_target(
@@ -323,7 +355,7 @@ class DQN(OffPolicy):
     ) -> Tensor:
         """Return the target of expected values."""
         config, reward, q_t = self.config, batch.reward, self._of_target[0].q(target_next)
-        if config.munchausen:
+        if self.munchausen:
             now = None if self.mask is None else batch.observation[self.mask][:-1]
             settings = (config.temperature, config.munchausen, LOG_POLICY_FLOOR, now)
             reward = reward + munchausen_reward(self._of_target[0].q(target_now), batch.action[self.name], *settings)
@@ -356,5 +388,9 @@ class DQN(OffPolicy):
         return "" if self.config.normalize_reward else self.head.episode_warning(episodes, self.config.gamma)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """Return the learning rate and ε at this share of the run."""
-        return {"epsilon": self.epsilon.update(progress), **super().schedule(progress)}
+        """Also set ε, and return it."""
+        values = {"epsilon": self.epsilon.update(progress), **super().schedule(progress)}
+        if self.parameter_noise is not None:
+            self.parameter_noise.target = epsilon_kl(self.config.parameter_noise, self.head.actions)
+            values["parameter_noise_sigma"] = float(self.parameter_noise.sigma)
+        return values

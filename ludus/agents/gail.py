@@ -108,6 +108,7 @@ class AdversarialImitation(ActorCritic):
                 "The discriminator judges single steps, so it cannot be recurrent; set network.discriminator.body (or "
                 "its net1d) to mlp."
             )
+        self.penalizes_gradient = bool(config.gradient_penalty_coef)
         self.discriminator_normalizer = ObsNormalizer(self.preprocess.outputs)
         self.action_features = ActionFeatures(action, self.action_transform)
         self.inverter = ActionInverter(action, self.action_transform)
@@ -178,7 +179,7 @@ class AdversarialImitation(ActorCritic):
         inputs, expert = self.discriminator_inputs(batch.observation, batch.action), batch.experience["expert"]
         logit = self.logit(inputs)
         losses = {DISCRIMINATOR: share_sum(discriminator_loss(logit, expert), batch.share)}
-        if self.config.gradient_penalty_coef:
+        if self.penalizes_gradient:
             losses["gradient_penalty"] = self.penalty(inputs, batch)
         with torch.no_grad():
             probability = 2 * logit.sigmoid() * batch.share  # each half has share ½

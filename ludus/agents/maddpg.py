@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Group, Updater
 from ludus.experience.config import ReplayConfig
-from ludus.exploration.action_noise import NoiseKind, make_action_noise
+from ludus.exploration.action_noise import make_action_noise, noise_class
 from ludus.networks.build import network_spec
 from ludus.networks.critic import ACTION
 from ludus.ops.distributions import gumbel, mask_logits, straight_through_sample
@@ -39,6 +39,7 @@ class MADDPGConfig(ReplayConfig):
     """Settings of MADDPG."""
 
     NETWORK_DEFAULTS = MappingProxyType({"activation": "relu"})
+    SCHEDULABLE = (*ReplayConfig.SCHEDULABLE, "tau", "temperature", "noise_sigma")
     batch_size: int = 1024  # transitions per update
     updates_per_step: float = 0.05  # more: learns from fewer steps and takes longer; 0.01: one update every 100 steps
     learning_rate: float = 1e-3  # raise for speed, lower when the return collapses
@@ -51,7 +52,8 @@ class MADDPGConfig(ReplayConfig):
     policies: int = 1
     temperature: float = 1.0  # Discrete actions: of the Gumbel-softmax; lower: less biased, noisier gradients
     output_coef: float = 1e-3  # weight of squared policy outputs: higher keeps exploring, as logits stay small
-    noise: NoiseKind = "normal"  # Box actions: exploration noise; Discrete ones are sampled
+    # Box actions: exploration noise, as of ddpg, or your own class as package.module:Class; Discrete ones are sampled
+    noise: Annotated[str, "NAME"] = "normal"
     noise_sigma: float = 0.1  # its standard deviation (uniform: its bound), for actions scaled to [-1, 1]
     noise_sigma_end: float | None = None  # its value at nb_step, linearly; none: constant
     max_grad_norm: float = 0.5  # gradients of all agents together are scaled down to this norm; 0: never
@@ -65,6 +67,7 @@ class MADDPGConfig(ReplayConfig):
             positive=("tau", "policies", "temperature"),
             nonnegative=("actor_learning_rate", "critic_learning_rate", "output_coef"),
         )
+        noise_class(self.noise)
         if self.n_step > 1 or self.sequence:
             name = "n_step" if self.n_step > 1 else "sequence"
             raise UserError(

@@ -26,6 +26,7 @@ from ludus.experience.hindsight import RewardFunction
 from ludus.experience.recorded_replay import MixedReplay, RecordedReplay, recorded_part
 from ludus.experience.replay import ExperienceReplay
 from ludus.experience.replay_unroll import ReplayUnroll
+from ludus.exploration.parameter_noise import ADAPT_EVERY, SEED, ParameterNoise
 from ludus.networks.placement import device_of
 from ludus.networks.target import TargetNetworks
 from ludus.ops.policy_gradient import shares
@@ -86,8 +87,8 @@ class OffPolicy(Agent):
             )
         self.generator = torch.Generator()
         self.updates, self.progress = 0, 0.0
+        self.parameter_noise: ParameterNoise | None = None  # of the acting network
         self._uniform_share: Tensor | None = None
-        self._learning_rate = 0.0  # of the first parameter group
 
     @property
     def device(self) -> torch.device:
@@ -132,7 +133,8 @@ class OffPolicy(Agent):
     def make_cache(self, rows: Rows) -> ExperienceReplay:
         """Make the replay buffer, or with recorded episodes one that has them too, or nothing else (offline)."""
         reward = None if self.goal_reward is None else tensor_reward(self.goal_reward)
-        config, ranks = self.config.for_rows(rows), rows.total // rows.size
+        with self.given_config():  # the replay follows the schedules of its settings itself
+            config, ranks = self.config.for_rows(rows), rows.total // rows.size
         kept = (self.action, self.initial_state(1), self.soft, ranks)
         options = (config, rows.size, config.gamma, self.observation, self.device, reward, *kept)
         if self.dataset is None:
@@ -161,9 +163,13 @@ class OffPolicy(Agent):
         raise UserError(f"{type(self).__name__} computes no priorities of single items; turn off agent.prioritized.")
 
     def acting_state(self) -> Tensors:
-        """Add the number of updates; without target networks, unless workers compute TD errors."""
+        """Add the number of updates; without target networks, unless workers compute TD errors.
+
+        Without the perturbed network either, which every worker draws itself.
+        """
         state = super().acting_state() | {"updates": torch.tensor(self.updates)}
-        return {k: x for k, x in state.items() if self.config.prioritized or not k.startswith("target.")}
+        without = ("parameter_noise.perturbed.", *(() if self.config.prioritized else ("target.",)))
+        return {k: x for k, x in state.items() if not k.startswith(without)}
 
     def load_acting_state(self, state: Tensors) -> None:
         """Copy the tensors, and set the number of updates."""
@@ -242,6 +248,37 @@ class OffPolicy(Agent):
         outputs, new = network(observation, state.select(name) if state else state, first, **more)
         return outputs, new.with_prefix(name) if new else new
 
+    def run_acting(
+        self, observation: Tensors, state: HiddenState, first: Tensor, noise: Tensors | None
+    ) -> tuple[Tensors, HiddenState]:
+        """Run the acting network on preprocessed observations ``[1, B, …]``: with ``noise``, its perturbed copy."""
+        name, perturb = self.acting[0], self.parameter_noise
+        if noise is None or perturb is None:
+            return self.run(name, observation, state, first)
+        if self.training:  # an evaluation does not resample it
+            perturb.resample_on_reset(first[0], noise[SEED])
+        outputs, new = perturb.perturbed(observation, state.select(name) if state else state, first)
+        return outputs, new.with_prefix(name) if new else new
+
+    def perturbed_distance(self, batch: Batch, perturbed: nn.Module) -> Tensor:
+        """Return how far the choices of a perturbed acting network are from those of the network itself."""
+        raise NotImplementedError
+
+    def adapt_parameter_noise(self, batch: Batch, updater: Updater) -> None:
+        """Adapt the scale of parameter noise, every ``ADAPT_EVERY`` updates, to what it does to the actions."""
+        if self.parameter_noise is None or self.updates % ADAPT_EVERY:
+            return
+        measured = self.parameter_noise.measure(self.generator, lambda copy: self.perturbed_distance(batch, copy))
+        self.parameter_noise.adapt(updater.mean(measured))
+
+    def both_outputs(self, batch: Batch, perturbed: nn.Module) -> tuple[Tensors, Tensors]:
+        """Return the outputs ``[T, B, …]`` of the acting network and of a perturbed one for a prepared batch."""
+        (name, *_), first = self.acting, batch.first[CURRENT]
+        inputs = {key: x[CURRENT] for key, x in self.inputs(batch.observation).items()}
+        state = batch.state.select(name) if batch.state else batch.state
+        plain, other = (network(inputs, state, first)[0] for network in (self.networks[name], perturbed))
+        return plain, other
+
     @torch.no_grad()
     def burn_in_state(
         self, batch: Batch, names: tuple[str, ...], target: bool = False, also: Tensors | None = None
@@ -297,12 +334,9 @@ class OffPolicy(Agent):
             self.target.update(self.config.tau)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """Return the learning rate, of the first parameter group, at this share of the run."""
+        """Also keep the progress, with which a checkpoint restores scheduled values."""
         self.progress = progress
-        if self.config.learning_rate_schedule == "linear":
-            self._learning_rate = self._learning_rate or next(iter(self.parameter_groups().values())).learning_rate
-            return {"learning_rate": self._learning_rate * max(1 - progress, 0.0)}
-        return {}
+        return super().schedule(progress)
 
     def get_extra_state(self) -> dict[str, float]:
         """Save the number of updates, for target networks, and the progress, for exploration."""

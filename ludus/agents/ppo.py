@@ -16,6 +16,7 @@ from ludus.agents.actor_critic import (
     ActorCriticConfig,
     check_minibatches,
     larger_learning_rate,
+    with_perplexity,
 )
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import Plan, RunOutline
@@ -40,6 +41,15 @@ from ludus.ops.policy_gradient import (
 class PPOConfig(ActorCriticConfig):
     """Settings of PPO: those of A2C with other defaults, and its own."""
 
+    SCHEDULABLE = (
+        *ActorCriticConfig.SCHEDULABLE,
+        "clip",
+        "value_clip",
+        "target_kl",
+        "rho_clip",
+        "c_clip",
+        "parameter_noise",
+    )
     # raise for speed, lower when the return collapses; larger in short runs without images
     learning_rate: float = 3e-4
     # linear: falls to 0 at nb_step; kl: adapts to keep target_kl
@@ -60,6 +70,8 @@ class PPOConfig(ActorCriticConfig):
     rho_clip: float = 1.0  # V-trace: largest importance ratio of targets; higher: less bias, more variance
     c_clip: float = 1.0  # V-trace: largest importance ratio of the trace: how far corrections reach back
     entropy_coef: float = 0.0  # raise when the policy becomes deterministic too early
+    # noise on the policy's parameters besides sampling, adapted so that the KL of both policies is this, such as 0.01
+    parameter_noise: float = 0.0
     optimizer: OptimizerName = "adam"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     optimizer_eps: float = 1e-5  # eps of the optimizer; raise for smoother steps
     log_std_init: float = 0.0  # initial log standard deviation of the Gaussian, for actions scaled to [-1, 1]
@@ -70,8 +82,13 @@ class PPOConfig(ActorCriticConfig):
         check_ranges(
             self,
             positive=("epochs", "minibatches", "clip", "rho_clip", "c_clip"),
-            nonnegative=("value_clip", "target_kl"),
+            nonnegative=("value_clip", "target_kl", "parameter_noise"),
         )
+        if self.parameter_noise and self.target_kl:
+            raise UserError(
+                f"agent.target_kl is {self.target_kl:g}, but with agent.parameter_noise the KL is to the perturbed "
+                "policy, however small the steps are; set agent.target_kl to 0."
+            )
         if self.learning_rate_schedule == "kl" and not self.target_kl:
             raise UserError("agent.learning_rate_schedule is kl, which needs agent.target_kl (0.01 is usual).")
         if self.vtrace and self.target_kl:
@@ -140,6 +157,8 @@ class PPO(ActorCritic):
         super().__init__(observation, action, config, networks, batch)
         self.stores_distribution = config.learning_rate_schedule == "kl"
         self.by = check_minibatches(config.minibatches, config.rollout, batch, self.recurrent)
+        self.add_parameter_noise(config.parameter_noise)
+        self.clips_value = bool(config.value_clip)
         self.clip: Tensor
         self.register_buffer("clip", torch.tensor(config.clip), persistent=False)
         self.generator = torch.Generator()  # of minibatches
@@ -182,7 +201,7 @@ class PPO(ActorCritic):
         rows = torch.stack([x for metrics in learned for x in metrics.values()]).view(len(learned), -1)
         means = dict(zip(learned[0], rows.double().mean(0).float().unbind(), strict=True))
         means["optimizer_steps"] = torch.tensor(float(len(learned)))
-        return Learned(means | self.explained_variance(prepared, updater.sum))
+        return Learned(with_perplexity(means) | self.explained_variance(prepared, updater.sum))
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return the clipped objective, value and entropy losses of a batch ``with_shares``."""
@@ -190,7 +209,7 @@ class PPO(ActorCritic):
         outputs, _ = self.outputs(batch.observation, batch.state, batch.first)
         terms, value = self.policy.evaluate(outputs, batch.action, batch.observation), outputs["value"].squeeze(-1)
         log_ratio = terms["log_prob"] - old["log_prob"]
-        if config.value_clip:
+        if self.clips_value:
             value_losses = clipped_value_loss(value, old["value"], old["return"], config.value_clip)
         else:
             value_losses = value_loss(value, old["return"])
@@ -213,8 +232,8 @@ class PPO(ActorCritic):
         return self.policy.kl(old, outputs, batch.action, batch.observation)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """Return the learning rate at this share of the run, and set the clip range."""
-        left = max(1 - progress, 0.0)
-        if self.config.clip_schedule == "linear":
-            self.clip.fill_(self.config.clip * left)
-        return super().schedule(progress)
+        """Also set the clip range."""
+        values = super().schedule(progress)
+        left = max(1 - progress, 0.0) if self.config.clip_schedule == "linear" else 1.0
+        self.clip.fill_(self.config.clip * left)
+        return values

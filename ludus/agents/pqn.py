@@ -26,8 +26,10 @@ from ludus.core.types import Tensors
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.rollout import RolloutCache
 from ludus.exploration.epsilon import Epsilon, epsilon_greedy
+from ludus.exploration.parameter_noise import SEED, SIGMA, ParameterNoise, draw_seeds, epsilon_kl, softmax_kl
 from ludus.networks.build import network_spec
 from ludus.networks.placement import device_of
+from ludus.ops.distributions import mask_logits
 from ludus.ops.policy_gradient import share_sum, shares_of_each, value_loss
 from ludus.ops.q_learning import gather_action, greedy, max_q_value
 from ludus.ops.returns import lambda_returns
@@ -50,6 +52,7 @@ class PQNConfig(AgentConfig):
             "epsilon_end epsilon_share", "epsilon_schedule", "constant".__eq__, "agent.epsilon_schedule is constant"
         ),
     )
+    SCHEDULABLE = ("trace_lambda", "epsilon_start", "parameter_noise")
     learning_rate: float = 5e-4  # raise for speed, lower when the return collapses
     learning_rate_schedule: Literal["constant", "linear"] = "linear"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
@@ -61,6 +64,8 @@ class PQNConfig(AgentConfig):
     epsilon_start: float = 1.0  # initial ε; with the constant schedule, that of the whole run
     epsilon_end: float = 0.05  # final ε: raise to keep exploring
     epsilon_share: float = 0.1  # share of the run after which epsilon_end is reached
+    # noise on the network's parameters besides ε, adapted so that actions differ as if this were ε, such as 0.1; 0: off
+    parameter_noise: float = 0.0
     max_grad_norm: float = 10.0  # gradients are scaled down to this norm; 0: never
     optimizer: OptimizerName = "adam"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     weight_decay: float = 0.0  # shrinks weights at each step: adamw apart from the gradient, others as a penalty
@@ -71,7 +76,7 @@ class PQNConfig(AgentConfig):
         """Refuse values that cannot train."""
         check_ranges(
             self,
-            fraction=("gamma", "trace_lambda"),
+            fraction=("gamma", "trace_lambda", "parameter_noise"),
             positive=("learning_rate", "rollout", "epochs", "minibatches", "optimizer_eps"),
             nonnegative=("max_grad_norm", "weight_decay"),
         )
@@ -112,6 +117,7 @@ class PQN(Agent):
         self.by = check_minibatches(config.minibatches, config.rollout, batch, self.recurrent)
         self.generator = torch.Generator()  # of minibatches
         self.progress = 0.0
+        self.parameter_noise = ParameterNoise(networks["q"], SIGMA) if config.parameter_noise else None
 
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
@@ -135,23 +141,38 @@ class PQN(Agent):
 
     def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
         """Draw the numbers of ε-greedy choices."""
-        return Noise(lambda steps, g: self.epsilon.draw(steps, rows.total, self.choices, g), generator, rows)
+
+        def draw(steps: int, g: torch.Generator) -> Tensors:
+            drawn = self.epsilon.draw(steps, rows.total, self.choices, g)
+            return drawn if self.parameter_noise is None else drawn | {SEED: draw_seeds(steps, rows.total, g)}
+
+        return Noise(draw, generator, rows)
 
     def make_cache(self, rows: Rows) -> RolloutCache:
         """Make a cache of one rollout."""
         return RolloutCache(self.config.rollout, rows.size, self.config.gamma, self.device)
 
-    def q(self, observation: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
-        """Return Q of every choice for raw observations ``[T, B, …]``, and the next hidden state."""
+    def q(
+        self, observation: Tensors, state: HiddenState, first: Tensor, network: nn.Module | None = None
+    ) -> tuple[Tensor, HiddenState]:
+        """Return Q of every choice for raw observations ``[T, B, …]``, and the next hidden state.
+
+        ``network`` may be a perturbed copy of the network.
+        """
         ready = self.preprocess(observation)
         ready = ready if self.normalizer is None else self.normalizer(ready)
-        outputs, new = self.networks["q"](ready, state.select("q") if state else state, first)
+        outputs, new = (network or self.networks["q"])(ready, state.select("q") if state else state, first)
         return outputs["q"], new.with_prefix("q") if new else new
 
     @torch.inference_mode()
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """Return the greedy choice; with ``noise``, ε-greedy."""
-        q, state = self._q_of_step(step.observation, state, step.first)
+        """Return the greedy choice; with ``noise``, ε-greedy, and with parameter noise by the perturbed network."""
+        perturbed = None
+        if noise is not None and self.parameter_noise is not None:
+            perturbed = self.parameter_noise.perturbed
+            if self.training:  # an evaluation does not resample it
+                self.parameter_noise.resample_on_reset(step.first, noise[SEED])
+        q, state = self._q_of_step(step.observation, state, step.first, perturbed)
         mask = self._mask(step.observation)
         if noise is None:
             return AgentStep({self.name: greedy(q, mask)}, {}, state)
@@ -181,8 +202,11 @@ class PQN(Agent):
         first = torch.zeros(rows, dtype=torch.bool, device=self.device)
         return max_q_value(self._q_of_step(observation, state, first)[0], self._mask(observation))
 
-    def _q_of_step(self, observation: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensor, HiddenState]:
-        q, state = self.q({name: x.unsqueeze(0) for name, x in observation.items()}, state, first.unsqueeze(0))
+    def _q_of_step(
+        self, observation: Tensors, state: HiddenState, first: Tensor, network: nn.Module | None = None
+    ) -> tuple[Tensor, HiddenState]:
+        step = {name: x.unsqueeze(0) for name, x in observation.items()}
+        q, state = self.q(step, state, first.unsqueeze(0), network)
         return q.squeeze(0), state
 
     def _mask(self, observation: Tensors) -> Tensor | None:
@@ -210,10 +234,23 @@ class PQN(Agent):
             share = shares_of_each([part.real.to(part.reward.dtype) for part in parts], updater.sum)
             for part, of_rows in zip(parts, share, strict=True):
                 learned.append(updater.step(self.compute_loss, replace(part, share=of_rows), "all"))
+        if self.parameter_noise is not None:
+            self._adapt(self.parameter_noise, batch.without_last_observation(), updater)
         if self.normalizer is not None:
             seen = self.preprocess({name: x[:-1] for name, x in batch.observation.items()})
             self.normalizer.update(seen, batch.real, updater.sum)
         return Learned({name: torch.stack([x[name] for x in learned]).mean() for name in learned[0]})
+
+    def _adapt(self, noise: ParameterNoise, batch: Batch, updater: Updater) -> None:
+        """Adapt the scale of parameter noise to the KL of the softmax policies of Q and of perturbed Q."""
+        given, mask = (batch.observation, batch.state, batch.first), self._mask(batch.observation)
+
+        def distance(perturbed: nn.Module) -> Tensor:
+            both = [self.q(*given, network)[0] for network in (None, perturbed)]
+            return softmax_kl(*(q if mask is None else mask_logits(q, mask) for q in both))
+
+        noise.target = epsilon_kl(self.config.parameter_noise, self.choices)
+        noise.adapt(updater.mean(noise.measure(self.generator, distance)))
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return half the squared error of Q to the targets of a prepared batch with shares."""
@@ -223,11 +260,10 @@ class PQN(Agent):
         return {"value": share_sum(loss, batch.share)}, {"q": share_sum(taken.detach(), batch.share)}
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """Return ε and the learning rate at this share of the run."""
+        """Also set ε, and return it."""
         self.progress = progress
-        rate = self.config.learning_rate * max(1 - progress, 0.0)
-        linear = {"learning_rate": rate} if self.config.learning_rate_schedule == "linear" else {}
-        return {"epsilon": self.epsilon.update(progress), **linear}
+        sigma = {} if self.parameter_noise is None else {"parameter_noise_sigma": float(self.parameter_noise.sigma)}
+        return {"epsilon": self.epsilon.update(progress), **sigma, **super().schedule(progress)}
 
     def get_extra_state(self) -> dict[str, float]:
         """Save the progress, for ε."""

@@ -8,23 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ludus.agents.off_policy import CURRENT, OffPolicy
+from ludus.agents.off_policy import OffPolicy
 from ludus.core.batch import Batch
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import NetworkSpec
 from ludus.core.spec import Specs
 from ludus.core.types import Tensors
-from ludus.core.updater import Updater
 from ludus.experience.config import ReplayConfig
-from ludus.exploration.parameter_noise import ParameterNoise, rms_distance
 from ludus.networks.build import network_spec
 from ludus.networks.critic import ACTION
 from ludus.networks.numpy_actor import NumpyMLP, is_plain_mlp, is_plain_vector
 from ludus.ops.q_learning import mixed_priority, n_step_targets, soft_n_step_targets, td_target
 
 PRIORITY_MIX = 0.9  # weight of the largest TD error in a sequence's priority; the rest is for the mean (R2D2)
-ADAPT_EVERY = 50  # updates between two adaptations of parameter noise
 BELOW_ONE = 1 - 2**-20  # the largest random action: atanh of it is finite
 
 
@@ -107,23 +104,6 @@ def apply_burn_in(agent: OffPolicy, batch: Batch) -> Batch:
     return replace(agent.after_burn_in(batch), state=state)
 
 
-@torch.no_grad()
-def adapt_parameter_noise(agent: OffPolicy, noise: ParameterNoise, batch: Batch, updater: Updater) -> None:
-    """Adapt the scale of the noise, every ``ADAPT_EVERY`` updates, to the distance of perturbed actions.
-
-    A fresh perturbation is measured, since the acting one perturbs older parameters; the acting one is restored.
-    """
-    if agent.updates % ADAPT_EVERY:
-        return
-    kept = [x.clone() for x in noise.perturbed.parameters()]
-    noise.resample(agent.generator)
-    inputs, first = at_time(agent.inputs(batch.observation), batch.first, CURRENT)
-    networks, state = (agent.networks["actor"], noise.perturbed), batch.state.select("actor")
-    distance = rms_distance(*(network(inputs, state, first)[0]["policy"].tanh() for network in networks))
-    noise.adapt(updater.mean(distance))
-    torch._foreach_copy_(list(noise.perturbed.parameters()), kept)
-
-
 def at_time(inputs: Tensors, first: Tensor, time: slice) -> tuple[Tensors, Tensor]:
     """Return the ``CURRENT`` or the ``NEXT`` states of transitions, ``[T, B, …]`` of ``[T+1, B, …]``."""
     return {name: x[time] for name, x in inputs.items()}, first[time]
@@ -161,8 +141,3 @@ def priority_metric(error: Tensor, batch: Batch, config: ReplayConfig) -> Tensor
         return {}
     size = error.detach().abs().mean(-1)
     return {"priority": mixed_priority(size, batch.real, PRIORITY_MIX) if config.sequence else size[0]}
-
-
-def generator_from(numbers: Tensor) -> torch.Generator:
-    """Return a generator seeded by the noise of acting, so that acting does not change the numbers of learning."""
-    return torch.Generator(numbers.device).manual_seed(int(numbers[0]))

@@ -38,6 +38,7 @@ from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Group, Updater
 from ludus.experience.config import WIDE_MLP, ReplayConfig
+from ludus.exploration.parameter_noise import SEED, SIGMA, ParameterNoise, draw_seeds, rms_distance
 from ludus.networks.critic import ACTION
 from ludus.networks.module_checks import uses_methods_of
 from ludus.networks.numpy_actor import NumpyMLP
@@ -61,6 +62,7 @@ class SoftActorCriticConfig(ReplayConfig):
             "alpha_learning_rate target_entropy", "learn_alpha", not_, "agent.learn_alpha is off, so alpha stays"
         ),
     )
+    SCHEDULABLE = (*ReplayConfig.SCHEDULABLE, "tau", "alpha", "target_entropy", "parameter_noise")
     learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
     actor_learning_rate: float = 0.0  # of the actor; 0: learning_rate
     critic_learning_rate: float = 0.0  # of the critics; 0: learning_rate
@@ -74,6 +76,9 @@ class SoftActorCriticConfig(ReplayConfig):
     learn_alpha: bool = True  # learn the temperature to keep the entropy near target_entropy
     # none: minus the number of action elements; lower for a more deterministic policy
     target_entropy: float | None = None
+    # noise on the actor's parameters besides sampling, adapted so that mean actions differ by this, such as 0.1
+    # (discrete: so that the policy differs as an ε-greedy one with this ε); 0: off
+    parameter_noise: float = 0.0
     max_grad_norm: float = 0.0  # gradients are scaled down to this norm; 0: never
     optimizer_eps: float = 1e-8  # raise for smoother steps
 
@@ -81,9 +86,16 @@ class SoftActorCriticConfig(ReplayConfig):
         """Refuse values that cannot train."""
         super().validate()
         rates = ("actor_learning_rate", "critic_learning_rate", "alpha_learning_rate")
-        check_ranges(self, positive=("tau", "critics", "policy_delay", "alpha"), nonnegative=rates)
+        check_ranges(
+            self, positive=("tau", "critics", "policy_delay", "alpha"), nonnegative=(*rates, "parameter_noise")
+        )
         if self.target_entropy is not None:
             check_ranges(self, finite=("target_entropy",))
+        if self.learn_alpha and "alpha" in self.schedules():
+            raise UserError(
+                f"agent.alpha is {self.alpha}, but agent.learn_alpha is on, so it is only the initial value; give a "
+                "number, or turn agent.learn_alpha off."
+            )
 
 
 class SoftActorCritic(OffPolicy):
@@ -97,6 +109,8 @@ class SoftActorCritic(OffPolicy):
 
     def __init__(self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network]) -> None:
         super().__init__(observation, action, config, networks)
+        if config.parameter_noise:
+            self.parameter_noise = ParameterNoise(networks["actor"], SIGMA)
         log_alpha = torch.tensor(math.log(config.alpha))
         if config.learn_alpha:
             self.log_alpha = nn.Parameter(log_alpha)
@@ -106,6 +120,16 @@ class SoftActorCritic(OffPolicy):
         # of the last step of the policy, logged at updates that do not step it as well
         self.register_buffer("policy_metrics", torch.zeros(len(self._policy_names)))
         self.policy_metrics[2] = config.alpha
+
+    def schedule(self, progress: float) -> Mapping[str, float]:
+        """Also set the temperature, if it is a schedule, and the target of parameter noise."""
+        values = dict(super().schedule(progress))
+        if self.parameter_noise is not None:
+            self.parameter_noise.target = self.noise_target
+            values["parameter_noise_sigma"] = float(self.parameter_noise.sigma)
+        if "alpha" in values:
+            self.log_alpha.fill_(math.log(values["alpha"]))
+        return values
 
     @abstractmethod
     def taken_q(self, batch: Batch, inputs: Tensors, first: Tensor) -> Tensor:
@@ -122,6 +146,11 @@ class SoftActorCritic(OffPolicy):
     @abstractmethod
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return the loss of the policy; its metrics are the entropy and ``EXCESS_ENTROPY``."""
+
+    @property
+    def noise_target(self) -> float:
+        """The ``perturbed_distance`` that parameter noise is adapted to."""
+        return float(self.config.parameter_noise)
 
     @property
     def soft(self) -> bool:
@@ -192,6 +221,7 @@ class SoftActorCritic(OffPolicy):
             stepped = self._step_policy(batch, updater)
             self.policy_metrics.copy_(torch.stack([stepped[name] for name in self._policy_names]))
         self.finish_update()
+        self.adapt_parameter_noise(batch, updater)
         last = zip(self._policy_names, self.policy_metrics.clone().unbind(), strict=True)
         return Learned(metrics | dict(last), priority)
 
@@ -272,7 +302,7 @@ class SAC(SoftActorCritic):
                 )
         super().__init__(observation, action, config, networks)
         self.flat = FlatActions(config, action)
-        self.target_entropy = -float(self.flat.size) if config.target_entropy is None else config.target_entropy
+        self.conservative = bool(config.conservative_coef)
         self._numpy: NumpyMLP | None = None
         self.register_buffer("taus", quantile_midpoints(max(1, config.quantiles)), persistent=False)
 
@@ -282,6 +312,12 @@ class SAC(SoftActorCritic):
         networks = actor_and_critics(observation, action, config, outputs=2)
         values: Shapes = {"value": (max(1, config.quantiles),)}
         return networks | {"critic": networks["critic"]._replace(outputs=values)}
+
+    @property
+    def target_entropy(self) -> float:
+        """The entropy that the temperature is learned to keep."""
+        target: float | None = self.config.target_entropy
+        return -float(self.flat.size) if target is None else target
 
     @property
     def action_transform(self) -> Mapping[str, str]:
@@ -295,14 +331,15 @@ class SAC(SoftActorCritic):
         def draw(steps: int, g: torch.Generator) -> Tensors:
             normal = torch.randn(steps, batch, size, generator=g, device=g.device)
             random = random_actions(steps, batch, size, g).clamp_(-BELOW_ONE, BELOW_ONE).atanh_()
-            return {"normal": normal, "random": random}
+            seeds = {} if self.parameter_noise is None else {SEED: draw_seeds(steps, batch, g)}
+            return {"normal": normal, "random": random, **seeds}
 
         return Noise(draw, generator, rows, noise_chunk(2 * batch * size))
 
     def use_numpy(self) -> bool:
         """Act in numpy where the actor is a plain MLP on the CPU."""
-        ours = uses_methods_of(self, SAC, ("act", "_act", "inputs", "policy", "run"))
-        self._numpy = numpy_actor(self) if ours else None
+        ours = uses_methods_of(self, SAC, ("act", "_act", "inputs", "policy", "run", "run_acting"))
+        self._numpy = numpy_actor(self) if ours and self.parameter_noise is None else None
         return self._numpy is not None
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
@@ -319,7 +356,8 @@ class SAC(SoftActorCritic):
 
     @torch.inference_mode()
     def _act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> tuple[Tensor, HiddenState]:
-        mean, log_std, new = self.policy(self.step_inputs(step), state, step.first.unsqueeze(0))
+        outputs, new = self.run_acting(self.step_inputs(step), state, step.first.unsqueeze(0), noise)
+        mean, log_std = gaussian(outputs)
         u = mean if noise is None else gaussian_sample(mean, log_std, noise["normal"])
         return u.squeeze(0), HiddenState(state | new) if new else state
 
@@ -342,14 +380,17 @@ class SAC(SoftActorCritic):
     def policy(self, inputs: Tensors, state: HiddenState, first: Tensor) -> tuple[Tensor, Tensor, HiddenState]:
         """Return mean and log standard deviation ``[T, B, K]``, and the next hidden state."""
         outputs, new = self.run("actor", inputs, state, first)
-        mean, log_std = outputs["policy"].chunk(2, -1)
-        return mean, log_std.clamp(*LOG_STD), new
+        return *gaussian(outputs), new
 
     def sample(self, inputs: Tensors, state: HiddenState, first: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
         """Sample actions in [−1, 1] ``[T, B, K]`` and their log-probability ``[T, B]``."""
         mean, log_std, _ = self.policy(inputs, state, first)
         u, log_prob = tanh_gaussian_draw(mean, log_std, normal)
         return u.tanh(), log_prob
+
+    def perturbed_distance(self, batch: Batch, perturbed: nn.Module) -> Tensor:
+        """Return the root mean square difference of mean actions in [−1, 1]."""
+        return rms_distance(*(gaussian(outputs)[0].tanh() for outputs in self.both_outputs(batch, perturbed)))
 
     def critic_inputs(self, batch: Batch) -> Tensors:
         return {ACTION: self.flat.join(batch.action).tanh()}
@@ -378,9 +419,10 @@ class SAC(SoftActorCritic):
         """
         if self.config.target_networks:
             losses, metrics = super().critic_loss(batch)
-            if self.config.conservative_coef:
+            if self.conservative:
                 losses["conservative"] = self.conservative_loss(batch)
             return losses, metrics
+        self.networks["actor"].eval()  # by its running statistics, which the loss of the policy updates
         inputs = self.inputs(batch.observation)
         (now, first), (later, first_t) = (at_time(inputs, batch.first, time) for time in (CURRENT, NEXT))
         with torch.no_grad():
@@ -421,7 +463,7 @@ class SAC(SoftActorCritic):
         time, columns = batch.reward.shape
         now = self.draw(time, columns, self.flat.size)
         batch = with_experience(batch, now=now, next=self.draw(time + self.recurrent, columns, self.flat.size))
-        if self.config.conservative_coef:
+        if self.conservative:
             shape = (self.config.conservative_samples, columns, self.flat.size)
             uniform = self.draw(*shape, uniform=True).mul_(2).sub_(1)
             batch = with_experience(batch, uniform=uniform, several=self.draw(*shape))
@@ -434,7 +476,8 @@ class SAC(SoftActorCritic):
         """Return the soft value of target critics at the next states, see ``soft_value``."""
         inputs, first = at_time(inputs, batch.first, self.target_states)
         action, log_prob = self.sample(inputs, batch.state, first, batch.experience["next"])
-        q = self.critic_values(inputs, action, batch.state.select("target"), first, target=True)
+        with self.target.with_dropout():
+            q = self.critic_values(inputs, action, batch.state.select("target"), first, target=True)
         value, bonus = self.soft_value(q, log_prob)
         time = len(batch.reward)
         return value[-time:], bonus[-time:]
@@ -474,3 +517,9 @@ class SAC(SoftActorCritic):
         entropy, mean = -log_prob.detach(), batch.experience[MEAN]
         excess = share_sum(entropy - self.target_entropy, mean)
         return {"actor": loss}, {"entropy": share_sum(entropy, mean), EXCESS_ENTROPY: excess}
+
+
+def gaussian(outputs: Tensors) -> tuple[Tensor, Tensor]:
+    """Return mean and log standard deviation ``[T, B, K]`` from the actor's outputs."""
+    mean, log_std = outputs["policy"].chunk(2, -1)
+    return mean, log_std.clamp(*LOG_STD)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ludus.agents.off_policy import CURRENT, MEAN, intermediate_observations, number_of_choices
 from ludus.agents.replay_actor_critic import at_time, noise_chunk
@@ -22,6 +22,7 @@ from ludus.core.rows import Rows
 from ludus.core.spec import Specs, is_mask, mask_name
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
+from ludus.exploration.parameter_noise import SEED, draw_seeds, epsilon_kl, softmax_kl
 from ludus.networks.build import network_spec
 from ludus.ops.distributions import categorical_sample, gumbel, mask_logits
 from ludus.ops.policy_gradient import share_sum
@@ -37,7 +38,7 @@ class DiscreteSACConfig(SoftActorCriticConfig):
     def validate(self) -> None:
         """Refuse values that cannot train."""
         super().validate()
-        check_ranges(self, fraction=("target_entropy",))
+        check_ranges(self, fraction=("target_entropy", "parameter_noise"))
 
 
 class DiscreteSAC(SoftActorCritic):
@@ -65,14 +66,15 @@ class DiscreteSAC(SoftActorCritic):
         """Draw Gumbel numbers for sampling."""
 
         def draw(steps: int, g: torch.Generator) -> Tensors:
-            return {"gumbel": gumbel(torch.rand(steps, rows.total, self.choices, generator=g, device=g.device))}
+            drawn = {"gumbel": gumbel(torch.rand(steps, rows.total, self.choices, generator=g, device=g.device))}
+            return drawn if self.parameter_noise is None else drawn | {SEED: draw_seeds(steps, rows.total, g)}
 
         return Noise(draw, generator, rows, noise_chunk(rows.total * self.choices))
 
     @torch.inference_mode()
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Return the most likely choice; with ``noise``, a uniform one until the first update and a sample later."""
-        outputs, new = self.run("actor", self.step_inputs(step), state, step.first.unsqueeze(0))
+        outputs, new = self.run_acting(self.step_inputs(step), state, step.first.unsqueeze(0), noise)
         logits = outputs["policy"].squeeze(0)
         if noise is not None and self.updates == 0:
             logits = torch.zeros_like(logits)
@@ -104,6 +106,17 @@ class DiscreteSAC(SoftActorCritic):
         """Return Q of every choice by each critic, ``[T, B, critics, A]``."""
         value = self.run("critic", inputs, state, first, target)[0]["value"]
         return value.unsqueeze(-2) if self.config.critics == 1 else value
+
+    @property
+    def noise_target(self) -> float:
+        """The KL of an ε-greedy policy, with ``parameter_noise`` as ε."""
+        return epsilon_kl(self.config.parameter_noise, self.choices)
+
+    def perturbed_distance(self, batch: Batch, perturbed: nn.Module) -> Tensor:
+        """Return the KL of the policies over allowed choices."""
+        mask = None if self.mask is None else batch.observation[self.mask][CURRENT]
+        both = [outputs["policy"] for outputs in self.both_outputs(batch, perturbed)]
+        return softmax_kl(*(x if mask is None else mask_logits(x, mask) for x in both))
 
     def taken_q(self, batch: Batch, inputs: Tensors, first: Tensor) -> Tensor:
         return gather_action(self.q(inputs, batch.state, first), batch.action[self.name])

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from ludus.agents.sac import SACConfig
 from ludus.experience.config import WIDE_MLP
 
-DROPOUT_CRITIC = MappingProxyType({**WIDE_MLP, "critic.net1d": 'mlp(norm="layer", dropout=0.01)'})
-RENORM_CRITIC = MappingProxyType(
-    {**WIDE_MLP, "critic.net1d": 'mlp(norm="batch_renorm")', "critic.hidden": (1024, 1024)}
+DROPOUT_CRITIC = MappingProxyType({**WIDE_MLP, "critic.net1d": 'mlp(norm="layer", dropout=0.01, dropout_first=true)'})
+RENORM = MappingProxyType(
+    {**WIDE_MLP, "net1d": 'mlp(norm="batch_renorm", norm_inputs=true)', "critic.hidden": (1024, 1024)}
 )
 
 
@@ -43,9 +43,9 @@ class CQLConfig(SACConfig):
 
 @dataclass(frozen=True)
 class CrossQConfig(SACConfig):
-    """CrossQ (Bhatt et al. 2024): critics with batch renormalization and no target networks."""
+    """CrossQ (Bhatt et al. 2024): networks with batch renormalization, and no target networks."""
 
-    NETWORK_DEFAULTS = RENORM_CRITIC
+    NETWORK_DEFAULTS = RENORM
     target_networks: bool = False  # targets by averaged critics; off: by the critics themselves
     learning_rate: float = 1e-3  # raise for speed, lower when the return collapses
     policy_delay: int = 3  # updates of the critics per update of the actor and the temperature

@@ -19,6 +19,7 @@ from ludus.core.spec import Specs
 from ludus.core.types import Tensors
 from ludus.core.updater import Group, NonFiniteError, OptimizerName, Updater
 from ludus.networks.policy_config import PolicyConfig
+from ludus.ops.distributions import perplexity
 from ludus.ops.natural_gradient import Product, conjugate_gradient, line_search, step_to_kl, surrogate_loss
 from ludus.ops.policy_gradient import share_sum, shares_of_each, value_loss
 from ludus.preprocess.normalization import unused_normalizer
@@ -30,6 +31,7 @@ POLICY, VALUE = "policy", "value"  # parameter groups
 class TRPOConfig(PolicyConfig, AgentConfig):
     """Settings of TRPO."""
 
+    SCHEDULABLE = ("target_kl", "cg_damping", "line_search_shrink", "gae_lambda")
     target_kl: float = 0.01  # bound on the KL of each policy step: raise for speed, lower when the return collapses
     rollout: int = 256  # steps per environment and policy step; fewer in short runs
     cg_iterations: int = 15  # of conjugate gradients: more come closer to the natural gradient and take longer
@@ -155,6 +157,7 @@ class TRPO(ActorCritic):
         fraction = line_search(improves, config.line_search_shrink, config.line_search_steps)
         if not fraction:
             updater.assign(start, POLICY)
+        metrics["perplexity"] = perplexity(metrics["entropy"])
         found = {"kl": kl if fraction else 0.0, "step_fraction": fraction}
         return metrics | {"gradient_norm": norm} | {name: torch.tensor(x) for name, x in found.items()}
 

@@ -39,6 +39,7 @@ class VDNConfig(ReplayConfig):
             "epsilon_end epsilon_share", "epsilon_schedule", "constant".__eq__, "agent.epsilon_schedule is constant"
         ),
     )
+    SCHEDULABLE = (*ReplayConfig.SCHEDULABLE, "tau", "epsilon_start")
     batch_size: int = 128  # transitions (or sequences) per update
     updates_per_step: float = 0.25  # gradient updates per environment step: more is slower and more sample-efficient
     learning_rate: float = 5e-4  # raise for speed, lower when the return collapses

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from ludus.agents.actor_critic import ActorCritic, ActorCriticConfig
 from ludus.core.batch import Batch
 from ludus.core.config import AgentConfig
 from ludus.core.errors import check_ranges
+from ludus.core.network import Network
 from ludus.core.spec import Specs
 from ludus.core.types import SumOverRanks, single_rank
 from ludus.core.updater import OptimizerName
@@ -23,6 +24,7 @@ from ludus.preprocess.normalization import unused_normalizer
 class VTraceConfig(PolicyConfig, AgentConfig):
     """Settings of the actor-critic with V-trace targets."""
 
+    SCHEDULABLE = ("trace_lambda", "rho_clip", "c_clip", "parameter_noise")
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses; larger in short runs
     # linear: falls to 0 at nb_step; constant in short runs
     learning_rate_schedule: Literal["constant", "linear"] = "linear"
@@ -34,6 +36,8 @@ class VTraceConfig(PolicyConfig, AgentConfig):
     rollout: int = 8  # steps per environment between two updates; fewer in short runs
     entropy_coef: float = 0.01  # raise when the policy becomes deterministic too early
     value_coef: float = 0.5  # weight of the value loss; matters with a shared trunk
+    # noise on the policy's parameters besides sampling, adapted so that the KL of both policies is this, such as 0.01
+    parameter_noise: float = 0.0
     max_grad_norm: float = 0.5  # gradients are scaled down to this norm; 0: never
     optimizer: OptimizerName = "rmsprop"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     weight_decay: float = 0.0  # shrinks weights at each step: adamw apart from the gradient, others as a penalty
@@ -49,7 +53,7 @@ class VTraceConfig(PolicyConfig, AgentConfig):
             self,
             fraction=("gamma", "trace_lambda"),
             positive=("learning_rate", "rollout", "optimizer_eps", "rho_clip", "c_clip"),
-            nonnegative=("max_grad_norm", "weight_decay", "entropy_coef", "value_coef"),
+            nonnegative=("max_grad_norm", "weight_decay", "entropy_coef", "value_coef", "parameter_noise"),
         )
 
     plan = ActorCriticConfig.plan
@@ -65,6 +69,12 @@ class ActorCriticVTrace(ActorCritic):
 
     Config: type[Any] = VTraceConfig
     corrects_old_unrolls = True
+
+    def __init__(
+        self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
+    ) -> None:
+        super().__init__(observation, action, config, networks, batch)
+        self.add_parameter_noise(config.parameter_noise)
 
     @torch.no_grad()
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:

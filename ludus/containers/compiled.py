@@ -40,7 +40,7 @@ class CompiledStep:
         during: Callable[[Callable[[], Graph]], Graph],
     ) -> None:
         self._during = during
-        self._updater, self._module, self._part = updater, _Loss(updater.agent, loss), part
+        self._updater, self._module, self._part = updater, _Loss(updater, loss), part
         self._graphs: dict[Any, Graph] = {}
         own = {f"agent.{place[0]}" for place in part.places}
         others = {name: p.detach() for name, p in self._module.named_parameters() if name not in own}
@@ -78,8 +78,8 @@ class CompiledStep:
         updater, flat, part = self._updater, self._updater.flat, self._part
 
         def total(parameters: Tensors, buffers: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensors, Tensors]]:
-            losses, metrics = torch.func.functional_call(self._module, parameters | buffers, (batch,))
-            return updater.total(losses), (losses, metrics)
+            total, losses, metrics = torch.func.functional_call(self._module, parameters | buffers, (batch,))
+            return total, (losses, metrics)
 
         def step(*inputs: Tensor) -> tuple[Tensor, ...]:
             rest = iter(inputs)
@@ -110,11 +110,13 @@ def tanh(x: Tensor) -> Tensor:
 
 
 class _Loss(nn.Module):
-    """A loss as a module, for ``functional_call``."""
+    """A loss with its weighted sum as a module, for ``functional_call``; scheduled settings are tensors."""
 
-    def __init__(self, agent: nn.Module, loss: LossFunction) -> None:
+    def __init__(self, updater: LocalUpdater, loss: LossFunction) -> None:
         super().__init__()
-        self.agent, self.loss = agent, loss
+        self.agent, self.loss, self._total = updater.agent, loss, updater.total
 
-    def forward(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        return self.loss(batch)
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensors, Tensors]:
+        with self.agent.tensor_config():
+            losses, metrics = self.loss(batch)
+            return self._total(losses, self.agent.loss_coefficients()), losses, metrics

@@ -95,6 +95,7 @@ class DistribWorker(LocalWorker):
         self._ended: list[Episode] = []  # of all ranks, on rank 0
         self._others: list[State] = []  # states of the other ranks in the checkpoint, until they are sent
         self._processes: RankProcesses | None = None
+        self._new_return: float | None = None  # of an evaluation, on rank 0 until the others know it
 
     @classmethod
     def make_updater(cls, agent: Agent, settings: Settings[Any]) -> DistribUpdater:
@@ -163,11 +164,19 @@ class DistribWorker(LocalWorker):
         return ended
 
     def _stops(self) -> bool:
-        """Return whether any rank asks to stop, the same on all."""
-        asked = bool(self.rank_group.sum(torch.tensor(int(bool(self.stopping)))))
+        """Return whether any rank asks to stop, the same on all; tell them the return of the last evaluation."""
+        new, self._new_return = self._new_return, None
+        mine = torch.tensor([bool(self.stopping), new is not None, new or 0.0], dtype=torch.float64)
+        asked, known, mean = self.rank_group.sum(mine).tolist()
+        if known and self.rank:
+            self.updater.add_return(mean)
         if asked and not self.stopping:
             self.stopping = "SIGTERM was received by another rank"
-        return asked
+        return bool(asked)
+
+    def _use_return(self, mean: float) -> None:
+        super()._use_return(mean)
+        self._new_return = mean
 
     def evaluate(self) -> Evaluation | None:
         """Evaluate on rank 0; the others wait for it at their next sum."""

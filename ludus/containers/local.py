@@ -13,7 +13,7 @@ from ludus.containers.build import agents_per_environment, build_cache, give_dat
 from ludus.containers.evaluate import Evaluation, Evaluator
 from ludus.containers.guard import Guard
 from ludus.containers.hook import HOOK, OnUpdate, UpdateHook, UpdateNumbers
-from ludus.containers.loop import begin, collect, improve
+from ludus.containers.loop import begin, collect, improve, set_scheduled
 from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent
 from ludus.core.cache import ExperienceCache
@@ -139,9 +139,7 @@ class LocalWorker(Container):
 
     def _schedule(self, progress: float) -> None:
         """Set scheduled values from the progress of the run (0 to 1)."""
-        self.scheduled = self.agent.schedule(progress)
-        self.cache.schedule(progress)
-        self.updater.learning_rate = self.scheduled.get("learning_rate", self.updater.learning_rate)
+        self.scheduled = set_scheduled(self.agent, self.cache, self.updater, progress)
 
     def _stops(self) -> bool:
         """Return whether something asks to end the run before ``nb_step``."""
@@ -250,11 +248,16 @@ class LocalWorker(Container):
             self.reporter.evaluated(self, evaluation, better)
         self.evaluator.round += 1  # counted after the report: if that fails, a resume repeats it
         self.last_evaluation, self.evaluated_at, self.owed = evaluation, self.local_step_count, False
+        self._use_return(evaluation.mean)
         self.best = evaluation.mean if better else self.best
         target = self.settings.evaluation.stop_at
         if target is not None and evaluation.mean >= target:
             self.stopping = f"the evaluation reached {target:g}"
         return evaluation
+
+    def _use_return(self, mean: float) -> None:
+        """Let learning rates follow the mean return of an evaluation."""
+        self.updater.add_return(mean)
 
     def _is_better(self, evaluation: Evaluation) -> bool:
         """Return whether the policy is to be kept as the best so far."""

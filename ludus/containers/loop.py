@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from ludus.containers.guard import Guard
+from ludus.core.agent import Agent
 from ludus.core.cache import ExperienceCache
 from ludus.core.environment import RoleManager
 from ludus.core.hidden_state import HiddenState
 from ludus.core.seat import Seat
 from ludus.core.step import EnvStep
 from ludus.core.types import Tensors
+from ludus.core.updater import Updater
 from ludus.logging.clock import Clock
 
 
@@ -148,3 +150,11 @@ def improve(loop: Learner) -> tuple[Tensors, int]:
         metrics, count = learned.metrics, count + 1
     loop.clock.lap("learning")
     return metrics, count
+
+
+def set_scheduled(agent: Agent, cache: ExperienceCache, updater: Updater, progress: float) -> dict[str, float]:
+    """Set scheduled values from the progress of the run (0 to 1); return those to log."""
+    scheduled = agent.schedule(progress)
+    cache.schedule(progress)
+    updater.learning_rate = scheduled.get("learning_rate", updater.learning_rate)
+    return {**scheduled, **updater.schedule(progress)}

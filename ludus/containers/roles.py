@@ -24,7 +24,7 @@ from ludus.containers.evaluate import Evaluator
 from ludus.containers.guard import Guard
 from ludus.containers.hook import OnUpdate
 from ludus.containers.local import LocalWorker
-from ludus.containers.loop import improve
+from ludus.containers.loop import improve, set_scheduled
 from ludus.containers.team import Team
 from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Actor, Agent
@@ -56,9 +56,7 @@ class RoleLearner:
 
     def schedule(self, progress: float) -> None:
         """Set scheduled values from the progress of the run (0 to 1)."""
-        self.scheduled = self.seat.agent.schedule(progress)
-        self.cache.schedule(progress)
-        self.updater.learning_rate = self.scheduled.get("learning_rate", self.updater.learning_rate)
+        self.scheduled = set_scheduled(self.seat.agent, self.cache, self.updater, progress)
 
     def progress(self) -> dict[str, float]:
         """Return schedules and metrics of the cache."""
@@ -125,6 +123,10 @@ class RolesWorker(LocalWorker):
     def _schedule(self, progress: float) -> None:
         for learner in self.learners.values():
             learner.schedule(progress)
+
+    def _use_return(self, mean: float) -> None:
+        for learner in self.learners.values():
+            learner.updater.add_return(mean)
 
     def _improve(self, step: int) -> tuple[Tensors, int]:
         """Let every role learn from its cache, in order."""

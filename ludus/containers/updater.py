@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch
 from ludus.core.errors import UserError
+from ludus.core.schedule import Schedule
 from ludus.core.types import State, Tensors
 from ludus.core.updater import Group, LossFunction, NonFiniteError, Updater
 from ludus.networks.module_checks import depends_on_training_mode
@@ -95,11 +96,15 @@ class LocalUpdater(Updater):
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        groups = agent.parameter_groups()
+        with agent.given_config():  # learning rates may be schedules
+            groups = agent.parameter_groups()
         names = {p: name for name, p in agent.named_parameters()}
         self.flat = FlatParameters([(names[p], p) for group in groups.values() for p in group.parameters])
         self.parts = _parts(self.flat, groups)
         self._rate = self._first_rate = next(iter(groups.values())).learning_rate
+        rates = {name: group.learning_rate for name, group in groups.items()}
+        self._schedules = {name: rate for name, rate in rates.items() if isinstance(rate, Schedule)}
+        self._returns: list[float] = []  # of evaluations, if a schedule needs them
         optimizers = {group.optimizer for group in groups.values()}
         self._moments: Tensors = {}
         if optimizers != {"sgd"}:
@@ -109,7 +114,8 @@ class LocalUpdater(Updater):
         for part in self.parts.values():
             if part.group.optimizer == "rmsprop_tf":
                 part.of(self._moments["square"]).fill_(1)
-        self._coefficients = dict(agent.loss_coefficients())
+        self.read_coefficients()
+        self.schedule(0.0)
         self._norms: list[Tensor] = []
         self._step: Callable[[LossFunction, Batch, ParameterBlock], Tensors] = self._eager
         # only modules that behave differently in training mode are switched, since a switch visits every layer
@@ -131,9 +137,34 @@ class LocalUpdater(Updater):
     def learning_rate(self, rate: float) -> None:
         if rate != self._rate:
             self._rate = rate
-            for part in self.parts.values():
+            for part in () if self._schedules else self.parts.values():  # a schedule sets its own
                 own = part.group.learning_rate
                 part.lr.fill_(rate if own == self._first_rate else own * rate / self._first_rate)
+
+    def read_coefficients(self) -> None:
+        """Take the weights of losses from the agent's current settings."""
+        self._coefficients = dict(self.agent.loss_coefficients())
+
+    def schedule(self, progress: float) -> dict[str, float]:
+        """Set what the agent's schedules give; return the learning rates of groups, if there are several."""
+        if not self.agent.is_scheduled:
+            return {}
+        self.read_coefficients()
+        rates = {name: schedule.at(progress, self._returns) for name, schedule in self._schedules.items()}
+        for name, rate in rates.items():
+            self.parts[name].lr.fill_(rate)
+        self._rate = rates.get(next(iter(self.parts)), self._rate)
+        return {f"learning_rate/{name}": rate for name, rate in rates.items()} if len(self.parts) > 1 else {}
+
+    @property
+    def needs_returns(self) -> bool:
+        """Whether a learning rate follows the returns of evaluations."""
+        return any(schedule.needs_returns for schedule in self._schedules.values())
+
+    def add_return(self, mean: float) -> None:
+        """Keep the mean return of an evaluation, if a schedule needs it."""
+        if self.needs_returns:
+            self._returns.append(mean)
 
     def step(self, loss: LossFunction, batch: Batch, group: str) -> Tensors:
         """Take one step; return losses, metrics and the gradient norm as 0-dimensional tensors."""
@@ -288,12 +319,15 @@ class LocalUpdater(Updater):
         """
         return metrics
 
-    def total(self, losses: Tensors) -> Tensor:
+    def total(self, losses: Tensors, coefficients: Mapping[str, float] | None = None) -> Tensor:
         """Return the sum of the losses weighted by their coefficients; weight 0 skips a loss."""
         total: Tensor | None = None
+        coefficients = self._coefficients if coefficients is None else coefficients
         for name, x in losses.items():
-            weight = self._coefficients.get(name, 1.0)
-            if total is None:
+            weight = coefficients.get(name, 1.0)
+            if isinstance(weight, Tensor):  # scheduled, in a compiled update
+                total = x * weight if total is None else total + x * weight
+            elif total is None:
                 total = x if weight == 1 else x * weight if weight else None
             elif weight:
                 total = torch.add(total, x, alpha=weight)
@@ -339,12 +373,13 @@ class LocalUpdater(Updater):
         return {f"loss/{name}": x.detach() for name, x in losses.items()} | metrics
 
     def state_dict(self) -> State:
-        """Return the optimizers' names, moments and step counts, and the learning rate."""
+        """Return the optimizers' names, moments and step counts, and what learning rates depend on."""
         return {
             "optimizer": {name: part.group.optimizer for name, part in self.parts.items()},
             "moments": dict(self._moments),
             "steps": torch.stack([part.steps for part in self.parts.values()]),
             "learning_rate": self._rate,
+            **({"returns": list(self._returns)} if self._returns else {}),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -367,6 +402,7 @@ class LocalUpdater(Updater):
                 x.copy_(state["moments"][name])
             for part, steps in zip(self.parts.values(), state["steps"], strict=True):
                 part.steps.copy_(steps)
+        self._returns = list(state.get("returns", ()))
         self.learning_rate = state["learning_rate"]
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import torch
@@ -19,6 +22,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import NetworkSpec, Shapes
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
+from ludus.core.schedule import Schedule
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep, Episode
 from ludus.core.types import Tensors
@@ -86,7 +90,6 @@ class Agent(Actor):
 
     network_names: tuple[str, ...] = ()  # all networks that ``requirements`` may ask for, as in network.<name>.*
     Config: type[AgentConfig]  # the settings: a frozen dataclass with a comment per field
-    config: Any
     generator: torch.Generator | None = None  # random numbers of learning; the container seeds it
     corrects_old_unrolls = False  # whether it can learn from unrolls of policies that are some updates old
     learns_from_single_unrolls = False  # whether each unroll of a worker is a batch, whatever the settings
@@ -104,6 +107,64 @@ class Agent(Actor):
     # observations and actions are named as in environments/multiagent.py
     layout: Literal["shared", "joint"] = "shared"
     global_state = False  # several agents: whether it observes ``state``, that of the whole world
+    _schedules: Mapping[str, Schedule] = MappingProxyType({})  # settings that are schedules
+    _linear_rate, _first_rate = False, 0.0  # learning_rate_schedule is linear; rate of the first parameter group
+
+    @property
+    def config(self) -> Any:
+        """The settings; those that are schedules have their current values.
+
+        In a loss that is being compiled these are tensors, so that they can change later. ``if config.value_clip`` on
+        one of them cannot be compiled: look at the settings that the constructor gets instead.
+        """
+        return self._current
+
+    @config.setter
+    def config(self, config: Any) -> None:
+        self._given = self._current = config
+        self._schedules = {name: x for name, x in vars(config).items() if isinstance(x, Schedule)}
+        self._linear_rate = vars(config).get("learning_rate_schedule") == "linear"
+        for name in self._schedules:
+            self.register_buffer(_buffer(name), torch.zeros(()), persistent=False)
+        self._set_scheduled(0.0)
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether a setting is a schedule."""
+        return bool(self._schedules)
+
+    def _set_scheduled(self, progress: float) -> dict[str, float]:
+        values = {name: schedule.at(progress) for name, schedule in self._schedules.items()}
+        if values:
+            self._current = replace(self._given, **values)
+            for name, value in values.items():
+                self.get_buffer(_buffer(name)).fill_(value)
+        return values
+
+    def read_scheduled(self) -> None:
+        """Set the values of ``config`` that are schedules from the buffers, after these were loaded."""
+        values = {name: float(self.get_buffer(_buffer(name))) for name in self._schedules}
+        self._current = replace(self._given, **values) if values else self._given
+
+    @contextmanager
+    def given_config(self) -> Iterator[None]:
+        """Within the context, ``config`` has the schedules themselves."""
+        before, self._current = self._current, self._given
+        try:
+            yield
+        finally:
+            self._current = before
+
+    @contextmanager
+    def tensor_config(self) -> Iterator[None]:
+        """Within the context, settings that are schedules are tensors: buffers of this module with their values."""
+        before = self._current
+        if self._schedules:
+            self._current = replace(self._given, **{name: getattr(self, _buffer(name)) for name in self._schedules})
+        try:
+            yield
+        finally:
+            self._current = before
 
     @classmethod
     @abstractmethod
@@ -161,7 +222,10 @@ class Agent(Actor):
         """Return losses and detached metrics by name; a pure function with static shapes, so it can be compiled."""
 
     def loss_coefficients(self) -> Mapping[str, float]:
-        """Return the weight of each loss, from the settings ``<name>_coef``; losses without one have weight 1."""
+        """Return the weight of each loss, from the settings ``<name>_coef``; losses without one have weight 1.
+
+        The weights are tensors while a loss with scheduled weights is compiled.
+        """
         settings = vars(self.config).items()
         return {name.removesuffix("_coef"): value for name, value in settings if name.endswith("_coef")}
 
@@ -203,5 +267,19 @@ class Agent(Actor):
         return ""
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """Set scheduled values from the progress of the run (0 to 1); return those to log."""
-        return {}
+        """Set scheduled values from the progress of the run (0 to 1); return those to log.
+
+        The updater sets learning rates that are schedules. A ``learning_rate`` among the values that are returned is
+        that of the first parameter group, and scales the others by the same factor.
+        """
+        values = self._set_scheduled(progress)
+        values = {name: value for name, value in values.items() if not name.endswith("learning_rate")}
+        if self._linear_rate:
+            self._first_rate = self._first_rate or next(iter(self.parameter_groups().values())).learning_rate
+            values["learning_rate"] = self._first_rate * max(1 - progress, 0.0)
+        return values
+
+
+def _buffer(setting: str) -> str:
+    """Return the name of the buffer with the current value of a setting."""
+    return f"scheduled_{setting}"

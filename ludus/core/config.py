@@ -7,7 +7,22 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
+from ludus.core.errors import UserError
+from ludus.core.schedule import Schedule
 from ludus.core.spec import Specs
+
+# why some settings cannot be schedules
+FIXED = {
+    "gamma": "discounts are stored with the experience",
+    "optimizer_eps": "the optimizer is made with it",
+    "adam_beta1": "the optimizer is made with it",
+    "max_grad_norm": "the optimizer is made with it",
+    "weight_decay": "the optimizer is made with it",
+    "log_std_init": "it is an initial value",
+    "epsilon_end": "agent.epsilon_start is the setting that takes a schedule of ε",
+    "epsilon_share": "agent.epsilon_start is the setting that takes a schedule of ε",
+    "noise_sigma_end": "agent.noise_sigma is the setting that takes a schedule of the noise",
+}
 
 
 class Plan(NamedTuple):
@@ -50,6 +65,28 @@ class AgentConfig:
     ONLY_OFFLINE: ClassVar[bool] = False  # trained without acting: the container is offline
     UNUSED_OFFLINE: ClassVar[tuple[str, ...]] = ()  # settings that do nothing in the container offline
     PREFERS_OFFLINE: ClassVar[bool] = False  # the container is offline where data.path is given and no container
+    # settings that may be schedules, besides learning rates and weights of losses (``…_coef``): the agent reads them
+    # from ``Agent.config`` whenever it uses them, or changes what it made of them in ``Agent.schedule``
+    SCHEDULABLE: ClassVar[tuple[str, ...]] = ()
+
+    def schedules(self) -> dict[str, Schedule]:
+        """Return the settings that are schedules, by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Schedule)}
+
+    def check_schedules(self) -> None:
+        """Refuse schedules of settings that have one value for the whole run."""
+        for name, value in self.schedules().items():
+            rate = name.endswith("learning_rate")
+            if not rate and name not in self.SCHEDULABLE and not name.endswith("_coef"):
+                why = FIXED.get(name, "the agent reads it once, when it is made")
+                raise UserError(
+                    f"agent.{name} is {value}, but it cannot change during a run, since {why}; give a number."
+                )
+            if value.needs_returns and not rate:
+                raise UserError(
+                    f"agent.{name} is {value}, but only learning rates can follow the returns of evaluations; give "
+                    "another schedule, such as linear."
+                )
 
     def validate(self) -> None:
         """Raise a UserError for invalid values."""

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ludus.core.schedule import Schedule
 from ludus.core.text import printable
 
 SIMILARITY = 0.65  # ratio of difflib from which a name may be a misspelling of another
@@ -78,7 +79,7 @@ def _match_words(short: list[str], long: list[str], whole: bool) -> bool:
 def check_ranges(config: Any, **limits: tuple[str, ...]) -> None:
     """Raise a UserError for agent settings out of range: ``fraction``, ``positive``, ``nonnegative`` or ``finite``.
 
-    Names that ``config`` does not have are ignored.
+    Of a schedule all values must be in range, but a learning rate and PPO's clip range may reach 0.
     """
     kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
         "fraction": (lambda x: 0 <= x <= 1, "between 0 and 1"),
@@ -92,5 +93,11 @@ def check_ranges(config: Any, **limits: tuple[str, ...]) -> None:
             value = getattr(config, name)
             if not math.isfinite(value):
                 raise UserError(f"agent.{name} is {value}; it must be a finite number.")
-            if not in_range(value):
-                raise UserError(f"agent.{name} is {value}; it must be {expected}.")
+            if not isinstance(value, Schedule):
+                if not in_range(value):
+                    raise UserError(f"agent.{name} is {value}; it must be {expected}.")
+                continue
+            may_be_0 = value.high > 0 and (name == "clip" or name.endswith("learning_rate"))
+            for reached in (value.low, value.high):
+                if not in_range(reached) and not (reached == 0 and may_be_0):
+                    raise UserError(f"agent.{name} is {value}, which reaches {reached:g}; it must be {expected}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +21,7 @@ class Group:
     """Parameters that share optimizer settings and are stepped together."""
 
     parameters: tuple[nn.Parameter, ...]
-    learning_rate: float
+    learning_rate: float  # or a schedule
     max_grad_norm: float = 0.0  # 0: no clipping
     weight_decay: float = 0.0  # adamw: decoupled; others: L2 penalty
     optimizer: OptimizerName = "adam"  # rmsprop_tf: TensorFlow's variant, ε inside the root
@@ -77,6 +77,22 @@ class Updater(ABC):
     @abstractmethod
     def split(self, flat: Tensor, group: str) -> list[Tensor]:
         """Return views of a flat tensor, laid out as by ``parameters``, in the shapes of the group's parameters."""
+
+    def schedule(self, progress: float) -> Mapping[str, float]:
+        """Set learning rates and weights of losses that are schedules; return the rates of single groups, to log.
+
+        It is called after ``Agent.schedule`` with the same progress of the run (0 to 1).
+        """
+        return {}
+
+    @property
+    def needs_returns(self) -> bool:
+        """Whether a learning rate follows the returns of evaluations."""
+        return False
+
+    def add_return(self, mean: float) -> None:
+        """Take note of the mean return of an evaluation, for ``schedule``."""
+        return
 
     def pop_gradient_norms(self) -> list[Tensor]:
         """Return gradient norms since the last call that were not checked yet, which ``step`` defers on a GPU."""

@@ -32,6 +32,7 @@ class ReplayConfig(AgentConfig):
         ),
         UnusedSetting("burn_in overlap", "sequence", not_, "agent.sequence is 0, so single transitions are drawn"),
     )
+    SCHEDULABLE: ClassVar[tuple[str, ...]] = ("updates_per_step", "importance_exponent", "hindsight")
     UNUSED_OFFLINE: ClassVar[tuple[str, ...]] = ("replay", "warmup", "updates_per_step", "save_replay")
     replay: int = 100_000  # capacity in transitions, over all environments; more: older experience, more memory
     batch_size: int = 256  # transitions (or sequences) per update
@@ -40,7 +41,7 @@ class ReplayConfig(AgentConfig):
     n_step: int = 1  # steps of n-step returns: more propagate rewards faster, with more bias off-policy
     prioritized: bool = False  # prioritized replay: sample by TD error, with importance weights
     priority_exponent: float = 0.6  # 0: uniform; 1: proportional to the TD error
-    importance_exponent: float = 0.4  # exponent of the importance weights at first; 1 at nb_step
+    importance_exponent: float = 0.4  # exponent of the importance weights at first; 1 at nb_step, or by a schedule
     sequence: int = 0  # length of replayed sequences, for recurrent networks; 0: single transitions
     burn_in: int = 0  # steps before each sequence that only warm up the hidden state
     overlap: int = 0  # steps that one sequence shares with the next
@@ -118,7 +119,8 @@ class ReplayConfig(AgentConfig):
     def for_rows(self, rows: Rows) -> Self:
         """Return the settings of a process that has some of the run's rows: its part of replay, warm-up and batch.
 
-        Each of its steps stands for one in every process, so it earns as many updates as all of them.
+        Each of its steps stands for one in every process, so it earns as many updates as all of them; the replay sees
+        to that.
         """
         ranks = rows.total // rows.size
         if self.batch_size % ranks:
@@ -131,7 +133,6 @@ class ReplayConfig(AgentConfig):
             replay=self.replay // ranks,
             warmup=self.warmup // ranks,
             batch_size=self.batch_size // ranks,
-            updates_per_step=self.updates_per_step * ranks,
         )
 
     def for_unrolls(self, length: int, rows: int) -> Self:

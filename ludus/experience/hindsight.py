@@ -32,7 +32,7 @@ class Hindsight:
     """
 
     def __init__(self, fraction: float, length: int, batch: int, reward_fn: RewardFunction) -> None:
-        self.reward_fn, self._fraction, self._length = reward_fn, fraction, length
+        self.reward_fn, self.fraction, self._length = reward_fn, fraction, length
         self._warned = False
         self._end = np.full((batch, length), RUNNING, np.int64)  # time of the last observation of a step's episode
         self._start = np.zeros(batch, np.int64)  # time of the first observation of each row's episode
@@ -70,7 +70,7 @@ class Hindsight:
         if self._wrong > max(2, self._compared // 100):
             at = int((~right).nonzero()[0])
             raise UserError(
-                f"agent.hindsight is {self._fraction:g}, but the environment gave a reward of {float(given[at]):g} "
+                f"agent.hindsight is {self.fraction:g}, but the environment gave a reward of {float(given[at]):g} "
                 f"where compute_reward gives {float(computed[at]):g} for the same goals, as a wrapper does that sums "
                 "or scales rewards; give that wrapper its own compute_reward, remove it, or set agent.hindsight to 0."
             )
@@ -93,7 +93,7 @@ class Hindsight:
         episode ("future").
         """
         chance, position = torch.rand(2, len(time), dtype=torch.float64, generator=generator).numpy()
-        chosen = np.flatnonzero(chance < self._fraction)
+        chosen = np.flatnonzero(chance < self.fraction)
         start = time[chosen]
         end = self._end[row[chosen], start % self._length]
         left = np.where(end == RUNNING, now[chosen], end) - start

@@ -11,6 +11,7 @@ from torch import Tensor
 from ludus.core.batch import Batch
 from ludus.core.cache import ExperienceCache, Unroll
 from ludus.core.hidden_state import HiddenState
+from ludus.core.schedule import Schedule, value_at
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
@@ -62,6 +63,7 @@ class ExperienceReplay(ExperienceCache):
         self._check_memory(self.bytes)
         self.length = config.replay // batch
         self.generator: torch.Generator = torch.Generator()
+        self.updates_per_step = config.updates_per_step * ranks  # per step of this process
         self.importance_exponent = config.importance_exponent
         self._stride, self._span = config.stride, config.span
         self._ring = Ring(self.length, batch, device, config.replay_folder)
@@ -250,7 +252,7 @@ class ExperienceReplay(ExperienceCache):
 
         That depends on saved state alone, not on a clock or a signal, since schedules are updated at every pause.
         """
-        rare = not self._earning or self.config.updates_per_step * PAUSE < 1
+        rare = not self._earning or self.updates_per_step * PAUSE < 1
         pauses = rare and self._groups[start].time % max(1, PAUSE // self.batch) == 0
         return not pauses and not self.ready()
 
@@ -308,9 +310,13 @@ class ExperienceReplay(ExperienceCache):
             self._priorities.update(index.cpu(), priority.detach().cpu())
 
     def schedule(self, progress: float) -> None:
-        """Anneal the exponent of the importance weights from its initial value to 1."""
-        start = self.config.importance_exponent
-        self.importance_exponent = start + (1 - start) * progress
+        """Set what the schedules give; by default the exponent of importance weights goes from its value to 1."""
+        config, start = self.config, self.config.importance_exponent
+        self.updates_per_step = value_at(config.updates_per_step, progress) * self._ranks
+        to_one = start + (1 - start) * progress
+        self.importance_exponent = start.at(progress) if isinstance(start, Schedule) else to_one
+        if self._hindsight is not None:
+            self._hindsight.fraction = value_at(config.hindsight, progress)
 
     def metrics(self) -> dict[str, float]:
         """Return metrics for logging; updates are counted per real step of all ranks after the warm-up."""
@@ -479,7 +485,7 @@ class ExperienceReplay(ExperienceCache):
         # updates start when there is a full batch, or the ring is full and will never hold one
         if over > 0 and (self._earning or self.size >= self.config.batch_size or group.oldest > group.start_time):
             self._earning += over
-            self._credit += over * self.config.updates_per_step
+            self._credit += over * self.updates_per_step
 
     def _draw_uniform(self) -> Tensor:
         drawn: Integers = torch.randint(self.size, (self.config.batch_size,), generator=self.generator).numpy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 
@@ -12,6 +12,7 @@ from ludus.core.config import AgentConfig
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.rows import Rows
+from ludus.core.schedule import value_at
 from ludus.core.spec import Specs
 from ludus.core.types import State, Tensors
 from ludus.core.updater import Updater
@@ -28,6 +29,7 @@ STORED = ("observation", "action", "experience", "final", "reward", "discount", 
 class RolloutReplayConfig(AgentConfig):
     """Settings of agents that learn from fresh and replayed rollouts."""
 
+    SCHEDULABLE: ClassVar[tuple[str, ...]] = ("replay_ratio",)
     rollout: int = 20  # steps per environment between two updates, and of replayed rollouts: longer sees further
     replay: int = 50_000  # capacity in transitions, over all environments; more: older experience, more memory
     replay_ratio: float = 4.0  # updates from replayed rollouts per update from a fresh one, on average; 0: none
@@ -75,6 +77,7 @@ class RolloutReplay(RolloutCache):
         super().__init__(config.rollout, batch, gamma, device, with_returns)
         self.config = config
         self._ranks = ranks  # processes that learn together
+        self.replay_ratio = config.replay_ratio
         self.capacity = config.replay // (config.rollout * batch) if config.replay_ratio else 0  # rollouts
         observed = sum(spec_bytes(spec) for spec in observation.values())
         columns = self.capacity * batch
@@ -140,8 +143,12 @@ class RolloutReplay(RolloutCache):
         self._written += 1
         self._steps += int(batch.real.sum())
         if self._steps >= self.config.warmup:
-            self._due = int(torch.poisson(torch.tensor(self.config.replay_ratio), self.generator))
+            self._due = int(torch.poisson(torch.tensor(self.replay_ratio), self.generator))
             self._fresh, self._replayed = self._fresh + 1, self._replayed + self._due
+
+    def schedule(self, progress: float) -> None:
+        """Set the replay ratio, if it is a schedule."""
+        self.replay_ratio = value_at(self.config.replay_ratio, progress)
 
     def metrics(self) -> dict[str, float]:
         """Return the transitions stored, and the replayed batches per fresh one since the warm-up."""

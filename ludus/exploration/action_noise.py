@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import SimpleNamespace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ludus.core.calls import check_arguments, parse_call
 from ludus.core.errors import UserError, check_ranges
 from ludus.core.hidden_state import HiddenState
-from ludus.exploration.schedule import Schedule
+from ludus.core.imports import resolve
+from ludus.core.schedule import Schedule
+from ludus.exploration import NOISES
 
-NoiseKind = Literal["normal", "clipped_normal", "uniform", "ornstein_uhlenbeck"]
+SETTING = "agent.noise"
 OU = "exploration/ou"  # the state of Ornstein–Uhlenbeck noise in the hidden state
 
 
 class ActionNoise(ABC):
     """Noise that is drawn for many steps at once and added to actions, independent across rows and elements.
 
-    With ``end``, ``sigma`` changes linearly over the run.
+    ``sigma`` may be a schedule; with ``end`` it changes linearly over the run. A subclass of your own implements
+    ``draw``, and ``apply`` if its noise is more than σ times the numbers drawn; what it keeps from step to step is part
+    of the hidden state.
     """
 
     def __init__(self, sigma: float = 0.1, end: float | None = None) -> None:
         end = sigma if end is None else end
         settings = SimpleNamespace(noise_sigma=sigma, noise_sigma_end=end)
         check_ranges(settings, nonnegative=("noise_sigma", "noise_sigma_end"))
-        self.schedule = Schedule("linear", sigma, end)
+        self.schedule = sigma if isinstance(sigma, Schedule) else Schedule("linear", sigma, end)
         self.sigma = self.schedule.at(0.0)
 
     def update(self, progress: float) -> float:
@@ -101,20 +105,32 @@ class OrnsteinUhlenbeckNoise(NormalNoise):
         return (action + x).clamp_(-1, 1), HiddenState(state | {OU: x})
 
 
-NOISES: dict[str, type[ActionNoise]] = {
-    "normal": NormalNoise,
-    "clipped_normal": ClippedNormalNoise,
-    "uniform": UniformNoise,
-    "ornstein_uhlenbeck": OrnsteinUhlenbeckNoise,
-}
-
-
 def make_action_noise(
-    kind: NoiseKind, sigma: float = 0.1, sigma_end: float | None = None, *, clip: float = 2.5, theta: float = 0.15
+    kind: str, sigma: float = 0.1, sigma_end: float | None = None, *, clip: float = 2.5, theta: float = 0.15
 ) -> ActionNoise:
-    """Make noise of one kind, which ignores the settings of the others (``clip``, ``theta``)."""
+    """Make noise of one kind, which ignores the settings of the others (``clip``, ``theta``).
+
+    ``kind`` is a key of ``NOISES``, or a class of the user as ``package.module:Class`` or
+    ``package.module:Class(name=value, …)``, which is called with σ, its end and these arguments.
+    """
     if kind == "clipped_normal":
         return ClippedNormalNoise(sigma, sigma_end, clip)
     if kind == "ornstein_uhlenbeck":
         return OrnsteinUhlenbeckNoise(sigma, sigma_end, theta)
-    return NOISES[kind](sigma, sigma_end)
+    made: ActionNoise = noise_class(kind)(sigma, sigma_end, **parse_call(kind, SETTING).arguments)
+    return made
+
+
+def noise_class(kind: str) -> type[ActionNoise]:
+    """Return the class of a kind of noise, and check the arguments that are given with it."""
+    call = parse_call(kind, SETTING, "ornstein_uhlenbeck or my_package.my_module:MyNoise(size=2)")
+    cls = resolve(call.name, NOISES | {"parameter": ""}, SETTING)  # which is no noise on actions
+    if not (isinstance(cls, type) and issubclass(cls, ActionNoise)):
+        raise UserError(f'{SETTING} "{call.name}" is not a noise: it must be a subclass of {__name__}.ActionNoise.')
+    if call.name in NOISES and call.arguments:
+        raise UserError(
+            f"{SETTING} is {kind}, but {call.name} takes no arguments; its settings are agent.noise_sigma, "
+            "agent.noise_clip and agent.noise_theta."
+        )
+    check_arguments(cls, call, 2, f'{SETTING} "{kind}"')
+    return cls

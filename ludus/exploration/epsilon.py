@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ludus.core.errors import check_ranges
+from ludus.core.schedule import Schedule
 from ludus.core.types import Tensors
-from ludus.exploration.schedule import Schedule, ScheduleKind
 
 BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
 
@@ -30,8 +30,8 @@ class Epsilon:
 
     def __init__(
         self,
-        schedule: ScheduleKind = "linear",
-        start: float = 1.0,  # ε of the whole run for "constant"
+        schedule: Literal["linear", "exponential", "constant"] = "linear",
+        start: float = 1.0,  # ε of the whole run for "constant"; or a schedule in place of the other arguments
         end: float = 0.05,
         share: float = 0.1,  # fraction of the run until ``end`` is reached
         ladder: float = 0.0,  # α; 0: the same ε for all environments
@@ -43,7 +43,13 @@ class Epsilon:
         )
         if schedule == "exponential":
             check_ranges(given, positive=both)
-        self.schedule, self.ladder = Schedule(schedule, start, end, share), ladder
+        if isinstance(start, Schedule):
+            self.schedule = start
+        elif schedule == "constant":
+            self.schedule = Schedule("constant", start)
+        else:
+            self.schedule = Schedule(schedule, start, end, share)
+        self.ladder = ladder
         self.value = self.schedule.at(0.0)
 
     def update(self, progress: float) -> float:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+
+SEED = "perturbation"  # among the noise of acting: what a perturbation is drawn with
+SIGMA = 0.05  # initial σ where the target is not a distance of actions
+ADAPT_EVERY = 50  # updates from a replay between two adaptations
 
 
 class ParameterNoise(nn.Module):
@@ -41,10 +47,22 @@ class ParameterNoise(nn.Module):
         noise = [part.view_as(p).to(p.dtype) for part, p in zip(parts, self._noisy, strict=True)]
         torch._foreach_add_(self._noisy, noise)
 
-    def resample_on_reset(self, first: Tensor, generator: torch.Generator) -> None:
-        """Resample if row 0 starts an episode (``first``: ``[B]``)."""
+    def resample_on_reset(self, first: Tensor, seeds: Tensor) -> None:
+        """Resample if row 0 starts an episode (``first``: ``[B]``); ``seeds`` ``[B]`` are those of ``draw_seeds``."""
         if bool(first[0]):
-            self.resample(generator)
+            self.resample(generator_from(seeds))
+
+    @torch.no_grad()
+    def measure(self, generator: torch.Generator, distance: Callable[[nn.Module], Tensor]) -> Tensor:
+        """Return the distance of a fresh perturbation.
+
+        The acting one is of older parameters, so it is not measured; it is restored.
+        """
+        kept = [x.clone() for x in self.perturbed.parameters()]
+        self.resample(generator)
+        found = distance(self.perturbed)
+        torch._foreach_copy_(list(self.perturbed.parameters()), kept)
+        return found
 
     @torch.no_grad()
     def adapt(self, distance: Tensor) -> None:
@@ -59,3 +77,24 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 def rms_distance(action: Tensor, perturbed: Tensor) -> Tensor:
     """Return √(mean (a − ã)²), which equals σ for Gaussian action noise of that σ."""
     return (action - perturbed).square().mean().sqrt()
+
+
+def softmax_kl(logits: Tensor, perturbed: Tensor) -> Tensor:
+    """Return the mean KL of two categorical policies, given as logits or Q ``[…, A]`` (Plappert et al., appendix C)."""
+    log_p, log_q = logits.log_softmax(-1), perturbed.log_softmax(-1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+
+
+def epsilon_kl(epsilon: float, choices: int) -> float:
+    """Return the KL of a greedy policy to the ε-greedy one, −log(1 − ε + ε/|A|) (ibid., appendix C)."""
+    return -math.log(1 - epsilon + epsilon / choices)
+
+
+def draw_seeds(steps: int, rows: int, generator: torch.Generator) -> Tensor:
+    """Draw seeds of perturbations for many steps, ``[steps, rows]``."""
+    return torch.randint(2**31, (steps, rows), generator=generator, device=generator.device)
+
+
+def generator_from(numbers: Tensor) -> torch.Generator:
+    """Return a generator seeded by the noise of acting, so that acting does not change the numbers of learning."""
+    return torch.Generator(numbers.device).manual_seed(int(numbers[0]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 
 import torch
@@ -29,7 +30,19 @@ class TargetNetworks(nn.Module):
             self._online_parameters += module.parameters()
             for part, online in zip(copy.modules(), module.modules(), strict=True):
                 self._buffer_owners += [(key, part, online) for key, x in part._buffers.items() if x is not None]
+        self._dropouts = [module for module in self.modules() if isinstance(module, nn.Dropout)]
         self.eval()
+
+    @contextmanager
+    def with_dropout(self) -> Iterator[None]:
+        """Within the context the copies drop units, as the networks do that learn from them (DroQ)."""
+        for module in self._dropouts:
+            module.train()
+        try:
+            yield
+        finally:
+            for module in self._dropouts:
+                module.eval()
 
     @torch.no_grad()
     def update(self, tau: float) -> None:

@@ -126,6 +126,11 @@ def bernoulli_log_prob(logits: Tensor, action: Tensor) -> Tensor:
     return (action * logits - F.softplus(logits)).sum(-1)
 
 
+def perplexity(entropy: Tensor) -> Tensor:
+    """Return exp(H), the number of equally likely choices that would have this entropy."""
+    return entropy.exp()
+
+
 def bernoulli_entropy(logits: Tensor) -> Tensor:
     """Return Σ (log(1 + eˡ) − l·σ(l))."""
     return (F.softplus(logits) - logits * logits.sigmoid()).sum(-1)

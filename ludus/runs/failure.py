@@ -130,6 +130,8 @@ def _recompute(agent: Agent, batch: Batch, state: State) -> list[str]:
     with torch.no_grad():
         for name, buffer in agent.named_buffers():
             buffer.copy_(state["buffers"][name])
+    agent.read_scheduled()
+    updater.read_coefficients()
     updater.load_state_dict(state["updater"])
     failed = state["step"]
     first = FirstNonFinite()

@@ -8,6 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ludus.core.errors import UserError, did_you_mean
+from ludus.core.schedule import KINDS, RETURN_KINDS, Schedule, example, read_schedule
 
 BOOLEANS = {"true": True, "false": False}
 INTEGER_LIMIT = 2**63  # torch and numpy have 64-bit integers
@@ -15,7 +16,15 @@ FAILURES = (TypeError, ValueError, KeyError, OverflowError)  # exceptions of fai
 
 
 def parse_value(key: str, value: Any, annotation: Any, origin: str) -> Any:
-    """Convert a value to a type; a UserError names the allowed values."""
+    """Convert a value to a type; a UserError names the allowed values.
+
+    A number of an agent may be a schedule, such as ``linear(0.2, 0.05)``.
+    """
+    if ".agent." in f".{key}" and float in (annotation, *union_members(annotation)):
+        if isinstance(value, Schedule):
+            return value
+        if isinstance(value, str) and "(" in value:
+            return parse_schedule(key, value)
     try:
         return _convert(value, annotation)
     except FAILURES:
@@ -23,6 +32,21 @@ def parse_value(key: str, value: Any, annotation: Any, origin: str) -> Any:
         raise UserError(
             f'{key} is "{format_value(value)}" ({origin}), but must be {describe_type(annotation)}.{hint}'
         ) from None
+
+
+def parse_schedule(key: str, text: str) -> Schedule:
+    """Read a schedule; a UserError says what is wrong."""
+    kind = text.partition("(")[0].strip()
+    known = (*KINDS, *RETURN_KINDS)
+    if kind not in known:
+        raise UserError(
+            f'{key} is "{text}", but there is no schedule "{kind}"; there are {", ".join(known)}.'
+            f"{did_you_mean(kind, known)}"
+        )
+    try:
+        return read_schedule(text)
+    except ValueError as error:
+        raise UserError(f'{key} is "{text}", but {error}; write it like {example(kind)}.') from None
 
 
 def format_value(value: Any) -> str:

@@ -15,8 +15,10 @@ from ludus.agents import AGENTS, CONFIGS
 from ludus.core.config import AgentConfig, RunOutline
 from ludus.core.errors import UserError, did_you_mean
 from ludus.core.imports import name_for, resolve
+from ludus.core.schedule import Schedule
 from ludus.environments.config import EnvConfig
 from ludus.environments.config import validate as validate_environment
+from ludus.exploration import NOISES
 from ludus.networks import NETWORKS, SUBMODULES
 from ludus.networks.config import NetworkConfig
 from ludus.preprocess.config import PreprocessConfig
@@ -41,8 +43,20 @@ ALIASES = {  # short names of settings
 }
 PIECES = ("network.body", *(f"network.{place}{rank}d" for place in ("net", "head") for rank in (1, 2, 3, 4)))
 # known names of the settings that name a class
-TABLES = {"agent.name": AGENTS, "network.name": NETWORKS, **dict.fromkeys(PIECES, SUBMODULES)}
+TABLES = {
+    "agent.name": AGENTS,
+    "agent.noise": NOISES,
+    "network.name": NETWORKS,
+    **dict.fromkeys(PIECES, SUBMODULES),
+}
 MINIMUM = {"nb_step": 1, "seed": 0, "threads": 0, "log_every": 0, "checkpoint_every": 0, "keep": 1}
+# settings whose place a schedule takes, and the values that turn them off
+REPLACED = {
+    "learning_rate": ("learning_rate_schedule", "constant"),
+    "clip": ("clip_schedule", "constant"),
+    "epsilon_start": ("epsilon_schedule", "constant"),
+    "noise_sigma": ("noise_sigma_end", None),
+}
 MAX_NAME_LENGTH = 80  # characters of a run's name or tag
 MAXIMUM = {"seed": 2**63 - 1, "threads": 1024}  # seeds: limit of torch; threads: far more end the process
 ADAPTED = "default for this run"  # origin of defaults that were adapted to the run
@@ -456,8 +470,15 @@ class Settings(Generic[A]):
                 )
         validate_environment(self.env)
         self.preprocess.validate()
+        self.agent.check_schedules()
         self.agent.validate()
         self.evaluation.validate()
+        for name, schedule in self.agent.schedules().items():
+            if schedule.needs_returns and not self.evaluation.every:
+                raise UserError(
+                    f"agent.{name} is {schedule}, which follows the returns of evaluations, but evaluation.every is 0; "
+                    "set it to a number of steps, such as 5000."
+                )
         self.network_check.validate()
         self.data.validate()
         self._validate_container()
@@ -643,7 +664,7 @@ def to_flat(settings: Settings[Any]) -> Flat:
     nested["agent"] = {"name": nested.pop("agent_name"), **nested["agent"]}
     nested["network"] = nested["network"] | nested.pop("per_network")
     nested["roles"] = nested["roles"] | nested.pop("per_role")
-    return flatten(nested)
+    return {key: str(x) if isinstance(x, Schedule) else x for key, x in flatten(nested).items()}
 
 
 def from_flat(flat: Mapping[str, Any]) -> Settings[Any]:
@@ -764,9 +785,33 @@ def _build(layers: list[tuple[str, Flat]]) -> Resolved:
 
             raise unknown_setting(key, origin, agent, types)
         parsed[key] = parse_value(key, value, types[key], origin)
+    _use_schedules(parsed, "agent.", config, origins)
+    for role, name in roles.items():
+        _use_schedules(parsed, f"roles.{role}.agent.", agent_config(name), origins)
     settings = _make(_unflatten(parsed), config)
     settings.validate()
     return Resolved(settings, {key: origins.get(key, "default") for key in to_flat(settings)})
+
+
+def _use_schedules(parsed: Flat, prefix: str, config: type[Any], origins: dict[str, str]) -> None:
+    """Turn off settings of an agent whose place a schedule takes; refuse them if the user gave both."""
+    defaults = vars(config())
+    names = [
+        key.removeprefix(prefix) for key, x in parsed.items() if isinstance(x, Schedule) and key.startswith(prefix)
+    ]
+    for name in names:
+        replaced, off = REPLACED.get("learning_rate" if name.endswith("learning_rate") else name, ("", None))
+        if replaced not in defaults:
+            continue
+        key, other = f"{prefix}{name}", f"{prefix}{replaced}"
+        given, origin = parsed.get(other, defaults[replaced]), origins.get(other, "default")
+        if given == off:
+            continue
+        if not origin.startswith(("default", "preset")):
+            raise UserError(
+                f"{other} is {given} ({origin}), but {key} is {parsed[key]}, a schedule of its own; leave one out."
+            )
+        parsed[other], origins[other] = off, f"default, since {key} is a schedule"
 
 
 def _unflatten(flat: Flat) -> Flat:

@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 
 from ludus.core.errors import UserError
 from ludus.core.imports import has_module, is_found_without_cwd, set_search_folders, source_folder, top_package
+from ludus.core.schedule import KINDS, RETURN_KINDS
 from ludus.environments.config import parse_options
 from ludus.settings.config_file import read_signed_config
 
 LUDUS_ENVIRONMENTS = tuple(
     f"ludus.environments.{name}" for name in ("toy", "goal_toy", "image_toy", "entity_toy", "command_toy", "agents_toy")
 )
-WRAPPERS = "gymnasium.wrappers"  # trusted too, except for those that write files
+# trusted too, except for those that write files
+WRAPPERS = ("gymnasium.wrappers", "ludus.environments.trajectory")
 WRITING_WRAPPERS = ("RecordVideo",)
 # settings of agents that may have a colon; names of actions and observations, folders
 NAMES_NO_CODE = ("agent.replay_folder", "agent.teacher", "agent.heads", "agent.autoregressive", "agent.arguments")
@@ -120,7 +122,7 @@ def find_imports(flat: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
             group in ("agent", "network") and key not in NAMES_NO_CODE
         ):
             texts = [_after_pattern(key, item) for text in _texts(value) for item in _items(key, text)]
-            found = [_path(text) for text in texts if ":" in text and not _is_trusted_class(key, text)]
+            found = [_path(text) for text in texts if ":" in text and not _names_no_code(key, text)]
         else:
             found = []
         if found:
@@ -166,10 +168,16 @@ def _path(text: str) -> str:
     return text.partition("(")[0].strip()
 
 
+def _names_no_code(key: str, text: str) -> bool:
+    """Return whether a text with a colon is a schedule with points, as in ``piecewise(0: 1, 0.5: 0)``, or trusted."""
+    is_schedule = key.startswith("agent.") and _path(text) in (*KINDS, *RETURN_KINDS)
+    return is_schedule or _is_trusted_class(key, text)
+
+
 def _is_trusted_class(key: str, text: str) -> bool:
-    """Return whether a path is an environment of Ludus, or a wrapper of Gymnasium that writes no files."""
+    """Return whether a path is an environment of Ludus, or a wrapper of Gymnasium or Ludus that writes no files."""
     module, _, name = _path(text).partition(":")
-    is_wrapper = key == "env.wrappers" and module == WRAPPERS and name not in WRITING_WRAPPERS
+    is_wrapper = key == "env.wrappers" and module in WRAPPERS and name not in WRITING_WRAPPERS
     is_environment = key == "env.id" and module in LUDUS_ENVIRONMENTS and text == _path(text)
     if not is_wrapper and not is_environment:
         return False

@@ -199,3 +199,16 @@ def test_the_kl_to_older_policies_is_no_measure_of_a_step() -> None:
         UserError, match=r"agent\.target_kl is 0\.01, but with agent\.vtrace .*set agent\.target_kl to 0"
     ):
         make_worker("CartPole-v1", "appo", agent__target_kl=0.01)
+
+
+@pytest.mark.parametrize("agent", ["ppo", "a2c", "trpo", "acer"])
+def test_the_perplexity_is_that_of_the_policy(agent: str) -> None:
+    """Nearly 2, the number of choices, before anything is learned."""
+    worker = make_worker("CartPole-v1", agent, **({"agent__warmup": 32} if agent == "acer" else {}))
+    begin(worker, 0)
+    collect(worker)
+    metrics = worker.agent.learn(worker.cache.read(), worker.updater).metrics
+    entropy = metrics["entropy"] if agent == "trpo" else -metrics["loss/entropy"]
+    assert float(metrics["perplexity"]) == pytest.approx(float(entropy.exp()))
+    assert 1.8 < float(metrics["perplexity"]) <= 2
+    worker.close()

@@ -97,6 +97,38 @@ def test_the_critics_of_droq_have_dropout_and_layer_norms_and_the_actor_has_neit
     assert worker.settings.agent.updates_per_step == 20
 
 
+def test_a_critic_of_droq_drops_units_before_the_layer_norm_and_so_does_its_target() -> None:
+    """Hiraoka et al. 2022, figure 1: a linear layer, dropout, layer norm and relu, in online and target critics."""
+    agent: Any = make_worker(POINT, "droq").agent
+    (mlp,) = agent.networks["critic"].members[0].pieces.values()
+    x, first = torch.randn(64, 8), torch.zeros(1, 64, dtype=torch.bool)
+    mlp.dropout.p = 0.5
+    torch.manual_seed(0)
+    found = mlp.train()(x, HiddenState(), first)[0]
+    torch.manual_seed(0)
+    h = x
+    for layer in mlp.layers:
+        kept = torch.nn.functional.dropout(layer(h), 0.5).double()
+        h = ((kept - kept.mean(-1, keepdim=True)) / (kept.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()).relu()
+        h = h.float()
+    torch.testing.assert_close(found, h, atol=1e-5, rtol=1e-4)
+    batch = prepared(agent)
+    for module in agent.target.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+    drawn = [agent.target_value(batch, agent.inputs(batch.observation))[0] for _ in range(2)]
+    assert not torch.equal(*drawn)
+    assert not any(module.training for module in agent.target.modules())
+
+
+def renormalized(x: Any, norm: BatchRenorm | None = None) -> Any:
+    """A batch norm, as a batch renorm is at first, or by running statistics."""
+    mean, variance = (
+        (x.mean(0), x.var(0)) if norm is None else (norm.mean.double().numpy(), norm.variance.double().numpy())
+    )
+    return (x - mean) / np.sqrt(variance + 1e-3)
+
+
 def test_crossq_has_no_target_and_normalizes_both_pairs_together() -> None:
     """The targets come from the same forward pass, by the statistics of current and next pairs in one batch."""
     worker = make_worker(POINT, "crossq", network__critic__hidden=(8,), agent__alpha=0.3)
@@ -111,15 +143,39 @@ def test_crossq_has_no_target_and_normalizes_both_pairs_together() -> None:
     for member in agent.networks["critic"].members:
         (mlp,) = member.pieces.values()
         weight, bias = (p.detach().double().numpy() for p in mlp.layers[0].parameters())
-        h = pairs.double().numpy() @ weight.T + bias
-        h = np.maximum((h - h.mean(0)) / np.sqrt(h.var(0) + 1e-3), 0)  # a batch norm at first
+        h = renormalized(pairs.double().numpy())  # Bhatt et al. 2024: the input, and what every layer gives
+        h = renormalized(np.maximum(h @ weight.T + bias, 0))
         last = member.projections["value"]
         q.append(h @ last.weight.detach().double().numpy().T + last.bias.detach().double().numpy())
     both = np.concatenate(q, 1)
     y = batch.reward[0].numpy() + batch.discount[0].numpy() * (both[16:].min(1) - 0.3 * log_prob[0].numpy())
     expected = 0.5 * np.square(both[:16] - y[:, None]).sum(1).mean()
-    agent.networks["critic"].train()
+    agent.networks.train()
     assert scalars(agent.critic_loss(batch)[0])["critic"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_actor_of_crossq_has_norms_that_its_own_loss_alone_updates() -> None:
+    worker = make_worker(POINT, "crossq", network__critic__hidden=(8,), agent__alpha=0.3)
+    agent: Any = worker.agent
+    norms = [module for module in agent.networks["actor"].modules() if isinstance(module, BatchRenorm)]
+    assert [len(norm.mean) for norm in norms] == [5, 32, 32]  # the input, and after each activation
+    for norm in norms:
+        norm.mean.normal_(generator=torch.Generator().manual_seed(0))
+    batch = prepared(agent)
+    agent.networks.train()
+    agent.critic_loss(batch)
+    assert [float(norm.steps) for norm in norms] == [0, 0, 0]  # next actions are by running statistics
+    x = batch.observation["observation"][0].double().numpy()
+    (mlp,) = agent.networks["actor"].pieces.values()
+    for running in (True, False):
+        h = renormalized(x, norms[0] if running else None)
+        for layer, norm in zip(mlp.layers, norms[1:], strict=True):
+            weight, bias = (p.detach().double().numpy() for p in layer.parameters())
+            h = renormalized(np.maximum(h @ weight.T + bias, 0), norm if running else None)
+        agent.networks["actor"].train(not running)
+        found = mlp(batch.observation["observation"][0], HiddenState(), batch.first[:1])[0]
+        np.testing.assert_allclose(found.detach().numpy(), h, rtol=1e-3, atol=1e-4)
+    assert [float(norm.steps) for norm in norms] == [1, 1, 1]
 
 
 def test_the_policy_of_crossq_waits_its_turn_and_leaves_the_statistics_of_critics_alone() -> None:

@@ -55,6 +55,15 @@ EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ppo": ("CartPole-v1", "ppo", {"agent__minibatches": 3, "agent__epochs": 4, "agent__target_kl": 0.02}),
     "ppo kl": ("CartPole-v1", "ppo", {"agent__learning_rate_schedule": "kl", "agent__target_kl": 0.01}),
+    "ppo by return": (
+        "CartPole-v1",
+        "ppo",
+        {
+            "agent__learning_rate": "by_return(0: 1e-3, 5: 1e-4)",
+            "agent__clip": "linear(0.3, 0.1)",
+            "evaluation__every": 32,
+        },
+    ),
     "ppo lstm": ("CartPole-v1", "ppo", {"network__body": "lstm", "agent__minibatches": 2}),
     "dqn": ("CartPole-v1", "dqn", {"agent__normalize_observation": True, "agent__updates_per_step": 0.2}),
     "rainbow": ("CartPole-v1", "rainbow", {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -313,6 +314,8 @@ def test_a_loss_that_reaches_no_parameter_is_refused() -> None:
 
 class TwoParts(nn.Module):
     """An actor whose loss goes through a critic, as in DDPG, and a frozen target."""
+
+    is_scheduled, given_config, tensor_config = False, nullcontext, nullcontext
 
     def __init__(self) -> None:
         super().__init__()

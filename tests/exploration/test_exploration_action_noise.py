@@ -6,7 +6,8 @@ import torch
 
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
-from ludus.exploration.action_noise import NOISES, OU, make_action_noise
+from ludus.exploration import NOISES
+from ludus.exploration.action_noise import OU, ActionNoise, UniformNoise, make_action_noise, noise_class
 
 STEPS, BATCH, SIZE = 20_000, 4, 3
 N = STEPS * BATCH * SIZE
@@ -204,3 +205,46 @@ def test_invalid_settings_are_refused(settings, sentence):
     with pytest.raises(UserError) as error:
         make_action_noise(**settings)
     assert str(error.value).startswith(sentence)
+
+
+class Brownian(ActionNoise):
+    """The user's own: steps of the noise add up, and start anew with the episode."""
+
+    def __init__(self, sigma: float = 0.1, end: float | None = None, keep: float = 0.9) -> None:
+        super().__init__(sigma, end)
+        self.keep = keep
+
+    def initial_state(self, batch, size, device=None):
+        return HiddenState({"brownian": torch.zeros(batch, size, device=device)})
+
+    def draw(self, steps, batch, size, generator):
+        return torch.randn(steps, batch, size, generator=generator, device=generator.device)
+
+    def apply(self, action, drawn, state, first):
+        x = self.keep * state["brownian"].masked_fill(first.unsqueeze(-1), 0) + self.sigma * drawn
+        return (action + x).clamp(-1, 1), HiddenState(state | {"brownian": x})
+
+
+OWN = f"{__name__}:Brownian"
+
+
+def test_own_noise_by_import_path():
+    noise = make_action_noise(f"{OWN}(keep=0.5)", 0.2, 0.1)
+    assert (type(noise), noise.keep, noise.update(1.0)) == (Brownian, 0.5, 0.1)
+    assert noise_class(OWN) is Brownian
+    assert noise_class("uniform") is UniformNoise
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("pink", r'Unknown agent.noise "pink".*ornstein_uhlenbeck.*or give your own'),
+        ("normal(clip=1)", "normal takes no arguments"),
+        (f"{__name__}:generator", "is not a noise: it must be a subclass of"),
+        (f"{OWN}(size=3)", 'has no argument "size": its arguments are keep'),
+        (f"{OWN}(keep='x')", "keep is 'x', but must be a number"),
+    ],
+)
+def test_noise_that_cannot_be_made_is_refused(kind, message):
+    with pytest.raises(UserError, match=message):
+        make_action_noise(kind)

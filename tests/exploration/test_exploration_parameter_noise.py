@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ludus.exploration.parameter_noise import ParameterNoise, rms_distance
+from ludus.exploration.parameter_noise import ParameterNoise, draw_seeds, rms_distance
 
 
 class Net(nn.Module):
@@ -86,13 +86,13 @@ def test_module_is_unchanged_and_the_copy_has_no_gradients():
 
 def test_resamples_when_row_0_starts_an_episode():
     net, noise = make()
-    numbers = generator()
+    numbers, others = draw_seeds(2, 2, generator())
     noise.resample_on_reset(torch.tensor([True, False]), numbers)
     one = perturbation(net, noise)["scale"]
     for first in ([False, False], [False, True]):
-        noise.resample_on_reset(torch.tensor(first), numbers)
+        noise.resample_on_reset(torch.tensor(first), others)
         assert torch.equal(perturbation(net, noise)["scale"], one)
-    noise.resample_on_reset(torch.tensor([True, True]), numbers)
+    noise.resample_on_reset(torch.tensor([True, True]), others)
     other = perturbation(net, noise)["scale"]
     assert (other != one).all()
     assert abs(float(np.corrcoef(one, other)[0, 1])) < 4 / 10

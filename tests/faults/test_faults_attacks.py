@@ -65,6 +65,8 @@ HOSTILE = {  # what is replaced in config.toml, and what the sentence has to nam
         ("import evil:Piece (network.critic.net1d)",),
     ],
     "an agent": [('name = "ppo"', 'name = "evil:Agent"'), ("import evil:Agent (agent.name)",)],
+    "a noise": [("[agent]\n", '[agent]\nnoise = "evil:Noise(size=1)"\n'), ("import evil:Noise (agent.noise)",)],
+    "a schedule": [("clip = 0.2", 'clip = "evil:Schedule(0: 1)"'), ("import evil:Schedule (agent.clip)",)],
     "a network": [('name = "modular"', 'name = "evil:Piece"'), ("import evil:Piece (network.name)",)],
     "a piece": [('net1d = "mlp"', 'net1d = "evil:Piece"'), ("import evil:Piece (network.net1d)",)],
     "the source of an observation": [

@@ -247,7 +247,9 @@ QUICK |= dict.fromkeys(VALUES, FEED_FORWARD | {"agent.target_every": 50})
 QUICK |= dict.fromkeys(ACTORS, FEED_FORWARD | {"network.hidden": (64, 64), "network.activation": "relu"})
 LIGHT = {"network.hidden": (32, 32), "agent.updates_per_step": 0.1}
 QUICK |= {agent: QUICK[agent] | LIGHT for agent in ("tqc", "droq")}
-QUICK["crossq"] = QUICK["crossq"] | {"network.critic.hidden": (64, 64), "agent.updates_per_step": 0.2}
+# each update of the actor also moves the running statistics that it acts by
+QUICK["crossq"] = QUICK["crossq"] | {"agent.updates_per_step": 0.25, "agent.policy_delay": 1}
+QUICK["crossq"] = QUICK["crossq"] | {"network.critic.hidden": (64, 64)}
 QUICK["discrete_sac"] = FEED_FORWARD | {"agent.tau": 0.02, "agent.target_entropy": 0.5}
 QUICK["r2d2"] = SMALL | REPLAYED
 QUICK["r2d2"] |= {"agent.batch_size": 16, "agent.updates_per_step": 0.125, "agent.learning_rate": 2e-3}

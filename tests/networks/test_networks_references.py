@@ -268,6 +268,19 @@ def test_mlp_normalizes_before_the_activation() -> None:
     assert set((dropped / expected)[expected > 0].round(decimals=4).tolist()) == {0.0, 2.0}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dropout_first": True}, "dropout_first needs dropout"),
+        ({"dropout_first": True, "dropout": 0.1, "norm_inputs": True, "norm": "layer"}, "does not go together"),
+        ({"norm_inputs": True}, "norm_inputs needs a norm"),
+    ],
+)
+def test_orders_of_layers_that_do_nothing_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        MLP((4,), CONFIG, **arguments)
+
+
 def test_noisy_layers_need_an_agent_that_redraws_their_noise() -> None:
     config = NetworkConfig(net1d="noisy_linear(size=8)")
     assert ModularNetwork(NetworkSpec({"x": (3,)}, {"q": (2,)}, noisy=True), config)

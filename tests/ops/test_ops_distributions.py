@@ -385,3 +385,9 @@ def test_categorical_terms_are_log_probability_and_entropy() -> None:
     logits, action = torch.randn(5, 6, 4, dtype=torch.float64), torch.randint(4, (5, 6))
     expected = D.Categorical(logits=logits)
     torch.testing.assert_close(ops.categorical_terms(logits, action), (expected.log_prob(action), expected.entropy()))
+
+
+@pytest.mark.parametrize("choices", [2, 7])
+def test_the_perplexity_of_equally_likely_choices_is_their_number(choices: int) -> None:
+    entropy = ops.categorical_entropy(torch.zeros(3, choices, dtype=torch.float64))
+    torch.testing.assert_close(ops.perplexity(entropy), torch.full((3,), float(choices), dtype=torch.float64))

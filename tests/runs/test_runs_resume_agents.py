@@ -30,7 +30,32 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "reinforce, in the middle of an episode": ("Pendulum-v1", "reinforce", LSTM | LONG),
     "ars": ("CartPole-v1", "ars", MANAGERS["vector"]),
     "ars, in the middle of an episode": ("Pendulum-v1", "ars", MANAGERS["alternate"] | LONG),
-    "pqn": ("CartPole-v1", "pqn", MANAGERS["vector"]),
+    "pqn": ("CartPole-v1", "pqn", MANAGERS["vector"] | {"agent__parameter_noise": 0.1}),
+    "schedules": (
+        "CartPole-v1",
+        "ppo",
+        {
+            "agent__clip": "cosine(0.3, 0.1)",
+            "agent__entropy_coef": "linear(0, 0.1, warmup=0.2)",
+            "agent__learning_rate": "ReduceLROnPlateau(1e-3, factor=0.5, patience=0)",
+            "agent__parameter_noise": "linear(0.1, 0.01)",
+        },
+    ),
+    "schedules of a replay": (
+        "Pendulum-v1",
+        "sac",
+        {
+            "agent__critic_learning_rate": "by_return(-9999: 1e-3, -9: 1e-4)",
+            "agent__actor_learning_rate": "StepLR(1e-3, 0.2)",
+            "agent__updates_per_step": "linear(0.1, 1)",
+            "agent__importance_exponent": "constant(0.7)",
+            "agent__prioritized": True,
+            "agent__parameter_noise": 0.1,
+            "agent__warmup": 50,
+            "agent__batch_size": 8,
+            "agent__replay": 500,
+        },
+    ),
     "recurrent pqn": ("CartPole-v1", "pqn", LSTM),
     "maddpg": ("team_worlds:Mixed", "maddpg", TEAM | {"agent__policies": 2, "agent__noise": "ornstein_uhlenbeck"}),
     "recurrent qmix": ("team_worlds:Chooser", "qmix", TEAM | SEQUENCES),
@@ -38,7 +63,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mappo": ("team_worlds:TwoSteps", "mappo", {"agent__minibatches": 2}),
 }
 
-SLOW = ("recurrent trpo", "reinforce", "ars, in the middle of an episode", "pqn", "vdn", "mappo")
+SLOW = ("recurrent trpo", "reinforce", "ars, in the middle of an episode", "recurrent pqn", "vdn", "mappo")
 MARKED = [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in CASES]
 
 

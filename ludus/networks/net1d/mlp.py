@@ -9,6 +9,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from ludus.core.arguments import Fraction, Sizes
+from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Shape, SubModule
 from ludus.networks.cast import cast_shape
@@ -21,7 +22,9 @@ from ludus.ops.activations import ACTIVATIONS
 class MLP(SubModule):
     """Linear layers of sizes ``hidden``, each followed by norm, activation and dropout.
 
-    ``norm``: layer, batch, batch_renorm or group.
+    ``norm``: layer, batch, batch_renorm or group. ``dropout_first``: dropout comes before norm and activation (DroQ).
+    ``norm_inputs``: the input of every linear layer is normalized, in place of its output, and so is the output of the
+    last activation, the input of what follows (CrossQ).
     """
 
     dim: Literal[1, 2, 3, 4] = 1
@@ -36,14 +39,21 @@ class MLP(SubModule):
         activation: Activation | None = None,
         norm: Norm = "none",
         dropout: Fraction = 0.0,
+        dropout_first: bool = False,
+        norm_inputs: bool = False,
     ) -> None:
         super().__init__(input_shape)
+        if dropout_first and (norm_inputs or not dropout):
+            raise UserError("dropout_first needs dropout, and does not go together with norm_inputs; leave it out.")
+        if norm_inputs and norm == "none":
+            raise UserError("norm_inputs needs a norm, such as batch_renorm; name one, or leave it out.")
         sizes = [prod(input_shape), *(config.hidden if hidden is None else hidden)]
         self.layers = nn.ModuleList(initialize(nn.Linear(n, m), sqrt(2), config.orthogonal) for n, m in pairwise(sizes))
         self.activation = activation or config.activation
         self.plain = norm == "none" and dropout == 0  # faster engines compute plain MLPs only
+        self.dropout_first, self.norm_inputs = dropout_first, norm_inputs
         if not self.plain:
-            self.norms = nn.ModuleList(make_norm(norm, size, rank=1) for size in sizes[1:])
+            self.norms = nn.ModuleList(make_norm(norm, size, rank=1) for size in (sizes if norm_inputs else sizes[1:]))
             self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self._size = sizes[-1]
 
@@ -58,6 +68,15 @@ class MLP(SubModule):
             for layer in self.layers:
                 x = activate(layer(x))
             return x, state
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = self.dropout(activate(norm(layer(x))))
+        if self.norm_inputs:
+            first_norm, *norms = self.norms
+            x = first_norm(x)
+            for layer, norm in zip(self.layers, norms, strict=True):
+                x = norm(self.dropout(activate(layer(x))))
+        elif self.dropout_first:
+            for layer, norm in zip(self.layers, self.norms, strict=True):
+                x = activate(norm(self.dropout(layer(x))))
+        else:
+            for layer, norm in zip(self.layers, self.norms, strict=True):
+                x = self.dropout(activate(norm(layer(x))))
         return x, state

@@ -1,0 +1,124 @@
+"""Noise on the parameters of agents' acting networks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from agents_setup import make_worker
+
+from ludus.containers.loop import begin, collect, improve
+from ludus.core.errors import UserError
+from ludus.exploration.parameter_noise import epsilon_kl, softmax_kl
+
+TARGET = "ludus.environments.toy:TargetEnv"
+REPLAY = {"agent__warmup": 32, "agent__batch_size": 16, "agent__replay": 500, "agent__updates_per_step": 1.0}
+AGENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ppo": ("CartPole-v1", {}),
+    "ppo, shared lstm": ("CartPole-v1", {"network__shared": "yes", "network__body": "lstm"}),
+    "appo": (TARGET, {"agent__rollout": 16}),
+    "vtrace": ("CartPole-v1", {}),
+    "acer": ("CartPole-v1", {"agent__rollout": 16, "agent__warmup": 32}),
+    "acer_vtrace": (TARGET, {"agent__rollout": 16, "agent__warmup": 32}),
+    "pqn": ("CartPole-v1", {}),
+    "dqn": ("CartPole-v1", REPLAY),
+    "iqn": ("CartPole-v1", REPLAY | {"agent__dueling": True}),
+    "r2d2": ("CartPole-v1", REPLAY | {"agent__sequence": 8, "agent__burn_in": 2, "agent__overlap": 4}),
+    "sac": (TARGET, REPLAY),
+    "discrete_sac": ("CartPole-v1", REPLAY),
+}
+
+
+def make(case: str, **changes: Any) -> Any:
+    environment, own = AGENTS[case]
+    return make_worker(environment, case.partition(",")[0], **{"agent__parameter_noise": 0.1} | own | changes)
+
+
+def parameters(module: Any) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in module.parameters()]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, a, b))
+
+
+@pytest.mark.parametrize("case", AGENTS)
+def test_a_perturbed_network_acts_and_its_noise_adapts(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ludus.agents.off_policy.ADAPT_EVERY", 5)
+    worker = make(case, agent__epochs=1) if case.startswith(("ppo", "appo", "pqn")) else make(case)
+    agent, noise = worker.agent, worker.agent.parameter_noise
+    assert not agent.use_numpy()
+    learned = {name for name, p in agent.named_parameters() if p.requires_grad}
+    assert not any(name.startswith("parameter_noise") for name in learned)
+    if case != "pqn":  # which has no workers
+        assert not any(name.startswith("parameter_noise.perturbed") for name in agent.acting_state())
+    assert "parameter_noise.sigma" in agent.acting_state()
+    begin(worker, 0)
+    before, seen = float(noise.sigma), set()
+    (network,) = noise._module
+    for _ in range(60 if worker.settings.agent.plan(4).rollout == 0 else 3):
+        agent.schedule(0.5)
+        collect(worker)
+        improve(worker)
+        seen.add(float(noise.sigma))
+    acting = parameters(noise.perturbed)
+    assert not same(acting, parameters(network))
+    assert len(seen) > 1
+    for sigma in seen:  # by a factor at a time
+        steps = math.log(sigma / before) / math.log(noise.rate)
+        assert steps == pytest.approx(round(steps), abs=1e-6)
+    assert agent.schedule(0.5)["parameter_noise_sigma"] == float(noise.sigma)
+    # without noise, and in an evaluation, nothing is drawn
+    step, state, numbers = worker.seat.env_step, worker.seat.hidden_state, worker.seat.noise.next()
+    agent.act(step._replace(first=torch.ones_like(step.first)), state, None)
+    agent.eval()
+    agent.act(step._replace(first=torch.ones_like(step.first)), state, numbers)
+    assert same(acting, parameters(noise.perturbed))
+    agent.train()
+    agent.act(step._replace(first=torch.ones_like(step.first)), state, numbers)
+    assert not same(acting, parameters(noise.perturbed))
+    worker.close()
+
+
+def test_the_log_probability_is_that_of_the_policy_that_acted() -> None:
+    """So that PPO's ratio corrects for the noise; the value stays that of the network itself."""
+    worker = make("ppo, shared lstm", network__body="auto")
+    agent = worker.agent
+    begin(worker, 0)
+    collect(worker)
+    batch = worker.cache.read()
+    seen = {name: x[:-1] for name, x in batch.observation.items()}
+    own = agent.outputs(seen, batch.state, batch.first[:-1])[0]
+    plain = agent.policy.evaluate(own, batch.action, seen)["log_prob"]
+    torch.testing.assert_close(batch.experience["value"], own["value"].squeeze(-1))
+    assert not torch.allclose(batch.experience["log_prob"], plain, atol=1e-4)
+    ready = agent.preprocess(seen) if agent.normalizer is None else agent.normalizer(agent.preprocess(seen))
+    perturbed = agent.parameter_noise.perturbed(ready, batch.state, batch.first[:-1])[0]
+    same_policy = agent.policy.evaluate(perturbed, batch.action, seen)["log_prob"]
+    drawn_last = batch.first[:-1, 0].nonzero()[-1, 0]  # row 0 draws a new perturbation where it begins an episode
+    torch.testing.assert_close(batch.experience["log_prob"][drawn_last:], same_policy[drawn_last:], atol=1e-5, rtol=0)
+    worker.close()
+
+
+def test_distances_are_those_of_the_paper() -> None:
+    """Plappert et al. 2018, appendix C: KL of softmax policies; ε-greedy is −log(1 − ε + ε/|A|) from greedy."""
+    generator = np.random.default_rng(0)
+    q, other = generator.normal(size=(2, 5, 4))
+    p, r = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in (q, other))
+    expected = (p * np.log(p / r)).sum(-1).mean()
+    assert float(softmax_kl(torch.tensor(q), torch.tensor(other))) == pytest.approx(expected, rel=1e-12)
+    greedy, exploring = np.array([1.0, 0, 0, 0]), np.array([1 - 0.2 + 0.05, 0.05, 0.05, 0.05])
+    assert epsilon_kl(0.2, 4) == pytest.approx(float((greedy[:1] * np.log(greedy[:1] / exploring[:1])).sum()))
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(UserError, match=r"agent\.noisy and agent\.parameter_noise both perturb"):
+        make_worker("CartPole-v1", "rainbow", agent__parameter_noise=0.1)
+    with pytest.raises(UserError, match=r"agent\.target_kl is 0\.01, but with agent\.parameter_noise"):
+        make_worker("CartPole-v1", "ppo", agent__parameter_noise=0.1, agent__target_kl=0.01)
+    for agent in ("a2c", "trpo", "reinforce", "ars"):  # their gradients hold for the actions of their own policy
+        with pytest.raises(UserError, match=rf"{agent} has no such setting; .*ppo.* have it"):
+            make_worker("CartPole-v1", agent, agent__parameter_noise=0.1)
