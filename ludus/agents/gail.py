@@ -59,6 +59,11 @@ class DiscriminatorConfig(AgentConfig):
             positive=("discriminator_learning_rate", "discriminator_updates", "discriminator_batch"),
             nonnegative=("gradient_penalty_coef",),
         )
+        if vars(self).get("learning_rate_schedule") == "kl":
+            raise UserError(
+                "agent.learning_rate_schedule is kl, which would change the rate of the discriminator with that of the "
+                "policy; use constant, linear or a schedule as agent.learning_rate."
+            )
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
         """Also the settings of a discriminator whose reward is not used."""

@@ -68,6 +68,11 @@ class MADDPGConfig(ReplayConfig):
             nonnegative=("actor_learning_rate", "critic_learning_rate", "output_coef"),
         )
         noise_class(self.noise)
+        if self.normalize_reward:
+            raise UserError(
+                "agent.normalize_reward is on, but maddpg learns from the rewards of each agent, and the scale would "
+                "be that of their mean; scale the rewards in the environment."
+            )
         if self.n_step > 1 or self.sequence:
             name = "n_step" if self.n_step > 1 else "sequence"
             raise UserError(
@@ -94,6 +99,7 @@ class MADDPG(OffPolicy):
     """
 
     Config: type[Any] = MADDPGConfig
+    uses_agent_rewards = True
     layout: Literal["shared", "joint"] = "joint"
     network_names = ("actor", "critic")
     acting, with_target = ("actor",), ("actor", "critic")
@@ -107,6 +113,11 @@ class MADDPG(OffPolicy):
         self.joint = JointLayout("maddpg", observation, action, continuous=True)
         self.noise = make_action_noise(config.noise, config.noise_sigma, config.noise_sigma_end)
         self.policies = config.policies
+
+    @property
+    def uses_dataset(self) -> bool:  # type: ignore[override]
+        """Whether it learns from recorded steps: not with several policies, as they do not tell which one acted."""
+        return self.policies == 1
 
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
@@ -224,12 +235,14 @@ class MADDPG(OffPolicy):
         joint, config = self.joint, self.config
         now, later = ({name: x[part] for name, x in batch.observation.items()} for part in (CURRENT, NEXT))
         active, reward = joint.active(now), joint.rewards(later)
+        # a wrapper may end the world, whose agents do not know of it
+        ended = joint.terminated(later) | (joint.active(later) & batch.terminated.unsqueeze(-1))
         batch = self.with_shares(batch, sum_over_ranks)
         added = {
-            "reward": reward if self.reward_scaler is None else self.reward_scaler.scale(reward),
-            "discount": config.gamma * (~joint.terminated(later)).float(),
+            "reward": reward,
+            "discount": config.gamma * (~ended).float(),
             "share": active * batch.weight.unsqueeze(-1) / sum_over_ranks(active.sum((0, 1))).clamp(min=1),
-            "continues": joint.continues(later).float(),
+            "continues": (joint.continues(later) & ~ended).float(),
             "actions": joint.encode(batch.action) * active.unsqueeze(-1),
         }
         if any(joint.discrete):

@@ -115,6 +115,11 @@ def build_learner(resolved: Resolved, observation: Specs, action: Specs, device:
     _refuse_large_rollout(settings, observation)
     _refuse_large_networks(settings, observation, action)
     agent = build_agent(settings, observation, action, device)
+    if agent.uses_agent_rewards and settings.preprocess.reward:
+        raise UserError(
+            f"preprocess.reward is {' '.join(settings.preprocess.reward)}, but {settings.agent_name} learns from the "
+            "rewards of each agent, to which it does not apply; change them in the environment."
+        )
     agent.check_trainable()
     return agent
 

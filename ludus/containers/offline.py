@@ -42,7 +42,8 @@ class OfflineWorker(LocalWorker):
 
     def _load_collector(self, state: State) -> str:
         self.seat.noise.load_state_dict(state["noise"])
-        if state["cache"] is not None:
-            self.cache.load_state_dict(state["cache"])
         self.began = True
+        if state["cache"] is None:
+            return "not needed, but batches are drawn anew: the run was interrupted in the middle of an update"
+        self.cache.load_state_dict(state["cache"])
         return "exactly"

@@ -107,6 +107,7 @@ class Agent(Actor):
     # observations and actions are named as in environments/multiagent.py
     layout: Literal["shared", "joint"] = "shared"
     global_state = False  # several agents: whether it observes ``state``, that of the whole world
+    uses_agent_rewards = False  # several agents: whether it learns from ``reward/<agent>`` in the joint layout
     _schedules: Mapping[str, Schedule] = MappingProxyType({})  # settings that are schedules
     _linear_rate, _first_rate = False, 0.0  # learning_rate_schedule is linear; rate of the first parameter group
 

@@ -199,3 +199,5 @@ def test_an_optimizer_of_its_own(tmp_path: Path) -> None:
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="name them with --data"):
         make_worker(TARGET, "gail", **ROLLOUT)
+    with pytest.raises(UserError, match="would change the rate of the discriminator"):
+        make_worker(TARGET, "gail", agent__learning_rate_schedule="kl", agent__target_kl=0.01, **ROLLOUT)

@@ -247,6 +247,8 @@ def test_priorities_are_mean_errors_of_the_agents_that_were_there() -> None:
         ("Speech", {"agent__sequence": 8}, "agent.sequence is 8, but maddpg learns from single transitions"),
         ("Speech", {"network__body": "lstm"}, "maddpg learns from single transitions; use a feed-forward network"),
         ("Speech", {"agent__policies": 0}, "agent.policies is 0"),
+        ("Speech", {"agent__normalize_reward": True}, "agent.normalize_reward is on, but maddpg learns from"),
+        ("Speech", {"agent__policies": 2, "data__path": "x.npz"}, "maddpg does not learn from recorded episodes"),
     ],
 )
 def test_what_is_refused(world: str, changes: dict[str, Any], message: str) -> None:
