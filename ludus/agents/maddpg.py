@@ -117,7 +117,7 @@ class MADDPG(OffPolicy):
     @property
     def uses_dataset(self) -> bool:  # type: ignore[override]
         """Whether it learns from recorded steps: not with several policies, as they do not tell which one acted."""
-        return self.policies == 1
+        return bool(self.policies == 1)
 
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
