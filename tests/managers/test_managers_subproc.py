@@ -176,7 +176,7 @@ def failing(tmp_path, how, times=1, call="step", **more):
     left = tmp_path / "left"
     left.mkdir()
     options = [f'how="{how}"', f"left='{left}'", f'call="{call}"', "at=3"]
-    quick = {"timeout": 2.0} if how in ("hang", "stop", "busy") else {}
+    quick = {"timeout": 6.0} if how in ("hang", "stop", "busy") else {}
     ours = SubProcEnvManager(config(f"{WORLDS}:Faulty", *options, num=4, **(quick | more)), 4)
     fill(left, times)
     reports = []
@@ -195,9 +195,9 @@ SIGNS = {
     "exit": "ended with exit code 7",
     "kill": "was killed by SIGKILL",
     "crash": "was killed by SIGSEGV",
-    "hang": "hung: no answer within 2 s",
-    "busy": "hung: no answer within 2 s",
-    "stop": "hung: no answer within 2 s",
+    "hang": "hung: no answer within 6 s",
+    "busy": "hung: no answer within 6 s",
+    "stop": "hung: no answer within 6 s",
 }
 ACTION = {"action": torch.tensor([0, 1, 2, 0])}
 
