@@ -71,20 +71,20 @@ def patched(owner: Any, name: str, recorder: Recorder) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def record_ludus(agent: str, environment: str, settings: dict[str, Any]) -> Recorder:
+def record_ludus(agent: str, environment: str, nb_step: int, settings: dict[str, Any]) -> Recorder:
     """Train with Ludus."""
     import ludus
-    from ludus.containers import local
+    from ludus.containers.local import LocalWorker
 
     recorder = Recorder(Path(ludus.__file__).parent)
     quiet = {"quiet": True, "threads": 1, "compile": "off", "evaluation.every": 0, "checkpoint_every": 0}
     with (
         tempfile.TemporaryDirectory() as runs,
-        patched(local, "collect", recorder),
-        patched(local, "improve", recorder),
+        patched(LocalWorker, "_collect", recorder),
+        patched(LocalWorker, "_improve", recorder),
     ):
         given = quiet | {"runs": runs, "log_every": 0} | settings
-        ludus.train(environment, agent, nb_step=5_000, seed=0, settings=given)
+        ludus.train(environment, agent, nb_step=nb_step, seed=0, settings=given)
     return recorder
 
 
@@ -98,7 +98,7 @@ def record_sb3(agent: str, environment: str) -> Recorder:
     more = {"n_steps": 128, "batch_size": 256} if agent == "ppo" else {"learning_starts": 200}
     model = kind("MlpPolicy", make_vec_env(environment, 8 if agent == "ppo" else 1), seed=0, device="cpu", **more)
     with patched(kind, "collect_rollouts", recorder), patched(kind, "train", recorder):
-        model.learn(3_000 if agent == "ppo" else 300)
+        model.learn(1_100 if agent == "ppo" else 300)
     return recorder
 
 
@@ -110,11 +110,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.tree is not None:
         sys.path.insert(0, str(arguments.tree))
-    short = {"agent.warmup": 200, "nb_step": 300}
     found = {
-        "PPO on CartPole-v1, Ludus": record_ludus("ppo", "CartPole-v1", {}),
+        "PPO on CartPole-v1, Ludus": record_ludus("ppo", "CartPole-v1", 1_000, {}),
         "PPO on CartPole-v1, Stable-Baselines3": record_sb3("ppo", "CartPole-v1"),
-        "SAC on Pendulum-v1, Ludus": record_ludus("sac", "Pendulum-v1", short),
+        "SAC on Pendulum-v1, Ludus": record_ludus("sac", "Pendulum-v1", 300, {"agent.warmup": 200}),
         "SAC on Pendulum-v1, Stable-Baselines3": record_sb3("sac", "Pendulum-v1"),
     }
     for name, recorder in found.items():
