@@ -124,7 +124,7 @@ class HostChannel(ABC):
                 f"More than {self._max_restarts} workers failed (impala.max_restarts), the last one so: {error.name} "
                 f"{error.what}; fix the cause, or raise impala.max_restarts."
             )
-            ended.details = error.details
+            ended.details = f"{error.details.lstrip()}\n" if error.details else ""
             raise ended
         self.on_warning(f"{error.name} {error.what}; it is replaced, and its episodes are lost.{error.details}")
         self.incarnations[worker] += 1

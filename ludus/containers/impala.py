@@ -275,14 +275,14 @@ def make_channel(
     if not impala.cluster:
         timeout, restarts = impala.timeout, impala.max_restarts
         return SharedHostChannel(rows, impala.queue + 1, unroll, acting_state, given, timeout, restarts)
-    with needs_ray():
-        from ludus.containers.ray import RayHostChannel
+    from ludus.containers.ray import RayHostChannel  # this process is an actor of the cluster
+
     return RayHostChannel(rows, given, impala)
 
 
 @contextmanager
 def needs_ray() -> Iterator[None]:
-    """Turn the missing module in an import of the channel over Ray into a UserError."""
+    """Turn the missing module in an import of what uses Ray into a UserError."""
     try:
         yield
     except ModuleNotFoundError as error:

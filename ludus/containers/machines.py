@@ -16,6 +16,7 @@ from ludus.core import imports
 from ludus.core.errors import UserError
 
 AUTH_MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"  # environment variables of Ray
+GPUS = "CUDA_VISIBLE_DEVICES"
 TOKEN_FILE = Path(".ray", "auth_token")  # in the home folder
 
 
@@ -24,12 +25,12 @@ def versions() -> dict[str, str]:
     return {"ludus": ludus.__version__, "torch": torch.__version__, "Python": platform.python_version()}
 
 
-def refuse_other_versions(expected: Mapping[str, str], address: str) -> None:
-    """Raise a UserError if this machine, ``address``, has other versions than the host."""
+def refuse_other_versions(expected: Mapping[str, str], address: str, other: str) -> None:
+    """Raise a UserError if this machine, ``address``, has other versions than the ``other`` process."""
     for name, version in versions().items():
         if version != expected[name]:
             raise UserError(
-                f"{address} has {name} {version}, and the host has {expected[name]}; install the same version on all "
+                f"{address} has {name} {version}, and {other} has {expected[name]}; install the same version on all "
                 "machines."
             )
 
@@ -45,6 +46,19 @@ def use_code_folders(given: Mapping[str, Any]) -> None:
     """Import modules from the folders of the host too; those that this machine does not have are ignored."""
     sys.path += [folder for folder in given["path"] if folder not in sys.path]
     imports.set_search_folders(given["folders"])
+
+
+def use_environment(given: Mapping[str, str], keeps_gpus: bool) -> None:
+    """Use the environment variables of another process of this machine, except for Ray's and those of reserved GPUs."""
+
+    def kept(name: str) -> bool:
+        return name.startswith("RAY_") or (keeps_gpus and name == GPUS)
+
+    for name in [name for name in os.environ if name not in given and not kept(name)]:
+        del os.environ[name]
+    for name, value in given.items():
+        if os.environ.get(name) != value and not kept(name):
+            os.environ[name] = value
 
 
 def is_loopback(host: str) -> bool:

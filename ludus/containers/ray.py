@@ -1,4 +1,4 @@
-"""A channel over Ray: workers are actors in a cluster; unrolls and acting states go through its object store.
+"""IMPALA over Ray: host and workers are actors in a cluster; unrolls and acting states go through its object store.
 
 This is the only file that imports Ray. Ray pickles what it sends, so whoever can reach a cluster can run code in it: a
 cluster beyond this machine must use Ray's token authentication.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import math
 import os
 import secrets
 import shutil
@@ -22,19 +21,20 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TextIO, TypeVar, cast
 
 import numpy as np
 import ray
 import torch
 from ray._private import ray_constants
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RaySystemError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 
+from ludus.containers import signals
 from ludus.containers.channel import (
     START_TIMEOUT,
     ActingState,
@@ -54,6 +54,7 @@ from ludus.containers.machines import (
     refuse_other_versions,
     refuse_without_token,
     use_code_folders,
+    use_environment,
     uses_token,
     versions,
 )
@@ -63,6 +64,7 @@ from ludus.core.errors import UserError
 from ludus.core.rows import Rows
 from ludus.core.types import State, Tensors
 from ludus.environments.config import EnvConfig
+from ludus.logging.remote import Message, RemoteStream, RemoteTerminal
 from ludus.managers.make import make_manager
 from ludus.parallel.child import describe_error
 from ludus.parallel.process import GRACE, WorkerError
@@ -72,7 +74,9 @@ from ludus.settings.trust import LOCAL_CLUSTER
 T = TypeVar("T")
 Packed = tuple[np.ndarray[Any, Any], tuple[int, ...]]  # the memory of a tensor, and the order of its dimensions there
 
-CONTROL = "control"  # concurrency group of the calls that a worker answers while it acts
+CONTROL = "control"  # concurrency group of the calls that an actor answers while it acts or learns
+WAIT = 0.1  # seconds after which the command looks for signals
+LISTEN = 1.0  # seconds in which a host answers that there is nothing to show
 ANSWER = 10.0  # seconds in which a cluster must answer
 # what opens an HTTP/2 connection, as gRPC does: the answer is a frame of the type SETTINGS
 PREFACE, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), b"\x04"
@@ -212,12 +216,10 @@ class RayHostChannel(HostChannel):
         self._failed_on: list[str] = []  # machines of workers that died; "" for workers that raised or hung
         self._arrived: deque[Delivery] = deque()  # unrolls that were not received
         self._state: tuple[int, float, Any] | None = None  # version, progress and a reference to the tensors
-        self._cluster: Cluster | None = Cluster(impala.cluster, math.ceil(len(rows) * impala.cpus_per_worker))
+        self._host_reserved = impala.host_reserved()
         needs = {"versions": versions(), "needs_token": not is_loopback(_address())}
         self._settings = dict(settings) | code_folders() | needs
-        special = {name: amount for name, amount in self._reserved.items() if name not in ("CPU", "GPU")}
-        options = {"num_cpus": impala.cpus_per_worker, "num_gpus": impala.gpus_per_worker, "resources": special}
-        self._actor = ray.remote(**options, max_restarts=0, concurrency_groups={CONTROL: 1})(RayWorker)
+        self._actor = ray.remote(**_options(self._reserved), concurrency_groups={CONTROL: 1})(RayWorker)
 
     def start(self, states: Sequence[State | None]) -> list[str]:
         expected, began = min(self._room(), len(self._workers)), time.monotonic()
@@ -277,9 +279,6 @@ class RayHostChannel(HostChannel):
         ]
 
     def close(self) -> None:
-        cluster, self._cluster = self._cluster, None
-        if cluster is None:
-            return
         with suppress(RayError):
             closing = [worker.actor.close.remote() for worker in self._workers if worker.ready]
             if closing:
@@ -288,18 +287,16 @@ class RayHostChannel(HostChannel):
             self._kill(worker)
         self._workers, self._state = [], None
         self._arrived.clear()
-        cluster.close()
 
     def _room(self) -> int:
-        """Return how many workers fit on the machines of the cluster; refuse if none does."""
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        room = sum(min(int(node.get(name, 0) / amount) for name, amount in self._reserved.items()) for node in nodes)
-        if not room:
-            most = {name: max(node.get(name, 0.0) for node in nodes) for name in self._reserved}
-            raise UserError(
-                f"A worker reserves {_amounts(self._reserved)}, which no machine of the cluster has (at most "
-                f"{_amounts(most)}); lower impala.cpus_per_worker, impala.gpus_per_worker or impala.resources."
-            )
+        """Return how many workers fit on the machines of the cluster beside the host; refuse if none does."""
+        nodes, here = _resources(), ray.get_runtime_context().get_node_id()
+        for name, amount in self._host_reserved.items():
+            nodes[here][name] = nodes[here].get(name, 0.0) - amount
+        room = sum(min(int(node.get(name, 0) / x) for name, x in self._reserved.items()) for node in nodes.values())
+        if room <= 0:
+            settings = "impala.cpus_per_worker, impala.gpus_per_worker or impala.resources"
+            raise _no_room("A worker", self._reserved, nodes, settings)
         return room
 
     def _enough(self, expected: int, seconds: float) -> bool:
@@ -426,7 +423,7 @@ class Filled(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An exception in a worker, as data: the host need not import its class."""
+    """An exception in an actor, as data: its class need not be imported elsewhere."""
 
     error: dict[str, Any]  # of ``describe_error``
 
@@ -470,16 +467,15 @@ class RayWorker:
 
     def locate(self) -> tuple[str, str]:
         """Return the id of this machine, and this process in words."""
-        return ray.get_runtime_context().get_node_id(), f"process {os.getpid()} on {_address()}"
+        return _locate()
 
     def start(self, given: dict[str, Any], state: bytes) -> str | Failure:
         """Make the environments, or restore them; return how they were restored."""
         self._thread = threading.get_ident()
 
         def start() -> str:
-            refuse_other_versions(given["versions"], _address())
-            if given["needs_token"] and not uses_token():
-                raise UserError(f"Ray on {_address()} runs without a token; start it with {AUTH_MODE}=token.")
+            refuse_other_versions(given["versions"], _address(), "the host")
+            _refuse_missing_token(given)
             use_code_folders(given)
             self._worker = build_worker(given, self._channel)
             saved = from_bytes(state)
@@ -518,6 +514,244 @@ class RayWorker:
         """Close the environments."""
         if self._worker is not None:
             self._worker.close()
+
+
+class HostDied(Exception):
+    """A host is gone; the message says how, for the user."""
+
+
+class RemoteHost:
+    """The host of a run, an actor, as the process of the command sees it, which starts and ends it.
+
+    It is on the machine of the command if that has the resources that the host reserves.
+    """
+
+    def __init__(self, impala: ImpalaConfig, asked: list[int], waits: bool = False) -> None:
+        """Start it; ``asked`` are signals that this process has received and that were not passed on.
+
+        ``waits`` for a machine with its resources if there is none.
+        """
+        self._asked, self._stops = asked, 0
+        self.stopping = 0  # the last signal that was passed on
+        self._reserved, self._here = impala.host_reserved(), ray.get_runtime_context().get_node_id()
+        nodes, needs = _resources(), self._reserved.items()
+        fitting = [node for node, found in nodes.items() if all(found.get(name, 0) >= x for name, x in needs)]
+        if not fitting and not waits:
+            settings = "impala.host_cpus, impala.host_gpus or impala.host_resources"
+            raise _no_room("The host", self._reserved, nodes, settings)
+        options = _options(self._reserved)
+        if self._here in fitting:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._here, soft=False)
+        self._actor = ray.remote(**options, concurrency_groups={CONTROL: 2})(RayHost).remote()
+        self._node, self._place = "", ""
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        folder: Path,
+        terminal: tuple[float, int],
+        show: Callable[[list[Message]], object],
+    ) -> Any:
+        """Call ``function(terminal, *arguments)`` in the host, and return its result or raise its exception.
+
+        Messages of the host are passed to ``show``; its terminal has ``terminal`` as seconds between two updates and as
+        columns. ``folder`` must be the same on the machine of the host. Raises HostDied if the host is gone.
+        """
+        try:
+            self._node, self._place = self._answer(self._control("locate"))
+            with nullcontext(os.getcwd()) if self.here else _marker(folder) as marker:
+                given = self._given() | {"terminal": terminal, "marker": marker, "folder": str(folder)}
+                self._answer(self._actor.prepare.remote(given))
+            return self._follow(self._actor.run.remote(function, *arguments), show)
+        except (RayTaskError, RaySystemError) as error:  # not raised by the run: arguments that cannot be unpickled
+            raise UserError(f"{self.name} cannot import what it was given: {_last_line(error)}.") from error
+        except RayError as error:
+            lost = self._node and self._node not in _living_nodes()
+            raise HostDied(f"{self.name} {LOST if lost else DIED}") from error
+
+    def end(self) -> None:
+        """End the host and, with it, its workers."""
+        with suppress(RayError):
+            ray.kill(self._actor)
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return f"The host ({self._place})" if self._place else "The host"
+
+    @property
+    def here(self) -> bool:
+        """Whether it is on the machine of this process."""
+        return bool(self._node == self._here)
+
+    def _given(self) -> dict[str, Any]:
+        needs = {"versions": versions(), "needs_token": not is_loopback(_address())}
+        own = {"environment": dict(os.environ)} if self.here else {}
+        return code_folders() | needs | own | {"cwd": os.getcwd(), "gpus": "GPU" in self._reserved}
+
+    def _control(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._actor, method).options(concurrency_group=CONTROL).remote(*arguments)
+
+    def _answer(self, call: Any) -> Any:
+        """Wait for the answer to a call before the run begins; a signal ends it at once."""
+        until = time.monotonic() + START_TIMEOUT
+        while not ray.wait([call], timeout=WAIT)[0]:
+            if self._asked:
+                raise interruption(self._asked[0])
+            if time.monotonic() > until:
+                needs = f" (it reserves {_amounts(self._reserved)})" if self._reserved else ""
+                raise UserError(
+                    f"The host did not start within {START_TIMEOUT:g} s{needs}; end what else uses the cluster, or add "
+                    "machines."
+                )
+        return _result(ray.get(call))
+
+    def _follow(self, run: Any, show: Callable[[list[Message]], object]) -> Any:
+        """Show the messages of the host and pass signals on until it has ended."""
+        messages, stops = self._control("messages", LISTEN), list[Any]()
+        while True:
+            ready, _ = ray.wait([run, messages, *stops], timeout=WAIT)
+            for call in [call for call in ready if call in stops]:
+                stops.remove(call)
+                if not ray.get(call):  # the run has not begun
+                    raise interruption(self.stopping)
+            while self._asked:
+                self.stopping, self._stops = self._asked.pop(0), self._stops + 1
+                if self._stops > 2:  # the second one stops at once
+                    raise interruption(self.stopping)
+                stops.append(self._control("stop", self.stopping))
+            if messages in ready or run in ready:
+                show(ray.get(messages))
+                messages = self._control("messages", LISTEN)
+            if run in ready:
+                show(ray.get(messages))
+                return _result(ray.get(run))
+
+
+class RayHost:
+    """A host in an actor; the process of the command calls its methods, those of the group ``control`` meanwhile."""
+
+    def __init__(self) -> None:
+        self._terminal = RemoteTerminal()
+        self._ended = False
+
+    def locate(self) -> tuple[str, str]:
+        """Return the id of this machine, and this process in words."""
+        return _locate()
+
+    def prepare(self, given: dict[str, Any]) -> Raised | None:
+        """Use the folders, and on its machine the environment variables, of the command; refuse what differs."""
+
+        def prepare() -> None:
+            refuse_other_versions(given["versions"], _address(), "the command")
+            _refuse_missing_token(given)
+            if "environment" in given:
+                use_environment(given["environment"], given["gpus"])
+            for folder, seen in ((given["cwd"], given["cwd"]), (given["folder"], given["marker"])):
+                if not os.path.exists(seen):
+                    raise UserError(
+                        f'The host is on {_address()}, which does not have the folder "{folder}" of this machine; put '
+                        "the runs on storage that both share (--runs) and start there, or leave out impala.host_*."
+                    )
+            os.chdir(given["cwd"])
+            use_code_folders(given)
+            self._terminal.every, self._terminal.width = given["terminal"]
+
+        return _raised(prepare)
+
+    def run(self, function: Callable[..., T], *arguments: Any) -> T | Raised:
+        """Call ``function(terminal, *arguments)``; what it prints is printed by the command."""
+        streams = [cast(TextIO, RemoteStream(self._terminal, name)) for name in ("stdout", "stderr")]
+        signals.exits = True
+        try:
+            with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+                return _raised(lambda: function(self._terminal, *arguments))
+        finally:
+            self._ended = True
+            self._terminal.send("write", "stdout", "")  # an answer to who waits for messages
+
+    def messages(self, seconds: float) -> list[Message]:
+        """Wait for messages to the user, and return them."""
+        return self._terminal.take(0.0 if self._ended else seconds)
+
+    def stop(self, number: int) -> bool:
+        """Stop the run as the signal ``number`` does; False if there is none to stop."""
+        return signals.stop_runs(number)
+
+
+class Raised(NamedTuple):
+    """An exception in a host."""
+
+    error: BaseException
+    traceback: str
+
+
+class HostTraceback(Exception):
+    """The traceback of an exception in a host, as its cause."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def _raised(function: Callable[[], T]) -> T | Raised:
+    """Return the result, or the exception in a form that can be pickled."""
+    try:
+        return function()
+    except BaseException as error:
+        shown: BaseException = error
+        try:
+            ray.cloudpickle.loads(ray.cloudpickle.dumps(error))
+        except Exception:
+            kind = UserError if isinstance(error, UserError) else RuntimeError
+            shown = kind(str(error) if kind is UserError else f"{type(error).__name__}: {error}")
+        return Raised(shown, "".join(traceback.format_exception(error)))
+
+
+def _result(answer: Any) -> Any:
+    """Return what a host has returned, or raise what it has raised."""
+    if not isinstance(answer, Raised):
+        return answer
+    if isinstance(answer.error, UserError | KeyboardInterrupt):
+        raise answer.error
+    raise answer.error from HostTraceback(answer.traceback)
+
+
+def interruption(number: int) -> BaseException:
+    """Return the exception to raise for a signal that ends this process."""
+    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+
+
+def refuse_unpicklable(on_update: Callable[..., Any] | None) -> None:
+    """Refuse a function that cannot be sent to a host."""
+    try:
+        ray.cloudpickle.dumps(on_update)
+    except Exception as error:
+        raise UserError(
+            f"on_update cannot be sent to the host, which is another process ({_last_line(error)}); let it use nothing "
+            "that cannot be pickled, such as open files, locks and generators."
+        ) from error
+
+
+@contextmanager
+def _marker(folder: Path) -> Iterator[str]:
+    """Make a file in a folder, by which another machine sees whether it has the same one."""
+    new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fd, path = tempfile.mkstemp(prefix=".shared-", dir=folder)
+        os.close(fd)
+    except OSError as error:
+        raise UserError(
+            f'The folder "{folder}" cannot be written ({error.strerror}); choose another --runs.'
+        ) from error
+    try:
+        yield path
+    finally:
+        os.unlink(path)
+        if new:
+            with suppress(OSError):  # another process has written to it
+                folder.rmdir()
 
 
 def _catch(function: Callable[[], T]) -> T | Failure:
@@ -596,8 +830,37 @@ def _make_block() -> np.ndarray[Any, Any]:
     return np.ones(BLOCK, np.uint8)
 
 
+def _locate() -> tuple[str, str]:
+    return ray.get_runtime_context().get_node_id(), f"process {os.getpid()} on {_address()}"
+
+
+def _refuse_missing_token(given: Mapping[str, Any]) -> None:
+    if given["needs_token"] and not uses_token():
+        raise UserError(f"Ray on {_address()} runs without a token; start it with {AUTH_MODE}=token.")
+
+
+def _resources() -> dict[str, dict[str, float]]:
+    """Return all resources of each machine of the cluster, by its id."""
+    return {node["NodeID"]: dict(node["Resources"]) for node in ray.nodes() if node["Alive"]}
+
+
 def _living_nodes() -> set[str]:
-    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    return set(_resources())
+
+
+def _options(reserved: Mapping[str, float]) -> dict[str, Any]:
+    """Return the options of an actor that reserves resources."""
+    special = {name: amount for name, amount in reserved.items() if name not in ("CPU", "GPU")}
+    cpus, gpus = reserved.get("CPU", 0), reserved.get("GPU", 0)
+    return {"num_cpus": cpus, "num_gpus": gpus, "resources": special, "max_restarts": 0}
+
+
+def _no_room(who: str, reserved: Mapping[str, float], nodes: Mapping[str, dict[str, float]], lower: str) -> UserError:
+    most = {name: max(node.get(name, 0.0) for node in nodes.values()) for name in reserved}
+    return UserError(
+        f"{who} reserves {_amounts(reserved)}, which no machine of the cluster has (at most {_amounts(most)}); lower "
+        f"{lower}."
+    )
 
 
 def _address() -> str:
@@ -611,6 +874,11 @@ def _amounts(resources: Mapping[str, float]) -> str:
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(".: ")
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__).rstrip(".: ")
 
 
 @contextmanager

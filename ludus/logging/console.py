@@ -32,7 +32,7 @@ class Console:
             from ludus.logging.live import LiveDisplay  # imports rich, which takes a while
 
             self._live = LiveDisplay(self._stream)
-        self._every = _REFRESH if live else every  # seconds between two updates of the display
+        self.every = _REFRESH if live else every  # seconds between two updates of the display
         self._status = Status(total=0)
         self._rate = Rate()
         self._begun = self._next = 0.0
@@ -43,13 +43,13 @@ class Console:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
+        self.stop()
 
     def start(self, info: Mapping[str, str], total_steps: int, step: int = 0) -> None:
         """Print ``info`` and start to show progress from ``step`` to ``total_steps``."""
         self._status = Status(total=total_steps, step=step)
         self._begun = time.monotonic()
-        self._next = self._begun + (0 if self._live else self._every)
+        self._next = self._begun + (0 if self._live else self.every)
         self._rate.update(step, self._begun)
         self._running = True
         if self._live:
@@ -118,7 +118,7 @@ class Console:
         """Show the last metrics."""
         if self._running and (self._live or self._stale):
             self._show(time.monotonic())
-        self._stop()
+        self.stop()
 
     def _show(self, now: float) -> None:
         self._stale = False
@@ -126,12 +126,13 @@ class Console:
         if self._live:
             self._live.draw(self._status)
             cost = time.monotonic() - now
-            self._next = now + max(self._every, cost / _BUDGET)  # redraw less often on a slow terminal
+            self._next = now + max(self.every, cost / _BUDGET)  # redraw less often on a slow terminal
         else:
             self._print(f"{duration(self._status.elapsed):>7}  {self._status.line()}")
-            self._next = now + self._every
+            self._next = now + self.every
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Restore the terminal; may be called twice."""
         self._running = False
         if self._live:
             self._live.stop()

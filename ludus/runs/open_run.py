@@ -67,24 +67,31 @@ def open_run(
         settings = from_flat(trusted.flat | overrides)
         settings.validate()
         origins = read_origins(run.config) | dict.fromkeys(overrides, "flag of resume")
-        resolved, warnings = Resolved(settings, origins), list[str]()
-        if run.latest_checkpoint() is None:  # killed before its first checkpoint, or these were deleted
-            if run.saved_once.exists():
-                new = f"`ludus train {settings.env.id} --init-from {run.path}`"
-                fix = f", or start a new run from its best policy with {new}" if run.best_checkpoint() else ""
-                raise UserError(
-                    f'The checkpoints of the run "{run.path}" were deleted, so it cannot be resumed: restore them{fix}.'
-                )
-            yield SavedRun(run, resolved, None, warnings, trusted.may_sign)
-            return
-        with open_newest(run, warnings.append) as checkpoint:
-            if checkpoint.version != ludus.__version__:
-                warnings.append(
-                    f"The checkpoint was written by Ludus {checkpoint.version}, and this is Ludus {ludus.__version__}: "
-                    "results may differ from those of an uninterrupted run."
-                )
-            complete = _why_complete(run, settings, checkpoint.outline)
-            yield SavedRun(run, resolved, checkpoint, warnings, trusted.may_sign, complete)
+        with open_saved(run, Resolved(settings, origins), trusted.may_sign) as saved:
+            yield saved
+
+
+@contextmanager
+def open_saved(run: RunDirectory, resolved: Resolved, signs: bool) -> Iterator[SavedRun]:
+    """Open the newest intact checkpoint of a run with these settings."""
+    settings, warnings = resolved.settings, list[str]()
+    if run.latest_checkpoint() is None:  # killed before its first checkpoint, or these were deleted
+        if run.saved_once.exists():
+            new = f"`ludus train {settings.env.id} --init-from {run.path}`"
+            fix = f", or start a new run from its best policy with {new}" if run.best_checkpoint() else ""
+            raise UserError(
+                f'The checkpoints of the run "{run.path}" were deleted, so it cannot be resumed: restore them{fix}.'
+            )
+        yield SavedRun(run, resolved, None, warnings, signs)
+        return
+    with open_newest(run, warnings.append) as checkpoint:
+        if checkpoint.version != ludus.__version__:
+            warnings.append(
+                f"The checkpoint was written by Ludus {checkpoint.version}, and this is Ludus {ludus.__version__}: "
+                "results may differ from those of an uninterrupted run."
+            )
+        complete = _why_complete(run, settings, checkpoint.outline)
+        yield SavedRun(run, resolved, checkpoint, warnings, signs, complete)
 
 
 def _are_counters(counters: State) -> bool:

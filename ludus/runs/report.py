@@ -47,7 +47,7 @@ SHOWN = {  # metrics on the console and their labels; metrics.jsonl has all
 
 
 class Reporter:
-    """Writes the run folder and the console; a LocalWorker without a reporter writes nothing."""
+    """Writes the run folder and the console (standard output); a LocalWorker without a reporter writes nothing."""
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class Reporter:
         step: int = 0,
         signs: bool = True,
         backend: str = "",
+        console: Console | None = None,
     ) -> None:
         self.run, self.settings = run, settings
         unsigned = write_config(
@@ -67,7 +68,7 @@ class Reporter:
         self.metrics = Metrics(run.metrics, run.tensorboard)
         self.checkpoints = CheckpointManager(run, settings.keep)
         self.log_file = LogFile(run.log)
-        self.console = None if settings.quiet else Console()
+        self.console = None if settings.quiet else console or Console()
         self._losses: dict[str, float] = {}
         self._workers: list[str] = []  # what the console shows of IMPALA's workers
         self._rate = Rate()

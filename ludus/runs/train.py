@@ -30,6 +30,7 @@ from ludus.containers.evaluate import Evaluation
 from ludus.containers.guard import TrainingFailed
 from ludus.containers.hang import warn_of_hangs
 from ludus.containers.hook import OnUpdate
+from ludus.containers.impala import refuse_unsuitable
 from ludus.containers.local import LocalWorker
 from ludus.containers.network_check import NetworkCheck
 from ludus.containers.rank_processes import refuse_local_code
@@ -53,18 +54,20 @@ from ludus.core.text import printable
 from ludus.data.load import MINARI
 from ludus.environments.errors import user_traceback
 from ludus.logging.logfile import LogFile
+from ludus.logging.remote import RemoteConsole, RemoteTerminal
 from ludus.managers.make import make_manager
 from ludus.parallel.orphans import StartedProcesses
 from ludus.preprocess.rewards import make_reward_ops
 from ludus.runs.failure import save_failure
 from ludus.runs.folder import RunDirectory
+from ludus.runs.host import Order, run_in_cluster
 from ludus.runs.initialise import Transfer, initialise_from
-from ludus.runs.open_run import SavedRun, max_checkpoint_bytes, open_run
+from ludus.runs.open_run import SavedRun, max_checkpoint_bytes, open_run, open_saved
 from ludus.runs.opponents import PoolFolder
 from ludus.runs.policy import Player, agent_of_checkpoint, load, refuse_mismatch
 from ludus.runs.report import Reporter
 from ludus.runs.teacher import give_teacher
-from ludus.settings.settings import Resolved, class_overrides, resolve_settings, to_flat
+from ludus.settings.settings import Resolved, class_overrides, from_flat, resolve_settings, to_flat
 from ludus.settings.trust import find_imports
 
 
@@ -147,19 +150,28 @@ def resume(
     given = class_overrides(agent, network, wrappers)
     given |= {} if cluster is None else {"impala.cluster": cluster}
     unused = (*given, *(("env.id",) if environment else ()))
-    with ExitStack() as stack:
-        saved = stack.enter_context(open_run(run, runs, nb_step, stop_at, device, trust, unused, given, not follows()))
-        if not saved.complete:
-            return train_resolved(saved.resolved, on_update, environment, trust, saved)
-        assert saved.state is not None
-        counters, path = saved.state["counters"], saved.run.path
-        text = f'The run "{path}" is complete: {saved.complete}.'
-        if not follows():
-            LogFile(saved.run.log).note(text)
-            if not saved.resolved.settings.quiet:
-                print(printable(text))
-        last = Evaluation(*counters["evaluation"])
-        return TrainResult(path, counters["step"], last, counters["best"], f"complete: {saved.complete}", environment)
+    with open_run(run, runs, nb_step, stop_at, device, trust, unused, given, not follows()) as saved:
+        if saved.complete:
+            return _report_complete(saved, environment)
+        resolved = _choose_container(saved.resolved, environment)
+        if not resolved.settings.impala.cluster:
+            return _train_here(resolved, on_update, environment, trust, saved)
+        _check_before_cluster(resolved, environment, trust, saved)
+        order = Order(to_flat(resolved.settings), resolved.origins, trust, str(saved.run.path), saved.signs)
+    return _train_in_cluster(order, on_update, environment)  # where the host locks the run
+
+
+def _report_complete(saved: SavedRun, environment: Callable[..., Any] | None) -> TrainResult:
+    """Tell that a run is complete; return its result."""
+    assert saved.state is not None
+    counters, path = saved.state["counters"], saved.run.path
+    text = f'The run "{path}" is complete: {saved.complete}.'
+    if not follows():
+        LogFile(saved.run.log).note(text)
+        if not saved.resolved.settings.quiet:
+            print(printable(text))
+    last = Evaluation(*counters["evaluation"])
+    return TrainResult(path, counters["step"], last, counters["best"], f"complete: {saved.complete}", environment)
 
 
 def train_resolved(
@@ -167,26 +179,81 @@ def train_resolved(
     on_update: OnUpdate | None = None,
     environment: Callable[..., Any] | None = None,
     trust: bool = False,
-    saved: SavedRun | None = None,
 ) -> TrainResult:
-    """Train with resolved settings in a new run folder, or in that of the ``saved`` run.
+    """Train with resolved settings in a new run folder.
 
     ``trust`` the run in ``init_from``. Torch's random state is restored afterwards.
     """
-    resolved = _choose_container(resolved, environment)
-    if saved is None:
-        resolved = _locate(resolved)
+    resolved = _locate(_choose_container(resolved, environment))
+    if resolved.settings.impala.cluster:
+        _check_before_cluster(resolved, environment, trust)
+        order = Order(to_flat(resolved.settings), resolved.origins, trust)
+        return _train_in_cluster(order, on_update, environment)
+    return _train_here(resolved, on_update, environment, trust)
+
+
+def _train_here(
+    resolved: Resolved,
+    on_update: OnUpdate | None,
+    environment: Callable[..., Any] | None,
+    trust: bool,
+    saved: SavedRun | None = None,
+    terminal: RemoteTerminal | None = None,
+) -> TrainResult:
+    """Train in this process, in a new run folder or in that of the ``saved`` run; Torch's random state is restored.
+
+    It is shown on the ``terminal`` of another process if there is one.
+    """
     settings = resolved.settings
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([] if settings.device == "cpu" else range(torch.cuda.device_count())))
         if follows():
             return _follow(resolved, environment, saved is None, stack)
         torch.manual_seed(settings.seed)  # for networks with random layers, such as dropout
-        worker = _build(resolved, on_update, environment, trust, saved, stack)
+        worker = _build(resolved, on_update, environment, trust, saved, stack, terminal)
         _run(worker, new=saved is None)
     reason = worker.stopping or "all steps done"
     path, steps = worker.reporter.run.path, worker.local_step_count  # type: ignore[union-attr]
     return TrainResult(path, steps, worker.last_evaluation, worker.best, reason, environment)
+
+
+def _train_in_cluster(order: Order, on_update: OnUpdate | None, environment: Callable[..., Any] | None) -> TrainResult:
+    """Train in a host of a Ray cluster."""
+    result: TrainResult = run_in_cluster(_train_in_host, order, on_update, environment)
+    return result._replace(environment=environment)
+
+
+def _train_in_host(
+    terminal: RemoteTerminal, order: Order, on_update: OnUpdate | None, environment: Callable[..., Any] | None
+) -> TrainResult:
+    """Train in this process, which is a host in a Ray cluster."""
+    resolved = Resolved(from_flat(order.settings), order.origins)
+    if not order.run:
+        return _train_here(resolved, on_update, environment, order.trust, None, terminal)._replace(environment=None)
+    run = RunDirectory(Path(order.run))
+    with run.lock(), open_saved(run, resolved, order.signs) as saved:
+        if saved.complete:  # the host before it died at the very end
+            return _report_complete(saved, None)
+        return _train_here(resolved, on_update, environment, order.trust, saved, terminal)._replace(environment=None)
+
+
+def _check_before_cluster(
+    resolved: Resolved, environment: Callable[..., Any] | None, trust: bool, saved: SavedRun | None = None
+) -> None:
+    """Refuse here what the host would refuse before its first step, so that nobody waits for the cluster first."""
+    settings = resolved.settings
+    if settings.device == "auto" or settings.impala.host_reserved():  # the host may have another GPU
+        resolved = Resolved(replace(settings, device="cpu"), resolved.origins)
+    with torch.random.fork_rng([]):
+        if saved is None:
+            check_settings(resolved, trust, environment)
+            return
+        manager = build_manager(settings, environment)
+        try:
+            if saved.checkpoint is not None:
+                refuse_mismatch(outline_learners(settings, manager), agent_of_checkpoint(saved.checkpoint))
+        finally:
+            manager.close()
 
 
 def follows() -> bool:
@@ -244,6 +311,7 @@ def _build(
     trust: bool,
     saved: SavedRun | None,
     stack: ExitStack,
+    terminal: RemoteTerminal | None,
 ) -> LocalWorker:
     """Build all parts, the run folder last, so that an invalid setting leaves no folder behind."""
     settings = resolved.settings
@@ -302,7 +370,11 @@ def _build(
     if isinstance(worker, SelfPlayWorker):
         worker.pool.store = PoolFolder(run)
     origins = resolved.origins | chosen
-    reporter = Reporter(run, decided, origins, engines, agent, worker.local_step_count, signs, worker.backend)
+    console = None if terminal is None else RemoteConsole(terminal)
+    step, backend = worker.local_step_count, worker.backend
+    reporter = Reporter(run, decided, origins, engines, agent, step, signs, backend, console)
+    if terminal is not None:
+        terminal.opened(run.path)
     stack.callback(reporter.close)
     worker.reporter = reporter
     if transfer is not None:
@@ -343,10 +415,11 @@ def _compile(worker: LocalWorker, reporter: Reporter, build: Callable[[], Any]) 
         reporter.log_file.note(f"compiling took {time.monotonic() - began:.1f} s")
 
 
-def check_settings(resolved: Resolved, trust: bool = False) -> None:
-    """Refuse settings that training would refuse before its first step, for `ludus check`."""
+def check_settings(resolved: Resolved, trust: bool = False, environment: Callable[..., Any] | None = None) -> None:
+    """Refuse settings that training would refuse before its first step, for `ludus check` and before a cluster."""
     with ExitStack() as stack:
-        joint = make_manager(resolved.settings.env, 1, preprocess=resolved.settings.preprocess)
+        env, preprocess = resolved.settings.env, resolved.settings.preprocess
+        joint = make_manager(env, 1, environment=environment, preprocess=preprocess)
         stack.callback(joint.close)
         manager = divide_environments(joint, resolved.settings)
         resolved = adapt_to_manager(resolved, manager)
@@ -355,6 +428,8 @@ def check_settings(resolved: Resolved, trust: bool = False) -> None:
         choose_all_engines(settings, agent)
         if not isinstance(agent, Agent):
             return
+        if settings.container == "impala":
+            refuse_unsuitable(settings, agent)
         give_teacher(agent, settings, manager, trust)
         if settings.init_from:
             initialise_from(agent, decide_sharing(settings, manager.observation, manager.action), trust)

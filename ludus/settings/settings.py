@@ -152,7 +152,7 @@ class DistribConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ImpalaConfig:
-    """Settings of the container impala: worker processes that act while this one learns from their unrolls."""
+    """Settings of the container impala: worker processes that act while the host learns from their unrolls."""
 
     workers: int = 2  # worker processes, which share the env.num environments equally
     # device on which workers compute actions: cpu, cuda, cuda:1, …; with a GPU, env.backend subproc lets each worker
@@ -166,15 +166,21 @@ class ImpalaConfig:
     # older; 0: it waits until each unroll was learned from
     queue: int = 1
     max_lag: int = 10  # drop unrolls of weights that are more than this many updates old
-    max_restarts: int = 10  # how often workers that fail or hang are replaced before the run stops
+    # how often workers that fail or hang are replaced before the run stops; also how often a host in a cluster is
+    max_restarts: int = 10
     timeout: float = 60.0  # seconds that one step or reset of a worker's environments may take before it counts as hung
-    # where workers are: empty: processes of this machine; auto: actors of Ray on this machine, started for the run;
-    # host:port: actors of a running Ray cluster
+    # where workers and host are: empty: processes of this machine; auto: actors of Ray on this machine, started for the
+    # run; host:port: actors of a running Ray cluster
     cluster: Annotated[str, "ADDRESS"] = ""
     cpus_per_worker: float = 1.0  # CPUs of the Ray cluster that each worker reserves
     gpus_per_worker: float = 0.0  # GPUs of the Ray cluster that each worker reserves; 0.25: four workers share one
     # other resources that each worker reserves, as named by `ray start --resources`: they select machines
     resources: Annotated[tuple[str, ...], "NAME=AMOUNT"] = ()
+    # CPUs of the Ray cluster that the host reserves. It is on the machine of the command if that has all that the host
+    # reserves, else on another one, which must have the same folder of runs (shared storage)
+    host_cpus: float = 0.0
+    host_gpus: float = 0.0  # GPUs of the Ray cluster that the host reserves
+    host_resources: Annotated[tuple[str, ...], "NAME=AMOUNT"] = ()  # other resources that the host reserves
 
     def validate(self, environments: int) -> None:
         """Refuse invalid settings."""
@@ -197,12 +203,13 @@ class ImpalaConfig:
         self._validate_cluster()
 
     def _validate_cluster(self) -> None:
-        placement = ("cpus_per_worker", "gpus_per_worker", "resources")
+        host = ("host_cpus", "host_gpus", "host_resources")
+        placement = ("cpus_per_worker", "gpus_per_worker", "resources", *host)
         changed = [name for name in placement if getattr(self, name) != getattr(type(self), name)]
         if not self.cluster:
             if changed:
                 raise UserError(
-                    f"impala.{changed[0]} is {getattr(self, changed[0])}, but impala.cluster is empty, so workers are "
+                    f"impala.{changed[0]} is {getattr(self, changed[0])}, but impala.cluster is empty, so all is in "
                     "processes of this machine; leave it out, or set impala.cluster to auto or to an address."
                 )
             return
@@ -214,31 +221,41 @@ class ImpalaConfig:
             )
         if not 0 < self.cpus_per_worker < 1e6:
             raise UserError(f"impala.cpus_per_worker is {self.cpus_per_worker:g}; give a positive number, such as 1.")
-        if not 0 <= self.gpus_per_worker < 1e6:
-            raise UserError(f"impala.gpus_per_worker is {self.gpus_per_worker:g}; give 0 or a positive number.")
+        for name in ("gpus_per_worker", "host_cpus", "host_gpus"):
+            if not 0 <= getattr(self, name) < 1e6:
+                raise UserError(f"impala.{name} is {getattr(self, name):g}; give 0 or a positive number.")
         if (self.device == "cpu") != (not self.gpus_per_worker):
             raise UserError(
                 f"impala.device is {self.device} and impala.gpus_per_worker is {self.gpus_per_worker:g}: a cluster "
                 "gives a worker the GPUs that it reserves; set both, or none."
             )
-        if self.resources and self.cluster == LOCAL_CLUSTER:
-            raise UserError(
-                f"impala.resources is {' '.join(self.resources)}, but impala.cluster is auto, which has one machine; "
-                "leave it out."
-            )
-        self.reserved()  # refuses resources that are not NAME=AMOUNT
+        for name in ("resources", "host_resources"):
+            if getattr(self, name) and self.cluster == LOCAL_CLUSTER:
+                raise UserError(
+                    f"impala.{name} is {' '.join(getattr(self, name))}, but impala.cluster is auto, which has one "
+                    "machine; leave it out."
+                )
+        self.reserved()
+        self.host_reserved()  # both refuse resources that are not NAME=AMOUNT
 
     def reserved(self) -> dict[str, float]:
         """Return the resources that each worker reserves, by their names in Ray."""
-        found = {"CPU": self.cpus_per_worker, "GPU": self.gpus_per_worker}
-        for text in self.resources:
+        return self._reserved(self.cpus_per_worker, self.gpus_per_worker, "resources")
+
+    def host_reserved(self) -> dict[str, float]:
+        """Return the resources that the host reserves, by their names in Ray."""
+        return self._reserved(self.host_cpus, self.host_gpus, "host_resources")
+
+    def _reserved(self, cpus: float, gpus: float, others: str) -> dict[str, float]:
+        found = {"CPU": cpus, "GPU": gpus}
+        for text in getattr(self, others):
             name, _, amount = text.partition("=")
             try:
                 found[name] = float(amount)
             except ValueError:
                 found[name] = 0.0
             if not name or not 0 < found[name] < 1e6:
-                raise UserError(f'impala.resources has "{text}"; give NAME=AMOUNT, such as simulator=1.')
+                raise UserError(f'impala.{others} has "{text}"; give NAME=AMOUNT, such as simulator=1.')
         return {name: amount for name, amount in found.items() if amount}
 
     def batch_rows(self, rows: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from ludus.containers.machines import (
     refuse_other_versions,
     refuse_without_token,
     use_code_folders,
+    use_environment,
     versions,
 )
 from ludus.core import imports
@@ -26,9 +27,9 @@ from ludus.core.errors import UserError
 
 @pytest.mark.parametrize("name", ["ludus", "torch", "Python"])
 def test_other_versions_are_refused_by_name(name: str) -> None:
-    refuse_other_versions(versions(), "10.0.0.2")
+    refuse_other_versions(versions(), "10.0.0.2", "the host")
     with pytest.raises(UserError, match=rf"^10\.0\.0\.2 has {name} .*, and the host has 0\.1; install the same"):
-        refuse_other_versions(versions() | {name: "0.1"}, "10.0.0.2")
+        refuse_other_versions(versions() | {name: "0.1"}, "10.0.0.2", "the host")
 
 
 def test_folders_of_the_host_are_searched_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +42,19 @@ def test_folders_of_the_host_are_searched_last(tmp_path: Path, monkeypatch: pyte
     use_code_folders({"path": [str(tmp_path), *before], "folders": folders})
     assert sys.path == [*before, str(tmp_path)]
     assert imports.search_folders() == folders
+
+
+@pytest.mark.parametrize("keeps_gpus", [False, True])
+def test_the_environment_of_the_command_is_used(keeps_gpus: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"RAY_JOB": "1", "CUDA_VISIBLE_DEVICES": "3", "OMP_NUM_THREADS": "1", "SAME": "x"}
+    monkeypatch.setattr(os, "environ", dict(own))
+    use_environment({"SAME": "x", "NEW": "y", "RAY_JOB": "2", "CUDA_VISIBLE_DEVICES": "0"}, keeps_gpus)
+    assert os.environ == {
+        "RAY_JOB": "1",
+        "CUDA_VISIBLE_DEVICES": "3" if keeps_gpus else "0",
+        "SAME": "x",
+        "NEW": "y",
+    }
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from test_runs_resume import assert_same_run
 
 import ludus
 from ludus.containers import signals
-from ludus.containers.signals import StopOnSignals, without_signals
+from ludus.containers.signals import StopOnSignals, stop_runs, without_signals
 from ludus.runs.folder import RunDirectory
 
 SETTINGS: dict[str, Any] = {"nb_step": 200, "env__num": 2, "env__backend": "simple", "log_every": 50}
@@ -136,6 +138,34 @@ def test_a_hang_does_not_lose_the_replay(tmp_path: Path, once: Path, own: dict[s
     assert "The replay was not saved" not in log
     (later,) = saved(run)["cache"]["groups"]
     assert later["time"] > track["time"] >= 39
+
+
+def test_a_run_in_another_thread_is_stopped_as_by_signals() -> None:
+    worker = make_worker("CartPole-v1")
+    stop = StopOnSignals(worker, pytest.fail)
+    ready, seen = threading.Event(), list[str]()
+
+    def run() -> None:
+        with stop.handle():
+            ready.set()
+            try:
+                while True:
+                    time.sleep(0.001)
+            except KeyboardInterrupt:
+                seen.append(worker.stopping)
+
+    assert not stop_runs(signal.SIGTERM)
+    thread = threading.Thread(target=run)
+    thread.start()
+    ready.wait()
+    assert stop_runs(signal.SIGTERM)
+    assert worker.stopping == "SIGTERM was received"
+    assert seen == []
+    assert stop_runs(signal.SIGTERM)  # the second one stops at once
+    thread.join()
+    assert seen == ["SIGTERM was received"]
+    assert not stop_runs(signal.SIGTERM)
+    worker.close()
 
 
 CLI = """
