@@ -117,7 +117,8 @@ class ImpalaHost(LocalWorker):
         self._held.clear()
         self._queued = self.channel.queued()
         steps, unrolls = 0, 0
-        while not any([learner.cache.ready() for learner in self.learners]) and not (self._replays and unrolls):
+        batches = [part.cache for part in self.learners if self._replays or part.role not in self._replaying]
+        while not any([cache.ready() for cache in batches]) and not (self._replays and unrolls):
             self.clock.lap("transfer")
             delivery = self.channel.receive(self._turn if self._synchronous else None)
             self.clock.lap("waiting")
@@ -326,9 +327,7 @@ def refuse_unsuitable(settings: Settings[Any], agent: Agent, role: str = "") -> 
     if (replays(settings) or agent.learns_from_single_unrolls) and (impala.unrolls or impala.dynamic):
         given = f"impala.unrolls is {impala.unrolls}" if impala.unrolls else "impala.dynamic is on"
         source = "its replay" if replays(settings) else "one unroll at a time"
-        raise UserError(
-            f"{given}, but agent {name} learns from {source}, not from batches of unrolls; leave it out."
-        )
+        raise UserError(f"{given}, but agent {name} learns from {source}, not from batches of unrolls; leave it out.")
 
 
 class OneStep(CacheWriter):

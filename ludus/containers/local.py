@@ -16,7 +16,7 @@ from ludus.containers.hook import HOOK, OnUpdate, UpdateHook, UpdateNumbers
 from ludus.containers.learner import SeatLearner
 from ludus.containers.loop import begin, collect
 from ludus.containers.roles import by_role, role_settings
-from ludus.containers.self_play import Pool, start_self_play
+from ludus.containers.self_play import start_self_play
 from ludus.containers.team import Team, members
 from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent

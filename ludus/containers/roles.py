@@ -67,9 +67,9 @@ def adapt_to_manager(resolved: Resolved, manager: EnvironmentManager) -> Resolve
         agents = 1 if settings.self_play.every else agents_per_environment(manager)  # a row is one player of a game
         return adapt_to_environment(resolved, manager.observation, manager.action, agents)
     names = {role: settings.for_role(role).agent_name for role in manager.parts}
-    agents = {role: part.agents[0] for role, part in manager.parts.items()}
+    first = {role: part.agents[0] for role, part in manager.parts.items()}
     if settings.roles.each:  # recorded as explicit roles, so that a resume knows their settings
-        explicit = RolesConfig(agents=_pairs(names), members=_pairs(agents))
+        explicit = RolesConfig(agents=_pairs(names), members=_pairs(first))
         settings = replace(settings, roles=explicit)
     given = settings.per_role
     for role, part in manager.parts.items():
@@ -141,7 +141,8 @@ def build_agents(settings: Settings[Any], manager: EnvironmentManager, device: t
     if not settings.roles.agents or not isinstance(manager, RolesManager):
         return build_agent(settings, manager.observation, manager.action, device)
     own = role_settings(settings, manager.roles)
-    return Team({role: build_agent(own[role], *needs[:2], device) for role, needs in manager.roles.items()}, manager.parts)
+    agents = {role: build_agent(own[role], *needs[:2], device) for role, needs in manager.roles.items()}
+    return Team(agents, manager.parts)
 
 
 def build_player(settings: Settings[Any], joint: BatchManager, device: torch.device) -> tuple[Actor, Agent | Team]:

@@ -174,9 +174,10 @@ def make_rank(group: RankGroup | None, environment: str, agent: str, **changes: 
     made: Any = build_agents(settings, manager, CPU)
     manager.set_action_transform(made.action_transform)
     evaluator = build_evaluator(settings, make_actor(made, manager))
+    agents = members(made).items()
     if group is None:
-        return LocalWorker(settings, made, manager, {role: LocalUpdater(member) for role, member in members(made).items()}, evaluator)
-    updaters = {role: DistribUpdater(member, group) for role, member in members(made).items()}
+        return LocalWorker(settings, made, manager, {role: LocalUpdater(own) for role, own in agents}, evaluator)
+    updaters = {role: DistribUpdater(own, group) for role, own in agents}
     return DistribWorker(settings, made, manager, updaters, evaluator)
 
 

@@ -95,7 +95,9 @@ def make(environment: str, agent: str, **changes: Any) -> LocalWorker:
     manager.set_action_transform(made.action_transform)
     kind = ImpalaHost if settings.container == "impala" else LocalWorker
     evaluator = build_evaluator(settings, make_actor(made, manager))
-    return kind(settings, made, manager, {role: LocalUpdater(member) for role, member in members(made).items()}, evaluator)
+    return kind(
+        settings, made, manager, {role: LocalUpdater(member) for role, member in members(made).items()}, evaluator
+    )
 
 
 SEVERAL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -139,7 +141,7 @@ def test_roles_with_rollouts_and_with_a_replay_learn_from_the_same_unrolls(monke
         agent, guide = host.learners
         assert agent.metrics.keys() >= {"agent/loss/policy"}
         assert guide.metrics.keys() >= {"guide/loss/value"}
-        assert float(numbers["guide/replay/updates_per_step"]) == pytest.approx(1.0, abs=0.3)
+        assert float(numbers["guide/replay/updates_per_step"]) == pytest.approx(0.25, abs=0.05)
 
 
 def assert_equal(one: State, other: State) -> None:
@@ -324,7 +326,7 @@ def test_seeds_of_workers_differ_and_the_first_is_that_of_a_local_run() -> None:
         (
             "vtrace",
             {"roles__agents": "agent=vtrace, guide=appo", "roles__guide__agent__rollout": 5},
-            "role agent has unrolls of 20 steps, and role guide of 5; give them the same length",
+            "role agent has unrolls of 8 steps, and role guide of 5; give them the same length",
         ),
     ],
 )

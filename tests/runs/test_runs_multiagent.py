@@ -143,7 +143,10 @@ def test_roles_resume_exactly_in_other_containers(container: str, tmp_path: Path
     one, other = (saved(run) for run in (straight, stopped.run))
     for key in ("agent", "updater", "cache", "counters", "last_metrics"):
         assert_same(one[key], other[key])
-    lines = [[{k: x for k, x in line.items() if "impala/" not in k} for line in metrics(run)] for run in (straight, stopped.run)]
+    lines = [
+        [{k: x for k, x in line.items() if "impala/" not in k} for line in metrics(run)]
+        for run in (straight, stopped.run)
+    ]
     assert lines[0] == lines[1]
     assert {"agent/loss/policy", "guide/loss/value", "guide/replay/size"} <= lines[0][-2].keys()
     assert len(ludus.load(straight).evaluate(episodes=4).returns) == 4

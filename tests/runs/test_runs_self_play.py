@@ -178,7 +178,8 @@ def test_a_game_is_learned_by_self_play(tmp_path: Path) -> None:
 @pytest.mark.parametrize("container", ["distrib", "impala"])
 def test_ranks_and_workers_play_and_resume_exactly(container: str, tmp_path: Path) -> None:
     own: dict[str, Any] = {"container": container, "network__body": "lstm"}
-    own |= {"distrib__ranks": 2} if container == "distrib" else {"impala__workers": 2, "impala__queue": 0}
+    ranks = {"distrib__ranks": 2, "agent__minibatches": 2}
+    own |= ranks if container == "distrib" else {"impala__workers": 2, "impala__queue": 0}
     agent = "ppo" if container == "distrib" else "vtrace"
     straight = train(tmp_path / "straight", NIM, agent, **COMMON | own).run
     stopped = train(tmp_path / "stopped", NIM, agent, stop_after("step", 230), **COMMON | own)
