@@ -184,6 +184,13 @@ def test_roles_learn(tmp_path: Path) -> None:
     assert result.best > 1.9  # of 2, the mean of 3, 2 and 1 steps
 
 
+def test_a_single_role_is_a_shared_policy_by_another_name(tmp_path: Path) -> None:
+    settings = {"nb_step": 60, "env__options": ("agents=2", "length=3")}
+    shared = saved(train(tmp_path, TEAM, "ppo", **settings).run)["agent"]
+    named = saved(train(tmp_path, TEAM, "ppo", **settings, roles__agents="agent=ppo").run)["agent"]
+    assert_same(shared, {name.removeprefix("actors.role_agent."): x for name, x in named.items()})
+
+
 def test_a_policy_for_each_agent(tmp_path: Path) -> None:
     settings = {"nb_step": 60, "env__options": ("agents=2", "length=3"), "roles__agents": "each"}
     run = train(tmp_path, TEAM, "ppo", **settings).run
