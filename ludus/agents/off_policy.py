@@ -150,7 +150,7 @@ class OffPolicy(Agent):
     def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> ReplayUnroll:
         """Make what a worker sends to the replay: the steps between two starts of sequences, or ``UNROLL`` of them."""
         config = self.config
-        length = config.stride if config.sequence else UNROLL
+        length = config.stride if config.sequence else self.unroll_steps or UNROLL
         items = None
         if config.prioritized:
             kept = (self.action, self.initial_state(1), self.soft)

@@ -23,7 +23,8 @@ class ActingState(NamedTuple):
 
     version: int  # increases with every publication
     progress: float  # share of the run that is done, 0 to 1, for schedules
-    tensors: Tensors  # ``Agent.acting_state``
+    tensors: Tensors  # ``Agent.acting_state``, with several roles that of each
+    opponents: Tensors | None = None  # self-play: ``Pool.to_workers``; None: as before
 
 
 class Report(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -14,20 +14,14 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 import ludus
-from ludus.containers.build import (
-    adapt_to_environment,
-    agents_per_environment,
-    build_agent,
-    build_evaluator,
-    build_manager,
-    choose_engines,
-    make_actor,
-)
+from ludus.containers.build import build_evaluator, build_manager, make_actor
 from ludus.containers.evaluate import Evaluation, Evaluator
 from ludus.containers.hook import OnUpdate
 from ludus.containers.local import LocalWorker
 from ludus.containers.rank_processes import RANK_LOST, SUM, RankProcesses, open_store
 from ludus.containers.ranks import RankGroup, RankLost, make_shared_sum, sum_over_ranks, torchrun
+from ludus.containers.roles import adapt_to_manager, build_agents, choose_all_engines
+from ludus.containers.team import Team, members
 from ludus.containers.threads import use_threads
 from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent
@@ -83,13 +77,16 @@ class DistribWorker(LocalWorker):
         settings: Settings[Any],
         agent: Agent,
         manager: EnvironmentManager,
-        updater: DistribUpdater,
+        updater: DistribUpdater | Mapping[str, DistribUpdater],
         evaluator: Evaluator,
         on_update: OnUpdate | None = None,
     ) -> None:
-        self.rank_group, self.rank = updater.rank_group, updater.rank_group.rank
-        rows = self.rank_group.rows(settings.env.num).times(settings.env.agents)
-        super().__init__(settings, agent, manager, updater, evaluator, on_update, rows)
+        first = updater if isinstance(updater, DistribUpdater) else next(iter(updater.values()))
+        self.rank_group, self.rank = first.rank_group, first.rank_group.rank
+        environments = self.rank_group.rows(settings.env.num)
+        super().__init__(settings, agent, manager, updater, evaluator, on_update, environments)
+        if len(self.learners) > 1:  # else a rollout may be full on one rank while a replay interrupts another
+            self._agree = first.agree
         self.warnings: list[str] = []  # for rank 0 to report
         self.result: State = {}  # of the run, on other ranks than 0
         self._ended: list[Episode] = []  # of all ranks, on rank 0
@@ -98,8 +95,9 @@ class DistribWorker(LocalWorker):
         self._new_return: float | None = None  # of an evaluation, on rank 0 until the others know it
 
     @classmethod
-    def make_updater(cls, agent: Agent, settings: Settings[Any]) -> DistribUpdater:
-        return DistribUpdater(agent, RankGroup(0, settings.ranks, settings.distrib.timeout))
+    def make_updaters(cls, agent: Agent | Team, settings: Settings[Any]) -> Mapping[str, DistribUpdater]:
+        group = RankGroup(0, settings.ranks, settings.distrib.timeout)
+        return {role: DistribUpdater(member, group) for role, member in members(agent).items()}
 
     def start(self, settings: Settings[Any], stack: ExitStack) -> None:
         """Start the other ranks with these settings, unless torchrun did, and connect to them."""
@@ -140,7 +138,7 @@ class DistribWorker(LocalWorker):
     def _collect(self) -> int:
         """Collect; return the steps of all ranks, and bring their episodes and warnings to rank 0."""
         steps = super()._collect()
-        start = self.seat.rows.start // self.settings.env.agents
+        start = self.environments.start
         episodes = [episode._replace(row=episode.row + start) for episode in self.manager.episodes()]
         news = b""
         if self.rank and (episodes or self.warnings):
@@ -169,7 +167,7 @@ class DistribWorker(LocalWorker):
         mine = torch.tensor([bool(self.stopping), new is not None, new or 0.0], dtype=torch.float64)
         asked, known, mean = self.rank_group.sum(mine).tolist()
         if known and self.rank:
-            self.updater.add_return(mean)
+            super()._use_return(mean)
         if asked and not self.stopping:
             self.stopping = "SIGTERM was received by another rank"
         return bool(asked)
@@ -226,6 +224,8 @@ class DistribWorker(LocalWorker):
         initial: State = {"agent": dict(self.agent.state_dict())}
         about = {"versions": _versions(), "settings": json.dumps(_common_settings(self.settings))}
         ranks = range(1, self.rank_group.size)
+        if self.pool is not None:  # rank 0 alone has the folder of its members
+            others = [other | {"pool": self.pool.state_dict(with_tensors=True)} for other in others]
         states = others or [initial for _ in ranks]
         parts = {rank: to_bytes({**about, "state": state}) for rank, state in zip(ranks, states, strict=True)}
         self.rank_group.exchange(parts)
@@ -319,20 +319,19 @@ def build_rank(
         manager = build_manager(settings, environment, group.rank)
     stack.callback(manager.close)
     if new:
-        settings = adapt_to_environment(
-            resolved, manager.observation, manager.action, agents_per_environment(manager)
-        ).settings
-    agent = build_agent(settings, manager.observation, manager.action, rank_device(settings, group.rank))
+        settings = adapt_to_manager(resolved, manager).settings
+    agent: Any = build_agents(settings, manager, rank_device(settings, group.rank))
     manager.set_action_transform(agent.action_transform)
-    updater, engines = DistribUpdater(agent, group), choose_engines(settings, agent)
+    updaters = {role: DistribUpdater(member, group) for role, member in members(agent).items()}
+    engines = choose_all_engines(settings, agent)
     stack.enter_context(use_threads(engines.threads))
-    worker = DistribWorker(
-        settings, agent, manager, updater, build_evaluator(settings, make_actor(agent, manager), environment)
-    )
+    evaluator = build_evaluator(settings, make_actor(agent, manager), environment)
+    worker = DistribWorker(settings, agent, manager, updaters, evaluator)
     worker.started = started
-    manager.on_warning = worker.cache.on_warning = worker.warnings.append
+    worker.manager.on_warning = worker.warnings.append
     if engines.update == "compiled":
-        updater.compile(on_failure=worker.warnings.append)
+        for updater in updaters.values():
+            updater.compile(on_failure=worker.warnings.append)
     return worker
 
 

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from ludus.containers.build import build_cache, choose_device, give_dataset
+from ludus.containers.build import choose_device
 from ludus.containers.channel import ActingState, Delivery, HostChannel
 from ludus.containers.evaluate import Evaluator
 from ludus.containers.hook import OnUpdate
-from ludus.containers.impala_worker import WORKER_PHASES
+from ludus.containers.impala_worker import WORKER_PHASES, SeatUnrolls, make_seats
 from ludus.containers.local import LocalWorker
 from ludus.containers.loop import begin, collect
+from ludus.containers.roles import role_settings
 from ludus.containers.shared_channel import SharedHostChannel
+from ludus.containers.team import members
 from ludus.core.agent import Agent
-from ludus.core.cache import CacheWriter, ExperienceCache, UnrollWriter
+from ludus.core.cache import CacheWriter, UnrollWriter
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.rows import Rows
-from ludus.core.seat import Seat
 from ludus.core.step import AgentStep, EnvStep, Episode
 from ludus.core.types import State, Tensors
 from ludus.core.updater import Updater
 from ludus.experience.memory import check_fits
 from ludus.logging.clock import Clock
 from ludus.parallel.resources import cores, free_memory
-from ludus.preprocess.rewards import make_reward_ops
 from ludus.settings.settings import ImpalaConfig, Settings, to_flat
 from ludus.settings.trust import LOCAL_CLUSTER
 
@@ -51,21 +51,22 @@ class ImpalaHost(LocalWorker):
         settings: Settings[Any],
         agent: Agent,
         manager: EnvironmentManager,
-        updater: Updater,
+        updater: Updater | Mapping[str, Updater],
         evaluator: Evaluator,
         on_update: OnUpdate | None = None,
     ) -> None:
-        refuse_unsuitable(settings, agent)
+        own, agents = role_settings(settings, manager.roles), members(agent)
+        for role, member in agents.items():
+            refuse_unsuitable(own[role], member, f" of role {role}" if settings.roles.agents else "")
         if not settings.impala.cluster:
             choose_device(settings.impala.device)  # refused here if it does not exist
-        self._replays = not settings.agent.plan(settings.rows).rollout  # unrolls go to a replay of all rows
-        self._largest_batch = settings.rows if self._replays else settings.impala.batch_rows(settings.rows)[1]
+        self._replaying = {role for role in own if replays(own[role])}  # roles whose unrolls go to a replay of all rows
+        self._replays = len(self._replaying) == len(own)
         super().__init__(settings, agent, manager, updater, evaluator, on_update)
-        impala = settings.impala
-        if impala.dynamic and not self.cache.partial:
-            raise UserError(
-                f"impala.dynamic is on, but agent {settings.agent_name} replays batches of a fixed size; turn it off."
-            )
+        manager, impala = self.manager, settings.impala
+        if impala.dynamic and (fixed := [learner for learner in self.learners if not learner.cache.partial]):
+            name = fixed[0].settings.agent_name
+            raise UserError(f"impala.dynamic is on, but agent {name} replays batches of a fixed size; turn it off.")
         self.clock = Clock(HOST_PHASES)
         self.version = 0  # of the weights that were published last
         # whether workers wait for each update: then they take turns, so that results are reproducible
@@ -77,27 +78,27 @@ class ImpalaHost(LocalWorker):
         self._worker_seconds = dict.fromkeys(WORKER_PHASES, 0.0)
         self._worker_steps, self._learned_steps = 0, 0
         self._reported = ""  # the last bottleneck that the user was told
+        self._sent: list[int] = []  # self-play: steps of the members of the pool that workers have
         each = settings.env.num // impala.workers
-        rows = [
-            Rows(i * each, (i + 1) * each, settings.env.num).times(settings.env.agents) for i in range(impala.workers)
-        ]
-        given = {"settings": to_flat(settings), "env_seed": self.env_seed, "noise_seed": self._noise_seed}
-        unroll = outline_unroll(settings, agent, manager, each * settings.env.agents)
+        environments = [Rows(i * each, (i + 1) * each, settings.env.num) for i in range(impala.workers)]
+        given = {"settings": to_flat(settings), "env_seed": self.env_seed, "noise_seed": self.seeds[0]}
+        unroll = outline_unroll(settings, agent, manager, each)
         check_fits(
             f"impala.queue is {impala.queue}, and memory for the unrolls of {impala.workers} workers takes",
             impala.workers * (impala.queue + 1) * sum(x.nbytes for x in unroll.values()),
             free_memory(),
             "lower impala.queue, env.num or the length of unrolls",
         )
-        self.channel: HostChannel = make_channel(impala, rows, unroll, agent.acting_state(), given)
+        opponents = None if self.pool is None else self.pool.to_workers()
+        self.channel: HostChannel = make_channel(impala, environments, unroll, self._acting_state(), given, opponents)
         self.channel.on_warning = lambda text: manager.on_warning(f"{manager.name}: {text}")
 
-    def _make_cache(self, rows: Rows, noise_seed: int) -> ExperienceCache:
-        """Make the cache that receives unrolls; nothing acts here."""
-        self._noise_seed = noise_seed
-        rewards = make_reward_ops(self.settings.preprocess.reward)
-        give_dataset(self.settings, self.agent, self.manager.observation, self.manager.action)
-        return build_cache(self.agent, self.manager, Rows.all(self._largest_batch), rewards)
+    def _rows_of(self, role: str, settings: Settings[Any]) -> Rows:
+        """Return the rows of the largest batch; nothing acts here."""
+        return Rows.all(settings.rows if replays(settings) else settings.impala.batch_rows(settings.rows)[1])
+
+    def _acting_state(self) -> Tensors:
+        return {name: x for part in self.learners for name, x in part.named(part.agent.acting_state()).items()}
 
     def _begin(self) -> None:
         self.channel.start([None] * self.settings.impala.workers)
@@ -107,13 +108,17 @@ class ImpalaHost(LocalWorker):
         """Publish the weights and receive unrolls until there is a batch; return their environment steps."""
         self.version += 1
         progress = self.local_step_count / self.settings.nb_step
-        self.channel.publish(ActingState(self.version, progress, self.agent.acting_state()))
+        members = [] if self.pool is None else [member.step for member in self.pool.members]
+        opponents = self.pool.to_workers() if self.pool is not None and members != self._sent else None
+        self._sent = members
+        self.channel.publish(ActingState(self.version, progress, self._acting_state(), opponents))
         for delivery in self._held:
             self.channel.release(delivery)
         self._held.clear()
         self._queued = self.channel.queued()
         steps, unrolls = 0, 0
-        while not self.cache.ready() and not (self._replays and unrolls):
+        batches = [part.cache for part in self.learners if self._replays or part.role not in self._replaying]
+        while not any([cache.ready() for cache in batches]) and not (self._replays and unrolls):
             self.clock.lap("transfer")
             delivery = self.channel.receive(self._turn if self._synchronous else None)
             self.clock.lap("waiting")
@@ -121,12 +126,13 @@ class ImpalaHost(LocalWorker):
             steps += delivery.report.steps
             unrolls += self._take(delivery)
             if self.settings.impala.dynamic and unrolls and not self.channel.queued():
-                self.cache.finish()
+                for learner in self.learners:
+                    learner.cache.finish()
         self.clock.lap("transfer")
         return steps
 
     def _take(self, delivery: Delivery) -> bool:
-        """Add an unroll to the batch, unless it is too old; return whether it was added."""
+        """Add an unroll to the batch of every role, unless it is too old for that; return whether it was added."""
         unroll, report = delivery.unroll, delivery.report
         self._finished += report.episodes
         for warning in report.warnings:
@@ -137,14 +143,21 @@ class ImpalaHost(LocalWorker):
         self._received += 1
         lag = self.version - unroll.version
         self._lags[lag] += 1
-        if lag > self.settings.impala.max_lag and not self._replays:
-            self._dropped += 1
+        old = lag > self.settings.impala.max_lag
+        self._dropped += old and not self._replays
+        if old and not self._replaying:
             self.channel.release(delivery)
             return False
         self._learned_steps += report.steps
-        self.cache.receive(unroll)
-        whole = unroll.rows.size == self._largest_batch and not self._replays
-        in_place = whole and self.device.type == "cpu"  # the batch is this memory
+        in_place = False  # whether a batch is this memory
+        for learner in self.learners:
+            role = learner.role
+            if old and role not in self._replaying:
+                continue
+            rows = unroll.rows.times(self.manager.roles[role].agents)
+            learner.cache.receive(unroll._replace(tensors=learner.select(unroll.tensors), rows=rows))
+            whole = rows.size == learner.seat.rows.size and role not in self._replaying
+            in_place = in_place or (whole and self.device.type == "cpu")
         self._copies += self.channel.copies + (not in_place)
         if in_place or not self.settings.impala.queue:
             self._held.append(delivery)  # until it was learned from, and with queue 0 until the weights are published
@@ -241,8 +254,9 @@ class ImpalaHost(LocalWorker):
                 f"The checkpoint was made with {len(impala['incarnations'])} workers, and impala.workers is {number}; "
                 "set it back."
             )
-        if state["cache"] is not None:
-            self.cache.load_state_dict(state["cache"])
+        for learner in self.learners:
+            if (cache := learner.own(state["cache"])) is not None:
+                learner.cache.load_state_dict(cache)
         states: list[State | None] = saved or [None] * number
         self.version, self.channel.restarts, self._turn = impala["version"], impala["restarts"], impala["turn"]
         lost = [worker for worker, known in enumerate(states) if not known]
@@ -269,15 +283,25 @@ class ImpalaHost(LocalWorker):
 
 
 def make_channel(
-    impala: ImpalaConfig, rows: list[Rows], unroll: Tensors, acting_state: Tensors, given: dict[str, Any]
+    impala: ImpalaConfig,
+    environments: list[Rows],
+    unroll: Tensors,
+    acting_state: Tensors,
+    given: dict[str, Any],
+    opponents: Tensors | None = None,
 ) -> HostChannel:
-    """Make the channel to workers on this machine or in a cluster; ``unroll`` and ``acting_state`` show its tensors."""
+    """Make the channel to workers on this machine or in a cluster; the tensors show what is sent over it."""
     if not impala.cluster:
-        timeout, restarts = impala.timeout, impala.max_restarts
-        return SharedHostChannel(rows, impala.queue + 1, unroll, acting_state, given, timeout, restarts)
+        sent = (environments, impala.queue + 1, unroll, acting_state, given)
+        return SharedHostChannel(*sent, impala.timeout, impala.max_restarts, opponents=opponents)
     from ludus.containers.ray import RayHostChannel  # this process is an actor of the cluster
 
-    return RayHostChannel(rows, given, impala)
+    return RayHostChannel(environments, given, impala)
+
+
+def replays(settings: Settings[Any]) -> bool:
+    """Return whether an agent with these settings learns from a replay buffer instead of rollouts."""
+    return not settings.agent.plan(settings.rows).rollout
 
 
 @contextmanager
@@ -291,21 +315,19 @@ def needs_ray() -> Iterator[None]:
         raise UserError("Clusters need Ray, which is not installed: run `pip install 'ludus[cluster]'`.") from error
 
 
-def refuse_unsuitable(settings: Settings[Any], agent: Agent) -> None:
-    """Refuse an agent that cannot learn from unrolls of older policies."""
+def refuse_unsuitable(settings: Settings[Any], agent: Agent, role: str = "") -> None:
+    """Refuse an agent that cannot learn from unrolls of older policies; ``role`` is put after its name."""
+    name = f"{settings.agent_name}{role}"
     if not agent.corrects_old_unrolls:
         raise UserError(
-            f"container is impala, but agent {settings.agent_name} cannot learn from unrolls of older policies; use "
+            f"container is impala, but agent {name} cannot learn from unrolls of older policies; use "
             "vtrace, appo, acer, or one with a replay buffer, such as dqn or sac."
         )
     impala = settings.impala
-    replays = not settings.agent.plan(settings.rows).rollout
-    if (replays or agent.learns_from_single_unrolls) and (impala.unrolls or impala.dynamic):
+    if (replays(settings) or agent.learns_from_single_unrolls) and (impala.unrolls or impala.dynamic):
         given = f"impala.unrolls is {impala.unrolls}" if impala.unrolls else "impala.dynamic is on"
-        source = "its replay" if replays else "one unroll at a time"
-        raise UserError(
-            f"{given}, but agent {settings.agent_name} learns from {source}, not from batches of unrolls; leave it out."
-        )
+        source = "its replay" if replays(settings) else "one unroll at a time"
+        raise UserError(f"{given}, but agent {name} learns from {source}, not from batches of unrolls; leave it out.")
 
 
 class OneStep(CacheWriter):
@@ -332,17 +354,19 @@ class OneStep(CacheWriter):
 class _Probe:
     """What ``collect`` needs."""
 
-    def __init__(self, manager: EnvironmentManager, seat: Seat) -> None:
-        self.manager, self.seats, self.clock = manager, [seat], Clock()
+    def __init__(self, manager: EnvironmentManager, parts: list[SeatUnrolls]) -> None:
+        self.manager, self.seats, self.clock = manager, [part.seat for part in parts], Clock()
+        for part in parts:
+            part.seat.cache = OneStep(part.unroll)
 
 
-def outline_unroll(settings: Settings[Any], agent: Agent, manager: EnvironmentManager, rows: int) -> Tensors:
+def outline_unroll(settings: Settings[Any], agent: Agent, manager: EnvironmentManager, environments: int) -> Tensors:
     """Return meta tensors like those of an unroll, known after one step of one environment."""
-    one = Rows.all(manager.batch).times(settings.env.agents)
-    unroll, device = agent.make_unroll(one), next(iter(agent.acting_state().values())).device
-    noise = agent.make_noise(one, torch.Generator(device).manual_seed(0))
-    rewards = make_reward_ops(settings.preprocess.reward)
-    probe = _Probe(manager, Seat(agent, OneStep(unroll), noise, one, device, preprocess_reward=rewards))
+    parts = make_seats(settings, agent, manager, Rows.all(manager.batch), seed=0)
+    probe = _Probe(manager, parts)
     begin(probe, settings.seed)
     collect(probe)
-    return unroll.outline(rows)
+    tensors: Tensors = {}
+    for part in parts:
+        tensors |= part.named(part.unroll.outline(environments * manager.roles[part.role].agents))
+    return tensors

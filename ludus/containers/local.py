@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch import Tensor
 
-from ludus.containers.build import agents_per_environment, build_cache, give_dataset, make_actor
+from ludus.containers.build import make_actor
 from ludus.containers.evaluate import Evaluation, Evaluator
-from ludus.containers.guard import Guard
 from ludus.containers.hook import HOOK, OnUpdate, UpdateHook, UpdateNumbers
-from ludus.containers.loop import begin, collect, improve, set_scheduled
+from ludus.containers.learner import SeatLearner
+from ludus.containers.loop import begin, collect
+from ludus.containers.roles import by_role, role_settings
+from ludus.containers.self_play import start_self_play
+from ludus.containers.team import Team, members
 from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent
-from ludus.core.cache import ExperienceCache
 from ludus.core.container import Container
-from ludus.core.environment import EnvironmentManager
+from ludus.core.environment import DEFAULT_ROLE, EnvironmentManager
 from ludus.core.errors import UserError
-from ludus.core.hidden_state import HiddenState
 from ludus.core.rows import Rows
-from ludus.core.seat import Seat
 from ludus.core.step import Episode
 from ludus.core.types import State, Tensors
 from ludus.core.updater import Updater
@@ -30,7 +31,6 @@ from ludus.logging.clock import Clock
 from ludus.logging.episodes import RecentEpisodes
 from ludus.networks.placement import device_of
 from ludus.parallel.orphans import StartedProcesses
-from ludus.preprocess.rewards import make_reward_ops
 from ludus.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,10 +41,11 @@ if TYPE_CHECKING:
 class LocalWorker(Container):
     """Trains an agent in one process: collects, improves, evaluates, logs and saves.
 
-    ``rows`` are those of the manager in the whole run, by default all.
+    With several roles, ``agent`` is a team, and there is an updater and a learner for each role; all collect in the
+    same environments, then each learns from its own cache. ``environments`` are the manager's in the whole run, by
+    default all.
     """
 
-    keeps_failures = True  # whether a failed update is saved for ``ludus diagnose``
     can_rescue = True  # whether the state can be saved in the middle of an update
 
     def __init__(
@@ -52,29 +53,28 @@ class LocalWorker(Container):
         settings: Settings[Any],
         agent: Agent,
         manager: EnvironmentManager,
-        updater: Updater,
+        updater: Updater | Mapping[str, Updater],
         evaluator: Evaluator,
         on_update: OnUpdate | None = None,
-        rows: Rows | None = None,
+        environments: Rows | None = None,
     ) -> None:
-        self.settings, self.agent, self.manager = settings, agent, manager
-        self.updater: Updater = updater
-        self.evaluator = evaluator
+        self.environments = Rows.all(manager.batch) if environments is None else environments
+        manager, self.pool = start_self_play(settings, agent, manager, evaluator, self.environments)
+        self.settings, self.agent, self.manager, self.evaluator = settings, agent, manager, evaluator
         self._hook = None if on_update is None else UpdateHook(on_update)
         self.reporter: Reporter | None = None  # None: no output and no run folder
         self.started = StartedProcesses()  # child processes of environments, ended with the run
         self.compiling = False
         self.device = device_of(agent)
         seeds = torch.Generator().manual_seed(settings.seed)
-        self.env_seed, noise_seed, *own_seeds = torch.randint(2**31 - 1, (4,), generator=seeds).tolist()
+        self.env_seed, *self.seeds = torch.randint(2**31 - 1, (4,), generator=seeds).tolist()
         self.actor = make_actor(agent, manager)  # what plays whole environments in evaluations
-        rows = Rows.all(manager.batch).times(agents_per_environment(manager)) if rows is None else rows
-        self.cache = self._make_cache(rows, noise_seed)
-        self._seed_generators(own_seeds, rows.start)
+        self.learners = self._make_learners(updater if isinstance(updater, Mapping) else {DEFAULT_ROLE: updater})
+        self.seats = [learner.seat for learner in self.learners]
+        first = self.learners[0]  # the only one, unless there are several roles
+        self.seat, self.cache, self.updater, self.guard = first.seat, first.cache, first.updater, first.guard
         self.clock = Clock()
-        self.guard = self._make_guard()
         self.network_check: NetworkCheck | None = None
-        self.scheduled: Mapping[str, float] = {}  # scheduled values, for the log
         self.local_step_count, self.updates = 0, 0
         self.episodes = RecentEpisodes()
         self.best: float | None = None
@@ -84,31 +84,25 @@ class LocalWorker(Container):
         self.began, self._target = False, settings.nb_step
         self.in_call = False  # interrupted inside a call of an environment, so the cache is consistent
         self.between, self.owed = True, False  # between updates; an evaluation is due (again)
+        self._agree: Callable[[bool], bool] = bool  # of ``collect``
 
-    def _make_cache(self, rows: Rows, noise_seed: int) -> ExperienceCache:
-        """Make the cache, and the seat that writes to it."""
-        agent = self.agent
-        noise = agent.make_noise(rows, torch.Generator(self.device).manual_seed(noise_seed))
-        rewards = make_reward_ops(self.settings.preprocess.reward)
-        give_dataset(self.settings, agent, self.manager.observation, self.manager.action)
-        cache = build_cache(agent, self.manager, rows, rewards)
-        self.seat = Seat(agent, cache, noise, rows, self.device, preprocess_reward=rewards)
-        self.seats = [self.seat]
-        return cache
+    def _make_learners(self, updaters: Mapping[str, Updater]) -> list[SeatLearner]:
+        learners, agents = list[SeatLearner](), members(self.agent)
+        for number, (role, settings) in enumerate(role_settings(self.settings, self.manager.roles).items()):
+            rows, seeds = self._rows_of(role, settings), [seed + number for seed in self.seeds]
+            prefix = f"{role}/" if self.settings.roles.agents else ""
+            parts = (settings, agents[role], self.manager, updaters[role], rows, seeds)
+            learners.append(SeatLearner(*parts, role, prefix))
+        return learners
 
-    def _make_guard(self) -> Guard:
-        return Guard(self.agent, self.updater, self.manager)
-
-    def _seed_generators(self, seeds: list[int], start: int) -> None:
-        """Seed the random numbers of learning and sampling, with others on other ranks (``start``: their first row)."""
-        for generator, seed in zip((self.agent.generator, self.cache.generator), seeds, strict=True):
-            if generator is not None:
-                generator.manual_seed(seed + start)
+    def _rows_of(self, role: str, settings: Settings[Any]) -> Rows:
+        """Return the rows that a role's cache holds in this process."""
+        return self.environments.times(self.manager.roles[role].agents)
 
     @classmethod
-    def make_updater(cls, agent: Agent, settings: Settings[Any]) -> LocalUpdater:
-        """Make the updater of this kind of container."""
-        return LocalUpdater(agent)
+    def make_updaters(cls, agent: Agent | Team, settings: Settings[Any]) -> Mapping[str, LocalUpdater]:
+        """Make the updater of each role for this kind of container."""
+        return {role: LocalUpdater(member) for role, member in members(agent).items()}
 
     def start(self, settings: Settings[Any], stack: ExitStack) -> None:
         """Start what runs beside this process, with these settings; ``stack`` ends it."""
@@ -118,6 +112,8 @@ class LocalWorker(Container):
         """Collect and improve until ``nb_step`` environment steps are done, or something asks to stop."""
         self.local_step_count, self._target = initial_step, nb_step
         if not self.began:
+            if self.pool is not None and not self.pool.members:
+                self.pool.add(initial_step)
             with self.started:
                 self._begin()
             self.began = True
@@ -139,7 +135,8 @@ class LocalWorker(Container):
 
     def _schedule(self, progress: float) -> None:
         """Set scheduled values from the progress of the run (0 to 1)."""
-        self.scheduled = set_scheduled(self.agent, self.cache, self.updater, progress)
+        for learner in self.learners:
+            learner.schedule(progress)
 
     def _stops(self) -> bool:
         """Return whether something asks to end the run before ``nb_step``."""
@@ -148,26 +145,33 @@ class LocalWorker(Container):
     def _collect(self) -> int:
         """Collect experience; return the number of environment steps."""
         with self.started:
-            return collect(self)
+            return collect(self, self._agree)
 
     def _improve(self, step: int) -> tuple[Tensors, int]:
         """Learn; ``step`` is the number of environment steps so far."""
-        self.guard.step, check = step, self.network_check
-        if check is None or not check.due(step):
-            return improve(self)
-        with check.watch(step, self.updates, self._checked):
-            return improve(self)
+        metrics, count, check = dict[str, Tensor](), 0, self.network_check
+        due = check is not None and check.due(step)
+        with check.watch(step, self.updates, self._checked) if check and due else nullcontext():
+            for learner in self.learners:
+                found, updates = learner.improve(step)
+                metrics |= found
+                count += updates
+        self.clock.lap("learning")
+        return metrics, count
 
     def _checked(self, report: NetworkReport) -> None:
         if self.reporter is not None:
             self.reporter.checked(report)
 
     def _after_update(self, before: int, metrics: Tensors) -> None:
-        episodes = self._episodes()
-        if episodes and (warning := self._episode_warning(episodes)) and self.reporter is not None:
+        settings, episodes = self.settings, self._episodes()
+        if self.pool is not None:
+            episodes = self.pool.rate(episodes)
+            if self._passed(before, settings.self_play.every):
+                self.pool.add(self.local_step_count)
+        if episodes and (warning := self.agent.episode_warning(episodes)) and self.reporter is not None:
             self.reporter.warn(warning)
         self.episodes.add(episodes)
-        settings = self.settings
         ends = self.local_step_count >= self._target
         log_due = bool(settings.log_every) and (ends or self._passed(before, settings.log_every))
         self.owed = evaluation_due = self._passed(before, settings.evaluation.every)
@@ -193,9 +197,6 @@ class LocalWorker(Container):
             self._save()
         self.clock.lap("other")
 
-    def _episode_warning(self, episodes: list[Episode]) -> str:
-        return self.agent.episode_warning(episodes)
-
     def _episodes(self) -> list[Episode]:
         """Return the episodes that ended since the last call."""
         return self.manager.episodes()
@@ -220,7 +221,12 @@ class LocalWorker(Container):
     @property
     def diverged(self) -> bool:
         """Whether training ended at a loss or gradient that is not finite."""
-        return self.guard.diverged
+        return any(learner.guard.diverged for learner in self.learners)
+
+    @property
+    def keeps_failures(self) -> bool:
+        """Whether a failed update is saved for ``ludus diagnose``, which recomputes that of a single agent."""
+        return not self.settings.roles.agents
 
     @property
     def interrupted(self) -> bool:
@@ -232,8 +238,9 @@ class LocalWorker(Container):
 
     def progress(self) -> dict[str, float]:
         """Return the metrics of the loop: schedules, updates, cache and episodes."""
-        own = {"learning_rate": self.updater.learning_rate, "updates": float(self.updates)}
-        return {**self.scheduled, **own, **self.cache.metrics(), **self.episodes.means()}
+        learned = {name: x for learner in self.learners for name, x in learner.progress().items()}
+        games = {} if self.pool is None else self.pool.metrics()
+        return {**learned, "updates": float(self.updates), **self.episodes.means(), **games}
 
     def evaluate(self) -> Evaluation | None:
         """Evaluate, keep the best policy, and stop at the target return; None if interrupted."""
@@ -243,7 +250,7 @@ class LocalWorker(Container):
         self.clock.lap("evaluation")
         if evaluation is None:
             return None
-        better = self._is_better(evaluation)
+        better = self.pool is not None or self.best is None or evaluation.mean > self.best  # opponents change
         if self.reporter is not None:
             self.reporter.evaluated(self, evaluation, better)
         self.evaluator.round += 1  # counted after the report: if that fails, a resume repeats it
@@ -257,11 +264,8 @@ class LocalWorker(Container):
 
     def _use_return(self, mean: float) -> None:
         """Let learning rates follow the mean return of an evaluation."""
-        self.updater.add_return(mean)
-
-    def _is_better(self, evaluation: Evaluation) -> bool:
-        """Return whether the policy is to be kept as the best so far."""
-        return self.best is None or evaluation.mean > self.best
+        for learner in self.learners:
+            learner.updater.add_return(mean)
 
     def _interrupts_evaluation(self) -> bool:
         return bool(self.stopping)
@@ -276,16 +280,23 @@ class LocalWorker(Container):
 
     def state_dict(self) -> State:
         """Return all that a resume needs; in the middle of an update, without the incomplete rollout."""
-        whole = self.began and self.between
+        whole, in_call = self.began and self.between, self.began and self.in_call
         last = self.last_evaluation
+
+        def cache_state(learner: SeatLearner) -> State | None:  # None in the middle of an update, unless complete there
+            kept = whole or (in_call and learner.cache.saved_within_update)
+            return learner.cache.state_dict() if kept else None
+
         return {
             "agent": dict(self.agent.state_dict()),
-            "updater": self._updater_state(),
+            "updater": by_role(self.learners, lambda learner: learner.updater.state_dict()),
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "generators": {name: generator.get_state() for name, generator in generators(self.agent).items()},
-            "cache": self._cache_state(whole),
+            "cache": by_role(self.learners, cache_state),
+            "last_metrics": by_role(self.learners, lambda learner: dict(learner.metrics)),
             "evaluator": self.evaluator.state_dict(),
+            "pool": None if self.pool is None else self.pool.state_dict(),
             **self._collector_state(whole),
             "dataset": None if self.agent.dataset is None else self.agent.dataset.fingerprint(),
             "counters": {
@@ -299,17 +310,6 @@ class LocalWorker(Container):
             }
             | self.episodes.state_dict(),
         }
-
-    def _updater_state(self) -> State:
-        return self.updater.state_dict()
-
-    def _load_updater(self, state: State) -> None:
-        self.updater.load_state_dict(state)
-
-    def _cache_state(self, whole: bool) -> State | None:
-        """Return the state of the cache; None in the middle of an update, unless it is complete there."""
-        replay = self.began and self.in_call and self.cache.saved_within_update
-        return self.cache.state_dict() if whole or replay else None
 
     def load_state_dict(self, state: State) -> str:
         """Restore a run; return how the environments were restored."""
@@ -330,7 +330,11 @@ class LocalWorker(Container):
                 "from, so it cannot be resumed; bring back the file."
             )
         self.agent.load_state_dict(state["agent"])
-        self._load_updater(state["updater"])
+        for learner in self.learners:
+            learner.updater.load_state_dict(learner.own(state["updater"]))
+            learner.metrics = dict(learner.own(state.get("last_metrics", {})))
+        if self.pool is not None:
+            self.pool.load_state_dict(state["pool"])
         self.evaluator.load_state_dict(state["evaluator"])
         torch.set_rng_state(state["torch"])
         if state["cuda"] is not None and self.device.type == "cuda":
@@ -350,40 +354,34 @@ class LocalWorker(Container):
     def _collector_state(self, whole: bool) -> State:
         """Return what continues the collection of experience; without the environments unless ``whole``."""
         return {
-            "noise": self.seat.noise.state_dict(),
+            "noise": by_role(self.learners, lambda learner: learner.seat.noise.state_dict()),
             "manager": self.manager.state_dict() if whole else None,
             "groups": [[rows.start, rows.stop] for rows in self.manager.groups],
-            "hidden_state": dict(self.seat.hidden_state),
+            "hidden_state": by_role(self.learners, lambda learner: dict(learner.seat.hidden_state)),
         }
 
     def _load_collector(self, state: State) -> str:
         """Restore the cache and what ``_collector_state`` returned; return how the environments were restored."""
         groups = [[rows.start, rows.stop] for rows in self.manager.groups]
-        if state["cache"] is not None and state["groups"] != groups:
+        caches = [learner.own(state["cache"]) for learner in self.learners]
+        if any(cache is not None for cache in caches) and state["groups"] != groups:
             raise UserError(
                 f"The checkpoint was made with {len(state['groups'])} groups of environments, and now there are "
                 f"{len(groups)}; set env.alternate and env.num back to what they were."
             )
-        self._load_seats(state)
+        for learner, cache in zip(self.learners, caches, strict=True):
+            learner.seat.noise.load_state_dict(learner.own(state["noise"]))
+            if cache is not None:
+                learner.cache.load_state_dict(cache)
         if state["manager"] is None:  # interrupted in a rollout: continue with new episodes
             self.env_seed = (self.env_seed + 1 + self.local_step_count) % (2**31 - 1)
             return "restarted at an episode boundary: the run was interrupted in the middle of an update"
         self.manager.load_state_dict(state["manager"])
-        self._continue_seats(state)
+        last = self.manager.last_roles()
+        for learner in self.learners:
+            learner.resume_at(last[learner.role], learner.own(state["hidden_state"]))
         self.began = True
         return self.manager.restored
-
-    def _load_seats(self, state: State) -> None:
-        """Restore random numbers and cache."""
-        self.seat.noise.load_state_dict(state["noise"])
-        if state["cache"] is not None:
-            self.cache.load_state_dict(state["cache"])
-
-    def _continue_seats(self, state: State) -> None:
-        """Continue with the last step of the environments, which were restored."""
-        step = self.seat.env_step = self.manager.last_step().to(self.device)
-        self.cache.amend(step)
-        self.seat.hidden_state = HiddenState(state["hidden_state"]).map(lambda x: x.to(self.device))
 
     def finish(self) -> None:
         """Do what remains after the last checkpoint."""

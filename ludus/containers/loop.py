@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from ludus.containers.guard import Guard
-from ludus.core.agent import Agent
 from ludus.core.cache import ExperienceCache
 from ludus.core.environment import RoleManager
 from ludus.core.hidden_state import HiddenState
 from ludus.core.seat import Seat
 from ludus.core.step import EnvStep
 from ludus.core.types import Tensors
-from ludus.core.updater import Updater
 from ludus.logging.clock import Clock
 
 
@@ -34,11 +32,10 @@ class Collector(Protocol):
 
 
 class Learner(Protocol):
-    """What ``improve`` needs of a container."""
+    """What ``improve`` needs of a learner."""
 
     cache: ExperienceCache
     guard: Guard
-    clock: Clock
 
 
 class SeatRows:
@@ -82,11 +79,12 @@ def begin(loop: Collector, seed: int) -> None:
             seat.cache.env_write(part.step, part.state, part.start)
 
 
-def collect(loop: Collector) -> int:
+def collect(loop: Collector, agree: Callable[[bool], bool] = bool) -> int:
     """Act and step until the caches are ready to be learned from; return the number of real environment steps.
 
     With several groups, one steps while the actions of the next are computed, in a fixed order. Group 0 decides when to
-    stop, so all groups step equally often. Several seats play different roles in the same environments.
+    stop, so all groups step equally often. Several seats play different roles in the same environments; ``agree`` lets
+    all ranks stop after the same step.
     """
     manager, seats, clock = loop.manager, loop.seats, loop.clock
     groups = range(len(manager.groups))
@@ -124,7 +122,7 @@ def collect(loop: Collector) -> int:
                 # on a GPU as a tensor, without waiting for it
                 count = count + (int(np.count_nonzero(real.numpy())) if real.is_cpu else real.sum())
             if group == 0:
-                goes_on = all([part.seat.cache.accepts(part.start) for part in parts[0]])
+                goes_on = agree(all([part.seat.cache.accepts(part.start) for part in parts[0]]))
             if goes_on:
                 act(group)
     last = manager.last_roles()
@@ -136,25 +134,16 @@ def collect(loop: Collector) -> int:
     return int(count)
 
 
-def improve(loop: Learner) -> tuple[Tensors, int]:
+def improve(learner: Learner) -> tuple[Tensors, int]:
     """Learn while the cache is ready; return the metrics of the last update, and the number of updates."""
     metrics: Tensors = {}
     count = 0
-    while loop.cache.agree(loop.guard.updater):  # ranks learn equally often
+    while learner.cache.agree(learner.guard.updater):  # ranks learn equally often
         if not count:  # later, there are no new steps
-            loop.guard.agent.observe(loop.cache, loop.guard.updater)
-        batch = loop.cache.read()
-        learned = loop.guard.learn(batch)
+            learner.guard.agent.observe(learner.cache, learner.guard.updater)
+        batch = learner.cache.read()
+        learned = learner.guard.learn(batch)
         if learned.priority is not None and batch.index is not None:
-            loop.cache.feedback(batch.index, learned.priority)
+            learner.cache.feedback(batch.index, learned.priority)
         metrics, count = learned.metrics, count + 1
-    loop.clock.lap("learning")
     return metrics, count
-
-
-def set_scheduled(agent: Agent, cache: ExperienceCache, updater: Updater, progress: float) -> dict[str, float]:
-    """Set scheduled values from the progress of the run (0 to 1); return those to log."""
-    scheduled = agent.schedule(progress)
-    cache.schedule(progress)
-    updater.learning_rate = scheduled.get("learning_rate", updater.learning_rate)
-    return {**scheduled, **updater.schedule(progress)}

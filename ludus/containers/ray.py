@@ -215,7 +215,8 @@ class RayHostChannel(HostChannel):
         self._workers = [_Worker(number, part) for number, part in enumerate(rows)]
         self._failed_on: list[str] = []  # machines of workers that died; "" for workers that raised or hung
         self._arrived: deque[Delivery] = deque()  # unrolls that were not received
-        self._state: tuple[int, float, Any] | None = None  # version, progress and a reference to the tensors
+        self._state: tuple[int, float, Any, Any] | None = None  # version, progress and references to the tensors
+        self._opponents: Any = None  # reference to those of self-play
         self._host_reserved = impala.host_reserved()
         needs = {"versions": versions(), "needs_token": not is_loopback(_address())}
         self._settings = dict(settings) | code_folders() | needs
@@ -243,7 +244,10 @@ class RayHostChannel(HostChannel):
         return [worker.restored for worker in self._workers]
 
     def publish(self, state: ActingState) -> None:
-        self._state = state.version, state.progress, ray.put({name: pack(x) for name, x in state.tensors.items()})
+        if state.opponents is not None:
+            self._opponents = ray.put({name: pack(x) for name, x in state.opponents.items()})
+        tensors = ray.put({name: pack(x) for name, x in state.tensors.items()})
+        self._state = state.version, state.progress, tensors, self._opponents
         for worker in self._workers:
             self._request(worker)
 
@@ -285,7 +289,7 @@ class RayHostChannel(HostChannel):
                 ray.wait(closing, num_returns=len(closing), timeout=GRACE)
         for worker in self._workers:
             self._kill(worker)
-        self._workers, self._state = [], None
+        self._workers, self._state, self._opponents = [], None, None
         self._arrived.clear()
 
     def _room(self) -> int:
@@ -483,12 +487,15 @@ class RayWorker:
 
         return _catch(start)
 
-    def unroll(self, version: int, progress: float, tensors: dict[str, Packed]) -> Filled | Failure:
+    def unroll(
+        self, version: int, progress: float, tensors: dict[str, Packed], opponents: dict[str, Packed] | None
+    ) -> Filled | Failure:
         """Fill an unroll."""
 
         def fill() -> Filled:
             assert self._worker is not None
-            self._channel.newest = ActingState(version, progress, unpack(tensors))
+            frozen = None if opponents is None else unpack(opponents)
+            self._channel.newest = ActingState(version, progress, unpack(tensors), frozen)
             self._worker.fill_unroll()
             assert self._channel.filled is not None
             return self._channel.filled

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -10,9 +11,7 @@ import torch
 from torch import Tensor
 
 from ludus.containers.build import build_agent, divide_environments
-from ludus.containers.evaluate import Evaluation, Evaluator
-from ludus.containers.hook import OnUpdate
-from ludus.containers.local import LocalWorker
+from ludus.containers.evaluate import Evaluator
 from ludus.core.agent import Agent
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
@@ -20,20 +19,20 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.rows import Rows
 from ludus.core.step import EnvStep, Episode
 from ludus.core.types import State, Tensors
-from ludus.core.updater import Updater
 from ludus.managers.roles import RolesManager
 from ludus.networks.placement import device_of
 from ludus.settings.settings import SelfPlayConfig, Settings
 
 CURRENT = -1  # in place of a member's step: the policy that is being trained
 K = 16.0  # how far one game moves the Elo rating
+OPPONENT = "opponent"  # info of a finished game, for ``Pool.rate``: the step of the opponent
+STEPS = "steps"  # name of the steps of members among the tensors that are sent to workers
 
 
 class Member(NamedTuple):
     """A frozen copy of the policy."""
 
     step: int  # environment steps after which it was made
-    rating: float  # its Elo rating then
     agent: Agent
 
 
@@ -45,18 +44,6 @@ class Store(Protocol):
     def load(self, step: int) -> State: ...
 
 
-class MemoryStore(dict[int, State]):
-    """Keeps them in memory, for runs without a folder."""
-
-    def save(self, step: int, state: State) -> None:
-        """Keep a copy."""
-        self[step] = {name: x.clone() if isinstance(x, Tensor) else x for name, x in state.items()}
-
-    def load(self, step: int) -> State:
-        """Return it."""
-        return self[step]
-
-
 class Pool:
     """The newest frozen selves, and the Elo rating of the policy against them; the first one has a rating of 0.
 
@@ -65,71 +52,116 @@ class Pool:
     """
 
     def __init__(self, agent: Agent, make: Callable[[], Agent], config: SelfPlayConfig) -> None:
-        self.agent, self.config, self._make = agent, config, make
-        self.members: list[Member] = []  # oldest first, with older ones than the opponents while their games last
+        self.agent, self.size, self._make = agent, config.size, make
+        self.members: list[Member] = []  # oldest first
         self.rating = 0.0
-        self.store: Store = MemoryStore()
-
-    @property
-    def opponents(self) -> list[Member]:
-        """Those that new games are played against."""
-        return self.members[-self.config.size :]
+        self.ratings: dict[int, float] = {}  # of all copies so far, by step
+        self.store: Store | None = None  # None: checkpoints have the tensors of the members
 
     def add(self, step: int) -> None:
         """Add a copy of the policy."""
-        self.store.save(step, dict(self.agent.state_dict()))
-        self.restore(step, self.rating)
+        state = dict(self.agent.state_dict())
+        if self.store is not None:
+            self.store.save(step, state)
+        self.ratings[step] = self.rating
+        self._add(step, partial(Agent.load_state_dict, state_dict=state))
 
-    def keep(self, playing: Collection[int]) -> None:
-        """Drop the members that are no opponents any more and not among those that still play."""
-        newest = {member.step for member in self.opponents}
-        self.members = [member for member in self.members if member.step in newest or member.step in playing]
+    def restore(self, step: int) -> None:
+        """Add a member that is in the store."""
+        assert self.store is not None
+        self._add(step, partial(Agent.load_state_dict, state_dict=self.store.load(step)))
+
+    def _add(self, step: int, load: Callable[[Agent], object]) -> None:
+        copy = self._make()
+        load(copy)
+        copy.eval()
+        copy.schedule(1.0)  # explore as at the end of a run
+        self.members = [*self.members, Member(step, copy)][-self.size :]
 
     def actor(self, step: int) -> Agent:
         """Return the member made at a step, or the current policy."""
         return self.agent if step == CURRENT else next(member.agent for member in self.members if member.step == step)
 
-    def count(self, step: int, score: float) -> None:
-        """Count a game against a member."""
-        against = next((member.rating for member in self.members if member.step == step), None)
-        if against is not None:
-            self.rating += K * (score - 1 / (1 + 10 ** ((against - self.rating) / 400)))
+    def rate(self, episodes: list[Episode]) -> list[Episode]:
+        """Count the results of games; return them without the infos that are meant for this."""
+        for episode in episodes:
+            against = self.ratings.get(int(episode.infos[OPPONENT]))
+            if against is not None:
+                expected = 1 / (1 + 10 ** ((against - self.rating) / 400))
+                self.rating += K * (episode.infos["score"] - expected)
+        return [
+            episode._replace(infos={name: x for name, x in episode.infos.items() if name != OPPONENT})
+            for episode in episodes
+        ]
 
-    def restore(self, step: int, rating: float = 0.0) -> None:
-        """Add a member that is in the store."""
-        agent = self._make()
-        agent.load_state_dict(self.store.load(step))
-        agent.eval()
-        agent.schedule(1.0)  # explore as at the end of a run
-        self.members.append(Member(step, rating, agent))
+    def metrics(self) -> dict[str, float]:
+        """Return the Elo rating and the number of opponents."""
+        return {"elo": self.rating, "opponents": float(len(self.members))}
 
-    def state_dict(self) -> State:
-        """Return the ratings; the tensors are in the store."""
-        return {"rating": self.rating, "members": [[member.step, member.rating] for member in self.members]}
+    def to_workers(self) -> Tensors:
+        """Return the tensors of all members, for processes that act; the policy's in place of those not made yet."""
+        steps = [member.step for member in self.members]
+        tensors: Tensors = {STEPS: torch.tensor(steps + [CURRENT] * (self.size - len(steps)))}
+        copies = [member.agent for member in self.members]
+        for i, copy in enumerate(copies + [self.agent] * (self.size - len(copies))):
+            tensors |= {f"{i}/{name}": x for name, x in _all_tensors(copy).items()}
+        return tensors
+
+    def from_host(self, tensors: Tensors) -> None:
+        """Add the members that ``to_workers`` of another process returned."""
+        known = {member.step for member in self.members}
+        for i, step in enumerate(tensors[STEPS].tolist()):
+            if step != CURRENT and step not in known:
+                self._add(step, partial(_load_tensors, state=HiddenState(tensors).select(str(i))))
+
+    def state_dict(self, with_tensors: bool = False) -> State:
+        """Return the ratings; ``with_tensors``, or without a store, also the tensors of the members."""
+        state: State = {"rating": self.rating, "ratings": dict(self.ratings)}
+        state["members"] = [member.step for member in self.members]
+        if with_tensors or self.store is None:
+            state["tensors"] = [dict(member.agent.state_dict()) for member in self.members]
+        return state
 
     def load_state_dict(self, state: State) -> None:
-        """Read the members from the store."""
-        self.rating, self.members = state["rating"], []
-        for step, rating in state["members"]:
-            self.restore(step, rating)
+        """Load the members, from the store unless the state has their tensors."""
+        self.rating, self.ratings, self.members = state["rating"], dict(state["ratings"]), []
+        for i, step in enumerate(state["members"]):
+            if "tensors" in state:
+                self._add(step, partial(Agent.load_state_dict, state_dict=state["tensors"][i]))
+            else:
+                self.restore(step)
+
+
+def _all_tensors(agent: Agent) -> Tensors:
+    """Return what an agent acts with, with the parts that a worker would draw itself."""
+    return Agent.acting_state(agent) | agent.acting_state()
+
+
+@torch.no_grad()
+def _load_tensors(agent: Agent, state: Tensors) -> None:
+    own = Agent.acting_state(agent)
+    torch._foreach_copy_(list(own.values()), [state[name] for name in own])
+    agent.load_acting_state({name: state[name] for name in agent.acting_state()})
 
 
 class SelfPlayManager(EnvironmentManager):
     """Shows one player of each game; the others are played by an opponent of the pool, or by the current policy.
 
-    Player and opponent are drawn anew for every game. The return of an episode is that of the player shown.
+    Player and opponent are drawn anew for every game; a game against a member that leaves the pool goes on against the
+    oldest one left. The return of an episode is that of the player shown. ``environments`` are those of this process in
+    the whole run, by default all.
     """
 
-    def __init__(self, inner: RolesManager, pool: Pool, latest: float, rated: bool) -> None:
+    def __init__(self, inner: RolesManager, pool: Pool, latest: float, environments: Rows | None = None) -> None:
         (self._part,) = inner.parts.values()
-        self.inner, self.pool, self._latest, self._rated = inner, pool, latest, rated
+        self.inner, self.pool, self._latest = inner, pool, latest
         self.players = len(self._part.agents)
         self.name, self.batch, self.groups, self.backend = inner.name, inner.batch, inner.groups, inner.backend
         self.observation, self.action = inner.observation, inner.action
-        self.on_warning = lambda text: inner.on_warning(text)
+        inner.on_warning = lambda text: self.on_warning(text)
         self._generator = torch.Generator()
         self._device = device_of(pool.agent)
-        self._rows = Rows.all(self.batch * self.players)
+        self._rows = (environments or Rows.all(self.batch)).times(self.players)
         self._player = torch.zeros(self.batch, dtype=torch.int64)  # the one shown
         self._opponent = torch.full((self.batch,), CURRENT)  # by the step when it was made
         self._numbers: Tensors = {}
@@ -139,7 +171,7 @@ class SelfPlayManager(EnvironmentManager):
         self.inner.set_action_transform(action_transform)
 
     def reset(self, seed: int) -> EnvStep:
-        self._generator.manual_seed(seed)
+        self._generator.manual_seed(seed + self._rows.start)  # other numbers on other ranks
         self._start_noise(seed)
         self._finished = []
         step = self.inner.reset(seed)
@@ -155,7 +187,7 @@ class SelfPlayManager(EnvironmentManager):
         """Draw player and opponent of the games that begin."""
         count = len(begins)
         player = torch.randint(self.players, (count,), generator=self._generator)
-        members = torch.tensor([member.step for member in self.pool.opponents] or [CURRENT])
+        members = torch.tensor([member.step for member in self.pool.members] or [CURRENT])
         opponent = members[torch.randint(len(members), (count,), generator=self._generator)]
         current = torch.rand(count, generator=self._generator) < self._latest
         self._player[rows] = torch.where(begins, player, self._player[rows])
@@ -182,12 +214,16 @@ class SelfPlayManager(EnvironmentManager):
             done[name][shown] = x
         others = torch.ones(len(step.first), dtype=torch.bool)
         others[shown.cpu()] = False
-        against = self._opponent[rows].repeat_interleave(self.players)
+        opponent, oldest = self._opponent[rows], self.pool.members[0].step if self.pool.members else CURRENT
+        opponent[(opponent != CURRENT) & (opponent < oldest)] = oldest
+        against = opponent.repeat_interleave(self.players)
         for member in sorted(set(against[others].tolist())):
             index = (others & (against == member)).nonzero().flatten().to(self._device)
             noise = {name: x[within][index] for name, x in self._numbers.items()}
             state = self._hidden.rows(within).rows(index)
-            played = self.pool.actor(member).act(step.rows(index), state, noise)
+            actor = self.pool.actor(member)
+            with _as_opponent(actor):
+                played = actor.act(step.rows(index), state, noise)
             for name, x in played.action.items():
                 done[name][index] = x
             for name, x in played.state.items():
@@ -200,19 +236,16 @@ class SelfPlayManager(EnvironmentManager):
         begins = self.inner.joint.last_step().first[rows]
         if begins.any():
             self._draw(begins, rows)
-            if self._rated:  # an evaluation only borrows the pool
-                self.pool.keep(set(self._opponent.tolist()))
         return self._show(step, rows)
 
     def _finish(self, episode: Episode) -> Episode:
-        """Return an episode as that of the player shown, and count its result."""
+        """Return an episode as that of the player shown, with its result."""
         returns = [episode.infos[f"return/{agent}"] for agent in self._part.agents]
         mine = returns.pop(int(self._player[episode.row]))
         others = sum(returns) / len(returns)
         score = 0.5 if mine == others else float(mine > others)
-        if self._rated:
-            self.pool.count(int(self._opponent[episode.row]), score)
-        return episode._replace(reward=mine, infos=episode.infos | {"score": score})
+        result = {"score": score, OPPONENT: float(self._opponent[episode.row])}
+        return episode._replace(reward=mine, infos=episode.infos | result)
 
     def last_step(self) -> EnvStep:
         return self._show(self.inner.last_step(), slice(None))
@@ -263,6 +296,16 @@ class SelfPlayManager(EnvironmentManager):
         self._finished = [Episode(*episode) for episode in state["finished"]]
 
 
+@contextmanager
+def _as_opponent(actor: Agent) -> Iterator[None]:
+    """Let an agent act as in an evaluation, where the current policy does not draw other parameter noise."""
+    before, actor.training = actor.training, False
+    try:
+        yield
+    finally:
+        actor.training = before
+
+
 def make_pool(settings: Settings[Any], agent: Agent, manager: EnvironmentManager) -> Pool:
     """Return a pool without members for an agent and environments in rows."""
 
@@ -278,55 +321,27 @@ def make_pool(settings: Settings[Any], agent: Agent, manager: EnvironmentManager
 def play_pool(settings: Settings[Any], pool: Pool, joint: Any) -> EnvironmentManager:
     """Return environments of an evaluation against the opponents of a pool."""
     divided: Any = divide_environments(joint, settings)
-    return SelfPlayManager(divided, pool, 0.0, rated=False)
+    return SelfPlayManager(divided, pool, 0.0)
 
 
-class SelfPlayWorker(LocalWorker):
-    """A LocalWorker whose agent plays one player of each game, against itself and frozen older selves.
+def make_games(
+    settings: Settings[Any], agent: Agent, manager: EnvironmentManager, environments: Rows
+) -> SelfPlayManager:
+    """Return training environments in which the agent plays one player of each game, with an empty pool."""
+    if not isinstance(manager, RolesManager) or sum(len(part.agents) for part in manager.parts.values()) < 2:
+        raise UserError(
+            f"self_play.every is {settings.self_play.every}, but {manager.name} has no players that share a "
+            "policy; leave it out."
+        )
+    return SelfPlayManager(manager, make_pool(settings, agent, manager), settings.self_play.latest, environments)
 
-    Evaluations are games against the older selves alone. Their mean return says how the policy does against opponents
-    that change, so ``best/`` is the policy of the last evaluation.
-    """
 
-    def __init__(
-        self,
-        settings: Settings[Any],
-        agent: Agent,
-        manager: EnvironmentManager,
-        updater: Updater,
-        evaluator: Evaluator,
-        on_update: OnUpdate | None = None,
-    ) -> None:
-        if not isinstance(manager, RolesManager) or sum(len(part.agents) for part in manager.parts.values()) < 2:
-            raise UserError(
-                f"self_play.every is {settings.self_play.every}, but {manager.name} has no players that share a "
-                "policy; leave it out."
-            )
-        self.pool = make_pool(settings, agent, manager)
-        games = SelfPlayManager(manager, self.pool, settings.self_play.latest, rated=True)
-        evaluator.wrap = partial(play_pool, settings, self.pool)
-        super().__init__(settings, agent, games, updater, evaluator, on_update)
-
-    def _begin(self) -> None:
-        if not self.pool.members:
-            self.pool.add(self.local_step_count)
-        super()._begin()
-
-    def _after_update(self, before: int, metrics: Tensors) -> None:
-        if self._passed(before, self.settings.self_play.every):
-            self.pool.add(self.local_step_count)
-        super()._after_update(before, metrics)
-
-    def _is_better(self, evaluation: Evaluation) -> bool:
-        return True
-
-    def progress(self) -> dict[str, float]:
-        """Also return the Elo rating and the number of opponents."""
-        return super().progress() | {"elo": self.pool.rating, "opponents": float(len(self.pool.opponents))}
-
-    def _collector_state(self, whole: bool) -> State:
-        return super()._collector_state(whole) | {"pool": self.pool.state_dict()}
-
-    def _load_collector(self, state: State) -> str:
-        self.pool.load_state_dict(state["pool"])
-        return super()._load_collector(state)
+def start_self_play(
+    settings: Settings[Any], agent: Agent, manager: EnvironmentManager, evaluator: Evaluator, environments: Rows
+) -> tuple[EnvironmentManager, Pool | None]:
+    """With self-play, return games and their pool, and let evaluations be games against it; else only the manager."""
+    if not settings.self_play.every:
+        return manager, None
+    games = make_games(settings, agent, manager, environments)
+    evaluator.wrap = partial(play_pool, settings, games.pool)
+    return games, games.pool

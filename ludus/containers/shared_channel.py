@@ -169,12 +169,15 @@ class SharedHostChannel(HostChannel):
         timeout: float = 60.0,
         max_restarts: int = 10,
         target: str = "ludus.containers.impala_worker:run_worker",
+        opponents: Tensors | None = None,
     ) -> None:
         super().__init__(len(rows), timeout, max_restarts)
         self._launcher = Launcher("forkserver", PRELOAD, START_TIMEOUT)  # first: it raises where this is not supported
         self._slots, self._settings, self._target = slots, dict(settings), target
         self._layout, self._state_layout = layout_of(unroll), layout_of(acting_state)
         self._published = PublishedState(self._state_layout)
+        self._opponents_layout = layout_of(opponents or {})
+        self._opponents = PublishedState(self._opponents_layout)
         self._done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # wakes the host
         self._open = False  # whether something was published since ``start``
         self._workers = [
@@ -200,6 +203,8 @@ class SharedHostChannel(HostChannel):
         return [_read_state(worker.letter)["restored"] for worker in self._workers]
 
     def publish(self, state: ActingState) -> None:
+        if state.opponents is not None:  # first: workers look for them when they see a new version
+            self._opponents.write(state._replace(tensors=state.opponents))
         self._published.write(state)
         if time.monotonic() - self._seen >= self._interval:  # unrolls of other workers may arrive without any wait
             self._replace_failed(0.0)
@@ -254,6 +259,7 @@ class SharedHostChannel(HostChannel):
                 os.close(fd)
         os.close(self._done)
         self._published.close()
+        self._opponents.close()
         self._workers, self._done = [], -1
 
     def _oldest(self, number: int | None) -> _Worker | None:
@@ -277,9 +283,11 @@ class SharedHostChannel(HostChannel):
             "slots": self._slots,
             "layout": self._layout,
             "state_layout": self._state_layout,
+            "opponents_layout": self._opponents_layout,
         }
         reports = {f"report {slot}": fd for slot, fd in enumerate(worker.reports)}
         shared = {"memory": memory.block.fd, "published": self._published.block.fd, "letter": worker.letter}
+        shared["opponents"] = self._opponents.block.fd
         fds = {"go": worker.go, "done": self._done, **shared, **reports}
         try:
             worker.process = self._launcher.start(self._target, settings, fds, f"worker {worker.number}")
@@ -328,6 +336,7 @@ class SharedWorkerChannel(WorkerChannel):
         self._slots, self._fds = settings["slots"], fds
         self._memory = WorkerMemory(settings["layout"], self._slots, fds["memory"])
         self._published = PublishedState(settings["state_layout"], fds["published"])
+        self._opponents, self._opponents_version = PublishedState(settings["opponents_layout"], fds["opponents"]), 0
         self._host, self._words = self._memory.host, self._memory.worker
         self.memory: Sequence[Tensors | None] = self._memory.unrolls
 
@@ -358,7 +367,12 @@ class SharedWorkerChannel(WorkerChannel):
                 os.eventfd_read(self._fds["go"])
 
     def acting_state(self, version: int) -> ActingState | None:
-        return self._published.read(version)
+        state = self._published.read(version)
+        opponents = None if state is None else self._opponents.read(self._opponents_version)
+        if state is None or opponents is None:
+            return state
+        self._opponents_version = opponents.version
+        return state._replace(opponents=opponents.tensors)
 
     def submit(self, unroll: Unroll, report: Report) -> None:
         slot = self._words[SUBMITTED] % self._slots

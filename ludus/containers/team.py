@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ludus.core.agent import Actor
+from ludus.core.agent import Actor, Agent
 from ludus.core.dataset import Dataset
+from ludus.core.environment import DEFAULT_ROLE
 from ludus.core.hidden_state import HiddenState
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
-from ludus.core.step import AgentStep, EnvStep
+from ludus.core.step import AgentStep, EnvStep, Episode
 from ludus.core.types import Tensors
 from ludus.managers.roles import AgentRows
 
@@ -87,6 +88,16 @@ class Team(Actor):
     def use_numpy(self) -> bool:
         """Switch every role; return whether it was done for all."""
         return all([self.actor(role).use_numpy() for role in self.parts])
+
+    def episode_warning(self, episodes: list[Episode]) -> str:
+        """Return nothing: the episodes are those of whole worlds, not of a role."""
+        return ""
+
+
+def members(agent: Actor) -> dict[str, Agent]:
+    """Return the agents of a team by role, or a single agent as that of the only role."""
+    actors = {role: agent.actor(role) for role in agent.parts} if isinstance(agent, Team) else {DEFAULT_ROLE: agent}
+    return {role: actor for role, actor in actors.items() if isinstance(actor, Agent)}
 
 
 class TeamNoise(Noise):

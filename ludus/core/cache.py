@@ -55,6 +55,7 @@ class UnrollWriter(CacheWriter):
     """A cache that a worker fills and submits to a learner."""
 
     version = 0  # of the weights that act
+    length: int  # steps of an unroll
 
     @abstractmethod
     def submit(self) -> Unroll:

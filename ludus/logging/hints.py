@@ -97,7 +97,7 @@ def is_solved(worker: LocalWorker) -> bool:
 
 def why_no_update(worker: LocalWorker, step: int = 0) -> list[str]:
     """Explain why there was no update since ``step``, when the replay buffer was empty; empty without one."""
-    config, steps = worker.settings.agent, worker.local_step_count - step
+    config, steps = worker.learners[0].settings.agent, worker.local_step_count - step
     if not isinstance(config, ReplayConfig) or not steps:
         return []
     size = int(worker.cache.metrics()["replay/size"])
@@ -119,16 +119,19 @@ def why_no_update(worker: LocalWorker, step: int = 0) -> list[str]:
 
 def missing_replay(worker: LocalWorker, state: State) -> str:
     """Explain the effect of a checkpoint without the replay buffer; empty if it is saved or there is none."""
-    config = worker.settings.agent
-    off_policy = isinstance(config, ReplayConfig)
-    if not off_policy and not (isinstance(config, RolloutReplayConfig) and config.replay_ratio):
-        return ""
-    if config.save_replay and state["cache"] is not None:  # None if the run ended in the middle of an update
-        return ""
-    return (
-        f" The replay buffer was not saved: there is no update{'' if off_policy else ' from replayed rollouts'} before "
-        f"another agent.warmup = {config.warmup:,} steps."
-    )
+    for learner in worker.learners:
+        config = learner.settings.agent
+        off_policy = isinstance(config, ReplayConfig)
+        if not off_policy and not (isinstance(config, RolloutReplayConfig) and config.replay_ratio):
+            continue
+        if config.save_replay and learner.own(state["cache"]) is not None:  # None: it ended in the middle of an update
+            continue
+        replayed = "" if off_policy else " from replayed rollouts"
+        return (
+            f" The replay buffer was not saved: there is no update{replayed} before another agent.warmup = "
+            f"{config.warmup:,} steps."
+        )
+    return ""
 
 
 def too_few_steps_left(worker: LocalWorker) -> str:

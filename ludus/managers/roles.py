@@ -128,8 +128,8 @@ class RolesManager(EnvironmentManager):
         return {role: part.divide(step) for role, part in self.parts.items()}
 
     def set_action_transform(self, action_transform: Mapping[str, str]) -> None:
-        """Set it for the only role, or with several, by names in the joint layout."""
-        if len(self.parts) == 1:
+        """Set it by names in the joint layout, or of the only role."""
+        if not action_transform.keys() <= self.joint.action.keys():
             (part,) = self.parts.values()
             action_transform = part.join_transform(action_transform)
         self.joint.set_action_transform(action_transform)

@@ -136,12 +136,15 @@ def _why_complete(run: RunDirectory, settings: Settings[Any], state: State) -> s
 
 def max_checkpoint_bytes(worker: LocalWorker) -> int:
     """Return an upper bound of the size of a worker's checkpoint, for the environments of Ludus and Gymnasium."""
-    manager, rows = worker.manager, worker.settings.rows
-    action, observation = (
-        sum(spec.size * np.dtype(spec.dtype).itemsize for spec in specs.values())
-        for specs in (manager.action, manager.observation)
-    )
-    plan: Plan = worker.settings.agent.plan(rows)
-    experience = worker.cache.max_bytes + rows * (observation + action + STEP) * (plan.rollout + 2)
-    actions = min(MAX_BYTES, MAX_STEPS * rows * action)
-    return worker.settings.ranks * (8 * bytes_of(worker.agent) + 2 * (experience + actions) + rows * SNAPSHOT + FIXED)
+    stored = 0
+    for learner in worker.learners:
+        needs, rows = worker.manager.roles[learner.role], learner.settings.rows
+        action, observation = (
+            sum(spec.size * np.dtype(spec.dtype).itemsize for spec in specs.values())
+            for specs in (needs.action, needs.observation)
+        )
+        plan: Plan = learner.settings.agent.plan(rows)
+        experience = learner.cache.max_bytes + rows * (observation + action + STEP) * (plan.rollout + 2)
+        actions = min(MAX_BYTES, MAX_STEPS * rows * action)
+        stored += 2 * (experience + actions) + rows * SNAPSHOT
+    return worker.settings.ranks * (8 * bytes_of(worker.agent) + stored + FIXED)

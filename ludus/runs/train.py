@@ -35,18 +35,12 @@ from ludus.containers.local import LocalWorker
 from ludus.containers.network_check import NetworkCheck
 from ludus.containers.rank_processes import refuse_local_code
 from ludus.containers.ranks import RankGroup, torchrun
-from ludus.containers.roles import (
-    RolesWorker,
-    adapt_to_manager,
-    build_learners,
-    choose_all_engines,
-    outline_learners,
-)
-from ludus.containers.self_play import SelfPlayWorker
+from ludus.containers.roles import adapt_to_manager, build_learners, choose_all_engines, outline_learners
 from ludus.containers.signals import StopOnSignals, without_signals
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent
+from ludus.core.environment import DEFAULT_ROLE
 from ludus.core.errors import UserError
 from ludus.core.imports import check_not_importing, import_path, resolve
 from ludus.core.rows import Rows
@@ -318,8 +312,6 @@ def _build(
     started = StartedProcesses()
     stack.callback(started.end)  # runs last, after the environments are closed
     kind: type[LocalWorker] = resolve(settings.container, CONTAINERS, "container")
-    if settings.roles.agents or settings.self_play.every:
-        kind = RolesWorker if settings.roles.agents else SelfPlayWorker
     with started:
         manager = build_manager(settings, environment)
     stack.callback(manager.close)
@@ -336,7 +328,7 @@ def _build(
     transfer: Transfer | None = None
     if settings.init_from and (saved is None or saved.state is None):
         transfer = initialise_from(agent, sharing, trust)
-    updater, engines = kind.make_updater(agent, settings), choose_all_engines(settings, agent)
+    updaters, engines = kind.make_updaters(agent, settings), choose_all_engines(settings, agent)
     stack.enter_context(use_threads(engines.threads))
     evaluator = build_evaluator(settings, make_actor(agent, manager), environment)
     compiled: Literal["on", "off"] = "on" if engines.update == "compiled" else "off"
@@ -347,14 +339,14 @@ def _build(
     if "threads" in chosen and requested_threads():
         chosen["threads"] = VARIABLE
     with started:
-        worker = kind(settings, agent, manager, updater, evaluator, on_update)
+        worker = kind(settings, agent, manager, updaters, evaluator, on_update)
     stack.callback(worker.close)
     if settings.network_check.every:
-        worker.network_check = NetworkCheck(agent, updater, settings.network_check)
-    if isinstance(worker, SelfPlayWorker) and saved is not None:
+        worker.network_check = NetworkCheck(agent, updaters[DEFAULT_ROLE], settings.network_check)
+    if worker.pool is not None and saved is not None:
         worker.pool.store = PoolFolder(saved.run)
     early: list[str] = []  # reports before there is a reporter
-    manager.on_warning = early.append
+    worker.manager.on_warning = early.append
     worker.started = started
     with started:
         restored = ""
@@ -367,7 +359,7 @@ def _build(
         stack.enter_context(run.lock())
     else:
         run, signs = saved.run, saved.signs
-    if isinstance(worker, SelfPlayWorker):
+    if worker.pool is not None:
         worker.pool.store = PoolFolder(run)
     origins = resolved.origins | chosen
     console = None if terminal is None else RemoteConsole(terminal)
@@ -391,14 +383,15 @@ def _build(
     for warning in (linear_networks(agent), flattened_maps(agent)) if plain else ():
         if warning:
             reporter.warn(warning)
-    if room := worker.cache.bytes:
+    if room := sum(learner.cache.bytes for learner in worker.learners):
         where = given.get("agent.replay_folder") or "memory"
         reporter.note(f"The replay buffer takes up to {room / 1e6:,.1f} MB of {where}.")
-    manager.on_warning = evaluator.on_warning = worker.cache.on_warning = reporter.warn
+    worker.manager.on_warning = evaluator.on_warning = reporter.warn
     for report in early:
         reporter.warn(report)
     if engines.update == "compiled":
-        updater.compile(on_failure=reporter.note, during=partial(_compile, worker, reporter))
+        for updater in updaters.values():
+            updater.compile(on_failure=reporter.note, during=partial(_compile, worker, reporter))
     stack.callback(worker.close)
     worker.start(decided, stack)
     return worker

@@ -522,11 +522,11 @@ class Settings(Generic[A]):
     def _validate_roles(self) -> None:
         self.roles.validate()
         self.self_play.validate()
-        if self.self_play.every and (self.container != "local" or self.roles.agents):
+        if self.self_play.every and (self.container == "offline" or self.roles.agents):
             what = f"roles.agents is {self.roles.agents}" if self.roles.agents else f"container is {self.container}"
             raise UserError(
-                f"{what}, but self_play.every is {self.self_play.every}, and self-play needs one policy for all "
-                "players and container local; leave one of them out."
+                f"{what}, but self_play.every is {self.self_play.every}, and self-play needs games with one policy for "
+                "all players; leave one of them out."
             )
         if not self.roles.agents:
             return
@@ -534,8 +534,9 @@ class Settings(Generic[A]):
             own = self.for_role(role)
             own.agent.validate()
             own.network.validate(f"roles.{role}.network")
+        online = "local, distrib or impala"
         single = {
-            "container": (self.container, "local"),
+            "container": ("offline" if self.container == "offline" else online, online),
             "compile": ("off" if self.compile == "auto" else self.compile, "off"),
             "network_check.every": (self.network_check.every, 0),
             "init_from": (self.init_from, ""),

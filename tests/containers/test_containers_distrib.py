@@ -15,7 +15,7 @@ from torch import Tensor
 
 import ludus
 import ludus.containers.compiled as compiled
-from ludus.containers.build import build_agent, build_evaluator, build_manager
+from ludus.containers.build import build_evaluator, build_manager, make_actor
 from ludus.containers.distrib import (
     DistribUpdater,
     DistribWorker,
@@ -23,8 +23,11 @@ from ludus.containers.distrib import (
     more_ranks_than_cores,
     rank_device,
 )
+from ludus.containers.local import LocalWorker
 from ludus.containers.loop import begin, collect, improve
 from ludus.containers.ranks import SHARED_BYTES, RankGroup
+from ludus.containers.roles import adapt_to_manager, build_agents
+from ludus.containers.team import members
 from ludus.containers.updater import LocalUpdater
 from ludus.core.batch import Batch
 from ludus.core.encoding import from_bytes, to_bytes
@@ -41,6 +44,9 @@ NORMALIZED: dict[str, Any] = {
     "agent__rollout": 12,
 }
 REPLAYED: dict[str, Any] = {"network__hidden": (16,), "agent__replay": 1000, "agent__target_every": 2}
+AGENTS_TOY = "ludus.environments.agents_toy:"
+TEAM, NIM = AGENTS_TOY + "CueTeam", AGENTS_TOY + "Nim"
+ROLES: dict[str, Any] = {"env__options": ("agents=2", "guides=1", "length=3"), "network__hidden": (16,)}
 # what equals one rank with all rows: agent and settings
 EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("ppo", NORMALIZED | {"agent__minibatches": 1, "agent__epochs": 3}),
@@ -77,10 +83,21 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "crossq": ("Pendulum-v1", "crossq", {}),
     "td3": ("Pendulum-v1", "td3", {}),
     "ddpg": ("Pendulum-v1", "ddpg", {"agent__noise": "parameter"}),
+    "roles": (
+        TEAM,
+        "ppo",
+        ROLES
+        | {
+            "roles__agents": "agent=ppo, guide=dqn",
+            "roles__guide__agent__warmup": 32,
+            "roles__guide__agent__batch_size": 8,
+        },
+    ),
+    "self-play": (NIM, "ppo", {"self_play__every": 30, "self_play__size": 2}),
 }
 OVER_GLOO = ("ppo", "acer", "dqn")
 STEPS = 128
-RESUMED = ("ppo lstm", "dqn", "acer", "ddpg")
+RESUMED = ("ppo lstm", "dqn", "acer", "ddpg", "roles", "self-play")
 OFF_POLICY = {"agent__warmup": 32, "agent__batch_size": 8, "agent__replay": 1000}
 
 
@@ -91,6 +108,7 @@ def cases(group: RankGroup) -> dict[str, Tensors]:
         found |= {f"gloo {name}": run(name, group) for name in OVER_GLOO}
         found["gloo sums"] = sums(group)
     found["sums"] = sums(group)
+    found["two roles"] = two_roles(group)
     return found | {f"resume {name}": resume(name, group) for name in RESUMED}
 
 
@@ -147,16 +165,35 @@ def transitions(batch: Batch, time: int) -> Batch:
     return replace(batch, **named, **plain, first=batch.first[time : time + 2], weight=weight, experience={})
 
 
-def make_rank(group: RankGroup, environment: str, agent: str, **changes: Any) -> DistribWorker:
-    chosen = {"container": "distrib", "distrib__ranks": RANKS} | changes
-    settings = resolve_settings(environment, agent, "none", None, small(agent) | dotted(chosen)).settings
-    manager = build_manager(settings, rank=group.rank)
-    made = build_agent(settings, manager.observation, manager.action, CPU)
+def make_rank(group: RankGroup | None, environment: str, agent: str, **changes: Any) -> LocalWorker:
+    """A rank, or without a group a worker with all rows."""
+    chosen = changes if group is None else {"container": "distrib", "distrib__ranks": RANKS} | changes
+    resolved = resolve_settings(environment, agent, "none", None, small(agent) | dotted(chosen))
+    manager = build_manager(resolved.settings, rank=0 if group is None else group.rank)
+    settings = (adapt_to_manager(resolved, manager) if resolved.settings.roles.agents else resolved).settings
+    made: Any = build_agents(settings, manager, CPU)
     manager.set_action_transform(made.action_transform)
-    return DistribWorker(settings, made, manager, DistribUpdater(made, group), build_evaluator(settings, made))
+    evaluator = build_evaluator(settings, make_actor(made, manager))
+    agents = members(made).items()
+    if group is None:
+        return LocalWorker(settings, made, manager, {role: LocalUpdater(own) for role, own in agents}, evaluator)
+    updaters = {role: DistribUpdater(own, group) for role, own in agents}
+    return DistribWorker(settings, made, manager, updaters, evaluator)
 
 
-def make_run(name: str, group: RankGroup) -> DistribWorker:
+def two_roles(group: RankGroup | None) -> Tensors:
+    """What two roles are after some updates, and the metrics of both."""
+    own = {"agent__rollout": 8, "agent__minibatches": 1, "roles__agents": "agent=ppo, guide=vtrace"}
+    own["roles__guide__agent__rollout"] = 4
+    worker = make_rank(group, TEAM, "ppo", **ROLES | own, env__num=8, nb_step=10_000)
+    worker.run(STEPS)
+    worker.close()
+    assert worker.updates >= 6
+    metrics = {name: x for learner in worker.learners for name, x in learner.metrics.items()}
+    return dict(worker.agent.state_dict()) | metrics | {"steps": torch.tensor(worker.local_step_count)}
+
+
+def make_run(name: str, group: RankGroup) -> Any:
     environment, agent, changes = RUNS[name]
     own = (
         OFF_POLICY
@@ -176,11 +213,15 @@ def run(name: str, group: RankGroup) -> Tensors:
     return of_rank(worker)
 
 
-def of_rank(worker: DistribWorker) -> Tensors:
+def of_rank(worker: Any) -> Tensors:
     learned = {name: p.detach() for name, p in worker.agent.named_parameters() if p.requires_grad}
+    learned["rating"] = torch.tensor(0.0 if worker.pool is None else worker.pool.rating)
+    if worker.pool is not None:
+        for member in worker.pool.members:
+            learned |= {f"{member.step}/{name}": p.detach() for name, p in member.agent.named_parameters()}
     state = {k: x for k, x in worker.agent.state_dict().items() if k.startswith("normalizer.") or k.endswith("sigma")}
     counts = {"updates": worker.updates, "steps": worker.local_step_count, "episodes": len(worker.episodes.returns)}
-    observed = worker.manager.last_step().observation
+    observed = next(iter(worker.manager.last_roles().values())).observation
     return (
         learned | state | {name: torch.tensor(x) for name, x in counts.items()} | {"own": next(iter(observed.values()))}
     )
@@ -199,7 +240,7 @@ def resume(name: str, group: RankGroup) -> Tensors:
     for worker in (straight, resumed):
         worker.close()
     if group.rank:
-        del first["episodes"]  # those of all ranks are counted by rank 0
+        del first["episodes"], first["rating"]  # those of all ranks are counted by rank 0
     return {key: x for key, x in first.items() if not torch.equal(x, other[key])} | {"updates": first["updates"]}
 
 
@@ -212,11 +253,22 @@ def test_two_ranks_are_one_rank_with_all_rows(ranks: Any, name: str) -> None:
         torch.testing.assert_close(one[key], x, rtol=1e-5, atol=1e-5, msg=lambda told, key=key: f"{key}: {told}")
 
 
+def test_two_ranks_with_two_roles_are_one_rank_with_all_environments(ranks: Any) -> None:
+    (one, other), alone = (found["two roles"] for found in ranks), two_roles(None)
+    assert {"agent/loss/policy", "guide/loss/value"} <= alone.keys() == one.keys()
+    for key, x in alone.items():
+        torch.testing.assert_close(one[key], x, rtol=1e-4, atol=1e-5, msg=lambda told, key=key: f"{key}: {told}")
+        if "carried" not in key:
+            torch.testing.assert_close(one[key], other[key], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_ranks_with_other_episodes_stay_equal(ranks: Any, name: str) -> None:
     one, other = (found[f"run {name}"] for found in ranks)
     assert not torch.equal(one.pop("own"), other.pop("own"))
     assert one.pop("episodes") >= other.pop("episodes") == 0  # rank 0 reports those of all
+    assert (float(one.pop("rating")) != 0) == (name == "self-play")  # and rates games of all
+    assert other.pop("rating") == 0
     assert one["updates"] > 0
     assert one["steps"] >= STEPS
     assert all(torch.equal(x, other[key]) for key, x in one.items())

@@ -191,7 +191,7 @@ def test_goals_reach_the_environment_as_numpy() -> None:
     reward = worker.manager.goal_reward()
     assert reward is not None
     worker.agent.goal_reward = lambda a, b: (asked.append((a, b)), reward(a, b))[1]
-    worker.cache = worker.seat.cache = worker.agent.make_cache(Rows.all(4))
+    worker.learners[0].cache = worker.seat.cache = worker.agent.make_cache(Rows.all(4))
     worker.run(100)
     assert asked
     for a, b in asked:

@@ -16,11 +16,14 @@ from containers_setup import dotted, make_worker, saved, small, train
 
 import ludus
 from benchmarks.soak_watch import MARK, alive, left_behind, named_memory, parent, start
-from ludus.containers.build import build_agent, build_evaluator, build_manager
+from ludus.containers.build import build_evaluator, build_manager, divide_environments, make_actor
 from ludus.containers.channel import ActingState
 from ludus.containers.impala import ImpalaHost
 from ludus.containers.impala_worker import ImpalaWorker, stream_seed
+from ludus.containers.local import LocalWorker
+from ludus.containers.roles import adapt_to_manager, build_agents
 from ludus.containers.shared_channel import PublishedState, SharedHostChannel, SharedWorkerChannel, layout_of
+from ludus.containers.team import members
 from ludus.containers.updater import LocalUpdater
 from ludus.core.errors import UserError
 from ludus.core.rows import Rows
@@ -32,6 +35,10 @@ from ludus.settings.settings import resolve_settings
 
 VTRACE: dict[str, Any] = {"container": "impala", "agent__rollout": 8, "env__num": 4}
 LOCKSTEP: dict[str, Any] = {"impala__workers": 1, "impala__queue": 0}
+TOY = "ludus.environments.agents_toy:"
+TEAM, NIM = TOY + "CueTeam", TOY + "Nim"
+GUIDED = ("agents=2", "guides=1", "length=3")
+ROLLOUTS = {"roles__agent__agent__rollout": 8, "roles__guide__agent__rollout": 8}
 
 
 class Here(SharedHostChannel):
@@ -48,10 +55,12 @@ class Here(SharedHostChannel):
         names = {"memory": known.memory.block.fd, "published": self._published.block.fd}
         fds = {name: os.dup(fd) for name, fd in names.items()} | {"go": known.go, "done": self._done}
         fds |= {"letter": known.letter} | {f"report {i}": fd for i, fd in enumerate(known.reports)}
+        fds["opponents"] = os.dup(self._opponents.block.fd)
         given = {"slots": self._slots, "layout": self._layout, "state_layout": self._state_layout}
+        given["opponents_layout"] = self._opponents_layout
         settings = ludus.settings.settings.from_flat(self._settings["settings"])
-        manager = make_manager(settings.env, known.rows)
-        agent = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
+        manager = divide_environments(make_manager(settings.env, known.rows), settings)
+        agent: Any = build_agents(settings, manager, torch.device("cpu"))
         seeds = [stream_seed(self._settings[name], known.number, 0) for name in ("env_seed", "noise_seed")]
         return ImpalaWorker(settings, agent, manager, SharedWorkerChannel(given, fds), known.rows, *seeds)
 
@@ -65,18 +74,74 @@ class Here(SharedHostChannel):
 
 
 @contextmanager
-def host_here(monkeypatch: pytest.MonkeyPatch, agent: str = "vtrace", **changes: Any) -> Iterator[ImpalaHost]:
+def host_here(
+    monkeypatch: pytest.MonkeyPatch, agent: str = "vtrace", environment: str = "CartPole-v1", **changes: Any
+) -> Iterator[ImpalaHost]:
     monkeypatch.setattr("ludus.containers.impala.SharedHostChannel", Here)
-    torch.set_num_threads(1)
-    given = small(agent) | {"nb_step": 10_000} | dotted(VTRACE | changes)
-    settings = resolve_settings("CartPole-v1", agent, "none", None, given).settings
-    manager = build_manager(settings)
-    made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
-    host = ImpalaHost(settings, made, manager, LocalUpdater(made), build_evaluator(settings, made))
+    host: Any = make(environment, agent, **VTRACE | changes)
     try:
         yield host
     finally:
         host.close()
+
+
+def make(environment: str, agent: str, **changes: Any) -> LocalWorker:
+    torch.set_num_threads(1)
+    given = small(agent) | {"nb_step": 10_000} | dotted(changes)
+    resolved = resolve_settings(environment, agent, "none", None, given)
+    manager = build_manager(resolved.settings)
+    settings = (adapt_to_manager(resolved, manager) if resolved.settings.roles.agents else resolved).settings
+    made: Any = build_agents(settings, manager, torch.device("cpu"))
+    manager.set_action_transform(made.action_transform)
+    kind = ImpalaHost if settings.container == "impala" else LocalWorker
+    evaluator = build_evaluator(settings, make_actor(made, manager))
+    return kind(
+        settings, made, manager, {role: LocalUpdater(member) for role, member in members(made).items()}, evaluator
+    )
+
+
+SEVERAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "roles": (TEAM, {"env__options": GUIDED, "roles__agents": "agent=vtrace, guide=appo"} | ROLLOUTS),
+    "recurrent roles": (TEAM, {"env__options": GUIDED, "roles__agents": "each", "network__body": "lstm"}),
+    "self-play": (NIM, {"self_play__every": 60, "self_play__size": 2}),
+    "recurrent self-play": (NIM, {"self_play__every": 60, "network__body": "lstm"}),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_one_worker_with_several_agents_in_lockstep_is_the_local_worker(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, changes = SEVERAL[name]
+    local = make(environment, "vtrace", agent__rollout=8, env__num=4, **changes)
+    local.run(256)
+    with host_here(monkeypatch, "vtrace", environment, **LOCKSTEP, **changes) as host:
+        host.run(256)
+        assert host.updates == local.updates > 0
+        assert host.episodes.state_dict() == local.episodes.state_dict()
+        assert_equal(host.agent.state_dict(), local.agent.state_dict())
+        if host.pool is not None and local.pool is not None:
+            assert host.pool.metrics() == local.pool.metrics()
+            assert [member.step for member in host.channel.made[0].pool.members] == host._sent
+    local.close()
+
+
+def test_roles_with_rollouts_and_with_a_replay_learn_from_the_same_unrolls(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"env__options": GUIDED, "roles__agents": "agent=vtrace, guide=dqn", "roles__guide__agent__warmup": 40}
+    changes |= {"roles__guide__agent__batch_size": 8, "impala__workers": 2, "impala__max_lag": 0, "impala__queue": 2}
+    with host_here(monkeypatch, "vtrace", TEAM, **changes) as host:
+        host.run(400)
+        second = host.channel.made[1]
+        for _ in range(2):
+            second.run(1)  # too old for the rollouts when they are received, but not for the replay
+        host.run(500, host.local_step_count)
+        numbers = host.progress()
+        assert numbers["impala/dropped"] > 0
+        assert numbers["guide/replay/size"] > 100
+        agent, guide = host.learners
+        assert agent.metrics.keys() >= {"agent/loss/policy"}
+        assert guide.metrics.keys() >= {"guide/loss/value"}
+        assert float(numbers["guide/replay/updates_per_step"]) == pytest.approx(0.25, abs=0.05)
 
 
 def assert_equal(one: State, other: State) -> None:
@@ -257,13 +322,21 @@ def test_seeds_of_workers_differ_and_the_first_is_that_of_a_local_run() -> None:
         ("vtrace", {"impala__queue": 0, "impala__unrolls": 3}, "impala.queue is 0"),
         ("vtrace", {"impala__device": "mars"}, 'device is "mars", which this machine does not have'),
         ("vtrace", {"impala__workers": 0}, "impala.workers is 0, but must be at least 1"),
+        ("vtrace", {"roles__agents": "agent=vtrace, guide=ppo"}, "agent ppo of role guide cannot learn from unrolls"),
+        (
+            "vtrace",
+            {"roles__agents": "agent=vtrace, guide=appo", "roles__guide__agent__rollout": 5},
+            "role agent has unrolls of 8 steps, and role guide of 5; give them the same length",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_training(
     agent: str, changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
+    environment = {"env__options": GUIDED} if "roles__agents" in changes else {}
+    given = {"container": "impala", "env__num": 4, "nb_step": 5000} | environment | changes
     with pytest.raises(UserError, match=words):
-        train(tmp_path, "CartPole-v1", agent, **{"container": "impala", "env__num": 4, "nb_step": 5000} | changes)
+        train(tmp_path, TEAM if environment else "CartPole-v1", agent, **given)
     assert not list(tmp_path.iterdir())
 
 

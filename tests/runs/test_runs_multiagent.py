@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from containers_setup import train
-from test_runs_resume import assert_same_run, metrics
+from containers_setup import saved, train
+from test_runs_resume import assert_same, assert_same_run, metrics
 from test_runs_resume_replay import stop_after
 
 import ludus
@@ -127,6 +127,48 @@ def test_roles_have_a_policy_each_and_a_resume_is_exact(tmp_path: Path) -> None:
     assert len(policy.evaluate(episodes=4).returns) == 4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("container", ["distrib", "impala"])
+def test_roles_resume_exactly_in_other_containers(container: str, tmp_path: Path) -> None:
+    own: dict[str, Any] = {"container": container}
+    own |= {"distrib__ranks": 2} if container == "distrib" else {"impala__workers": 2, "impala__queue": 0}
+    if container == "impala":
+        own |= {"roles__agents": "agent=vtrace, guide=dqn"}
+    settings = COMMON | ROLES | own
+    straight = train(tmp_path / "straight", TEAM, **settings).run
+    stopped = train(tmp_path / "stopped", TEAM, "ppo", stop_after("step", 230), **settings)
+    assert 0 < stopped.steps < 400
+    ludus.resume(stopped.run)
+    assert "were restored exactly" in (stopped.run / "log.txt").read_text()
+    one, other = (saved(run) for run in (straight, stopped.run))
+    for key in ("agent", "updater", "cache", "counters", "last_metrics"):
+        assert_same(one[key], other[key])
+    lines = [
+        [{k: x for k, x in line.items() if "impala/" not in k} for line in metrics(run)]
+        for run in (straight, stopped.run)
+    ]
+    assert lines[0] == lines[1]
+    assert {"agent/loss/policy", "guide/loss/value", "guide/replay/size"} <= lines[0][-2].keys()
+    assert len(ludus.load(straight).evaluate(episodes=4).returns) == 4
+
+
+def test_two_workers_train_two_roles(tmp_path: Path) -> None:
+    own = {
+        "env__options": GUIDED,
+        "container": "impala",
+        "impala__workers": 2,
+        "roles__agents": "agent=vtrace, guide=dqn",
+        "roles__agent__agent__learning_rate": 0.01,
+        "roles__agent__agent__rollout": 8,
+        "roles__guide__agent__learning_rate": 0.002,
+        "roles__guide__agent__warmup": 200,
+        "evaluation__stop_at": 1.9,
+    }
+    result = train(tmp_path, TEAM, "vtrace", **{k: x for k, x in LEARNS.items() if "agent__" not in k} | own)
+    assert result.best is not None
+    assert result.best > 1.9  # of 2
+
+
 def test_roles_learn(tmp_path: Path) -> None:
     own = {
         "env__options": GUIDED,
@@ -140,6 +182,13 @@ def test_roles_learn(tmp_path: Path) -> None:
     result = train(tmp_path, TEAM, "ppo", **{k: x for k, x in LEARNS.items() if "agent__" not in k} | own)
     assert result.best is not None
     assert result.best > 1.9  # of 2, the mean of 3, 2 and 1 steps
+
+
+def test_a_single_role_is_a_shared_policy_by_another_name(tmp_path: Path) -> None:
+    settings = {"nb_step": 60, "env__options": ("agents=2", "length=3")}
+    shared = saved(train(tmp_path, TEAM, "ppo", **settings).run)["agent"]
+    named = saved(train(tmp_path, TEAM, "ppo", **settings, roles__agents="agent=ppo").run)["agent"]
+    assert_same(shared, {name.removeprefix("actors.role_agent."): x for name, x in named.items()})
 
 
 def test_a_policy_for_each_agent(tmp_path: Path) -> None:
@@ -167,8 +216,8 @@ def test_a_policy_for_each_agent(tmp_path: Path) -> None:
         ({"roles__members": "a=agent_*"}, "roles.members is .*, but there are no roles to give"),
         ({"roles__agents": "a=ppo", "roles__members": "b=*"}, 'names the role "b", which is not in roles.agents'),
         (
-            {"roles__agents": "each", "container": "distrib", "distrib__ranks": 2},
-            "container is distrib, but with several",
+            {"roles__agents": "each", "container": "offline", "data__path": "x.npz"},
+            "container is offline, but with several roles .* it can only be local, distrib or impala",
         ),
         ({"roles__agents": "each", "data__path": "x.npz"}, "data.path is x.npz, but with several roles"),
         ({"roles__agents": "agent=ppo, guide=bc"}, "bc learns from recorded episodes"),

@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from containers_setup import small, train
-from test_runs_resume import assert_same_run, metrics
+from containers_setup import saved, small, train
+from test_runs_resume import assert_same, assert_same_run, metrics
 from test_runs_resume_replay import stop_after
 
 import ludus
 from ludus.containers.build import build_agent, build_evaluator, build_manager, make_actor
-from ludus.containers.self_play import CURRENT, SelfPlayManager, SelfPlayWorker
+from ludus.containers.local import LocalWorker
+from ludus.containers.self_play import CURRENT, OPPONENT, SelfPlayManager
 from ludus.containers.updater import LocalUpdater
 from ludus.core.errors import UserError
+from ludus.core.step import Episode
 from ludus.environments.agents_toy import Nim
 from ludus.environments.multiagent import JointEnv
 from ludus.settings.settings import resolve_settings
@@ -71,6 +73,7 @@ def test_the_policy_plays_both_sides_against_itself_and_older_selves() -> None:
     worker: Any = self_play_worker(latest=0.5)
     games: SelfPlayManager = worker.manager
     assert games.roles["agent"].agents == 1
+    worker.pool.add(0)
     worker._begin()
     seen, players = set(), set()
     for step in range(30):
@@ -80,21 +83,50 @@ def test_the_policy_plays_both_sides_against_itself_and_older_selves() -> None:
         worker.cache.read()
         seen |= set(games._opponent.tolist())
         players |= set(games._player.tolist())
-        for episode in games.episodes():
+        for episode in worker.pool.rate(games.episodes()):
             assert episode.reward == {1.0: 1, 0.0: -1}[episode.infos["score"]]  # that of the player shown
+            assert OPPONENT not in episode.infos
     assert seen == {CURRENT, 0, 1}
     assert players == {0, 1}
     assert worker.pool.rating != 0
 
 
-def self_play_worker(latest: float) -> Any:
-    changes = {"self_play.every": 100, "self_play.latest": latest}
-    settings = resolve_settings(NIM, "ppo", "none", None, small("ppo") | changes).settings
+def test_a_game_against_a_copy_that_is_dropped_goes_on_against_the_oldest_one() -> None:
+    worker: Any = self_play_worker(latest=0.0)
+    games: SelfPlayManager = worker.manager
+    worker.pool.add(0)
+    worker._begin()
+    assert set(games._opponent.tolist()) == {0}
+    for step in range(1, 12):
+        worker.pool.add(step)
+    assert [member.step for member in worker.pool.members] == list(range(2, 12))  # the ten newest, and no more
+    games.send({"action": torch.zeros(4, dtype=torch.int64)})
+    assert set(games._opponent.tolist()) == {2}
+
+
+def test_opponents_do_not_draw_parameter_noise_for_the_policy() -> None:
+    worker: Any = self_play_worker(latest=1.0, agent="dqn", changes={"agent.parameter_noise": 0.1})
+    drawn: list[int] = []
+    noise = worker.agent.parameter_noise
+    resample, noise.resample = noise.resample, lambda generator: (drawn.append(1), resample(generator))
+    worker._begin()
+    step = worker.manager.inner.last_step()
+    assert step.first.all()
+    worker.manager.send({"action": torch.zeros(4, dtype=torch.int64)})
+    assert not drawn
+    assert worker.agent.training
+    worker.agent.act(worker.seat.env_step, worker.seat.hidden_state, worker.seat.noise.next())
+    assert drawn
+
+
+def self_play_worker(latest: float, agent: str = "ppo", changes: dict[str, Any] | None = None) -> Any:
+    given = small(agent) | {"self_play.every": 100, "self_play.latest": latest} | (changes or {})
+    settings = resolve_settings(NIM, agent, "none", None, given).settings
     manager = build_manager(settings)
-    agent = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
-    manager.set_action_transform(agent.action_transform)
-    evaluator = build_evaluator(settings, make_actor(agent, manager))
-    return SelfPlayWorker(settings, agent, manager, LocalUpdater(agent), evaluator)
+    made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
+    manager.set_action_transform(made.action_transform)
+    evaluator = build_evaluator(settings, make_actor(made, manager))
+    return LocalWorker(settings, made, manager, LocalUpdater(made), evaluator)
 
 
 def test_a_game_that_is_cut_off_counts_as_it_stands(tmp_path: Path) -> None:
@@ -107,14 +139,17 @@ def test_a_game_that_is_cut_off_counts_as_it_stands(tmp_path: Path) -> None:
 def test_the_elo_rating_moves_towards_what_results_say() -> None:
     pool = self_play_worker(latest=0.0).pool
     pool.add(0)
-    pool.count(0, 1.0)
+
+    def count(opponent: int, *scores: float) -> None:
+        pool.rate([Episode(0, 0.0, 1, None, {"score": score, OPPONENT: float(opponent)}) for score in scores])
+
+    count(0, 1.0)
     assert pool.rating == 8  # 16 · (1 − ½)
     for _ in range(2000):
-        for score in (1.0, 1.0, 1.0, 0.0):
-            pool.count(0, score)
+        count(0, 1.0, 1.0, 1.0, 0.0)
     assert pool.rating == pytest.approx(400 * np.log10(3), abs=20)  # three games of four: 191 points
     before = pool.rating
-    pool.count(CURRENT, 0.0)
+    count(CURRENT, 0.0)
     assert pool.rating == before
 
 
@@ -139,12 +174,44 @@ def test_a_game_is_learned_by_self_play(tmp_path: Path) -> None:
     assert perfect >= 6  # of 7
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("container", ["distrib", "impala"])
+def test_ranks_and_workers_play_and_resume_exactly(container: str, tmp_path: Path) -> None:
+    own: dict[str, Any] = {"container": container, "network__body": "lstm"}
+    ranks = {"distrib__ranks": 2, "agent__minibatches": 2}
+    own |= ranks if container == "distrib" else {"impala__workers": 2, "impala__queue": 0}
+    agent = "ppo" if container == "distrib" else "vtrace"
+    straight = train(tmp_path / "straight", NIM, agent, **COMMON | own).run
+    stopped = train(tmp_path / "stopped", NIM, agent, stop_after("step", 230), **COMMON | own)
+    assert 0 < stopped.steps < 400
+    ludus.resume(stopped.run)
+    assert "were restored exactly" in (stopped.run / "log.txt").read_text()
+    assert_same_game_run(straight, stopped.run)
+    lines = [line for line in metrics(straight) if "elo" in line]
+    assert lines[-1]["elo"] != 0
+    assert lines[-1]["opponents"] == 2
+    assert len(list((straight / "pool").iterdir())) == 5
+
+
+def assert_same_game_run(straight: Path, resumed: Path) -> None:
+    one, other = (saved(run) for run in (straight, resumed))
+    for key in ("agent", "updater", "pool", "counters"):
+        assert_same(one[key], other[key])
+    lines = [[timeless(line) for line in metrics(run)] for run in (straight, resumed)]
+    assert lines[0] == lines[1]
+
+
+def timeless(line: dict[str, float]) -> dict[str, float]:
+    """A line of metrics without what depends on the machine."""
+    return {key: x for key, x in line.items() if not key.startswith("impala/")}
+
+
 @pytest.mark.parametrize(
     ("environment", "changes", "message"),
     [
         ("CartPole-v1", {}, "CartPole-v1 has no players that share a policy"),
         (NIM, {"roles__agents": "each"}, "roles.agents is each, but self_play.every is 100"),
-        (NIM, {"container": "distrib", "distrib__ranks": 2}, "container is distrib, but self_play.every is 100"),
+        (NIM, {"container": "offline", "data__path": "x"}, "container is offline, but self_play.every is 100"),
         (NIM, {"self_play__latest": 2.0}, "self_play.latest is 2; give a share from 0 to 1"),
     ],
 )
