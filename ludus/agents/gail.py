@@ -21,8 +21,9 @@ from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.core.types import Tensors
 from ludus.core.updater import Group, Updater
+from ludus.experience.carrying_rollout import CARRIED, CarryingRollout
 from ludus.experience.recorded import make_batch, recorded_steps
-from ludus.experience.rollout import CARRIED, CarryingRollout, RolloutCache
+from ludus.experience.rollout import RolloutCache
 from ludus.networks.action_features import ActionFeatures
 from ludus.networks.build import network_spec
 from ludus.networks.critic import ACTION

@@ -42,7 +42,7 @@ class Batch:
     # the next one); empty if the environment does not provide it
     final: Tensors = field(default_factory=dict)
     # per-row state outside of the network: "return" [T, B], the running discounted return, for reward scaling, or
-    # "carried" [B], from which an agent computes it (experience/rollout.py)
+    # "carried" [B], with which an agent computes it (experience/carrying_rollout.py)
     row_state: Tensors = field(default_factory=dict)
     version: Tensor | None = None  # [B] from workers: the version of the weights that acted
     index: Tensor | None = None  # from a replay: increases with every write
