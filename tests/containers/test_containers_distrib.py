@@ -44,7 +44,13 @@ NORMALIZED: dict[str, Any] = {
     "agent__rollout": 12,
 }
 REPLAYED: dict[str, Any] = {"network__hidden": (16,), "agent__replay": 1000, "agent__target_every": 2}
-CLONED: dict[str, Any] = {"network__hidden": (16,), "agent__replay": 1000, "agent__target_noise": 0.0}
+CLONED: dict[str, Any] = {
+    "network__hidden": (16,),
+    "agent__replay": 1000,
+    "agent__target_noise": 0.0,
+    "agent__policy_delay": 1,
+    "agent__learning_rate": 1e-2,
+}
 # what equals one rank with all rows: agent and settings
 EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("ppo", NORMALIZED | {"agent__minibatches": 1, "agent__epochs": 3}),
