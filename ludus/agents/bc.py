@@ -18,10 +18,12 @@ from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.core.types import Tensors
 from ludus.core.updater import OptimizerName, Updater
-from ludus.experience.recorded import RecordedCache, ReturnsToGo, returns_to_go
+from ludus.experience.recorded import RecordedCache, RecordedSequences, RecordedSteps, ReturnsToGo, returns_to_go
+from ludus.experience.sequences import SequenceShape
 from ludus.networks.policy_config import PolicyConfig
 from ludus.ops.distributions import MASKED
 from ludus.ops.policy_gradient import entropy_loss, share_sum, shares, value_loss
+from ludus.ops.returns import lambda_returns
 from ludus.preprocess.actions import ActionInverter
 from ludus.preprocess.normalization import unused_normalizer
 
@@ -31,9 +33,15 @@ class BCConfig(PolicyConfig, AgentConfig):
     """Settings of behaviour cloning."""
 
     ONLY_OFFLINE: ClassVar[bool] = True
+    UNUSED_OFFLINE: ClassVar[tuple[str, ...]] = ("gsde_interval",)
+    UNUSED_FEED_FORWARD: ClassVar[tuple[str, ...]] = ("sequence", "burn_in")
     learning_rate: float = 1e-3  # raise for speed, lower when the loss is noisy
     learning_rate_schedule: Literal["constant", "linear"] = "linear"  # linear: falls to 0 at nb_step
     batch_size: int = 256  # recorded steps per update: more are slower and give less noise
+    sequence: int = 32  # recurrent networks: steps of a sequence, of which batches have batch_size / sequence
+    # recurrent networks: steps before a sequence that only warm up the hidden state, unless an episode begins in them;
+    # raise where actions depend on what was seen long before
+    burn_in: int = 16
     gamma: float = 0.99  # discount of the returns that the value function is fitted to
     value_coef: float = 0.5  # weight of the value loss; a fitted value helps to fine-tune the policy with ppo; 0: none
     # raise when the policy becomes too deterministic to be fine-tuned; it also keeps standard deviations from vanishing
@@ -51,9 +59,14 @@ class BCConfig(PolicyConfig, AgentConfig):
         check_ranges(
             self,
             fraction=("gamma",),
-            positive=("learning_rate", "batch_size", "optimizer_eps"),
-            nonnegative=("entropy_coef", "value_coef", "max_grad_norm", "weight_decay"),
+            positive=("learning_rate", "batch_size", "sequence", "optimizer_eps"),
+            nonnegative=("burn_in", "entropy_coef", "value_coef", "max_grad_norm", "weight_decay"),
         )
+
+    @property
+    def sequences(self) -> SequenceShape:
+        """The sequences of a batch, whose number is rounded up."""
+        return SequenceShape(self.sequence, self.burn_in, -(-self.batch_size // self.sequence))
 
     def plan(self, rows: int) -> Plan:
         """One optimizer step per update, which nb_step counts."""
@@ -85,31 +98,31 @@ class BC(ActorCritic):
         super().__init__(observation, action, config, networks, batch)
         self.observation, self.inverter = observation, ActionInverter(action, self.action_transform)
 
-    def check_trainable(self) -> None:
-        """Refuse recurrent networks."""
-        if self.recurrent:
-            raise UserError(
-                "Imitation learns from single steps, and a recurrent network from sequences; use a feed-forward "
-                "network, such as network.body mlp, or fine-tune with ppo."
-            )
-
     def make_cache(self, rows: Rows) -> ExperienceCache:  # type: ignore[override]
         """Take the statistics of the recordings, unless init_from gave others, and make the cache to draw from."""
         assert self.dataset is not None, "the container gives the dataset"
-        returns = returns_to_go(self.dataset, self.config.gamma, self.device)
-        cache = RecordedCache(self.dataset, self.inverter, self.config.batch_size, returns, self.device)
-        self.refuse_masked(cache.observation, cache.action)
-        self.fit_statistics(cache.observation, returns)
+        config, source = self.config, (self.dataset, self.inverter)
+        returns = returns_to_go(self.dataset, config.gamma, self.device)
+        cache: RecordedCache
+        if self.recurrent:
+            cache = RecordedSequences(*source, config.sequences, config.gamma, self.device)
+        else:
+            cache = RecordedSteps(*source, config.batch_size, returns, self.device)
+        self.refuse_masked(cache)
+        self.fit_statistics(cache, returns)
         return cache
 
     @torch.no_grad()
-    def refuse_masked(self, observation: Tensors, action: Tensors) -> None:
+    def refuse_masked(self, cache: RecordedCache) -> None:
         """Refuse recorded actions that a mask forbids, which no policy can learn."""
-        for start in range(0, len(next(iter(action.values()))), VALUE_ROWS) if self.masked else ():
-            seen, done = ({k: x[start : start + VALUE_ROWS] for k, x in xs.items()} for xs in (observation, action))
-            rows = len(next(iter(done.values())))
-            outputs = {k: torch.zeros(rows, *shape, device=self.device) for k, shape in self.policy.outputs.items()}
-            if bool((self.policy.evaluate(outputs, done, seen)["log_prob"] < MASKED / 2).any()):
+        for start in range(0, len(cache.real), VALUE_ROWS) if self.masked else ():
+            part = slice(start, start + VALUE_ROWS)
+            seen, done = ({k: x[part] for k, x in xs.items()} for xs in (cache.observation, cache.action))
+            real = cache.real[part]
+            outputs = {
+                k: torch.zeros(len(real), *shape, device=self.device) for k, shape in self.policy.outputs.items()
+            }
+            if bool((real & (self.policy.evaluate(outputs, done, seen)["log_prob"] < MASKED / 2)).any()):
                 assert self.dataset is not None
                 raise UserError(
                     f'The dataset "{self.dataset.name}" has an action that the action mask at its step forbids; remove '
@@ -117,19 +130,24 @@ class BC(ActorCritic):
                 )
 
     @torch.no_grad()
-    def fit_statistics(self, observation: Tensors, returns: ReturnsToGo) -> None:
+    def fit_statistics(self, cache: RecordedCache, returns: ReturnsToGo) -> None:
         """Set the normalizers that have seen nothing yet; they stay as they are then."""
-        weight = torch.ones(1, len(returns.total), device=self.device)
         known = () if self.normalizer is None else self.normalizer.statistics.values()
         if self.normalizer is not None and not any(statistics.count for statistics in known):
-            rows = {name: x.unsqueeze(0) for name, x in observation.items()}
-            self.normalizer.update(self.preprocess(rows), weight)
+            rows = {name: x.unsqueeze(0) for name, x in cache.observation.items()}
+            self.normalizer.update(self.preprocess(rows), cache.real.float().unsqueeze(0))
         if self.reward_scaler is not None and not self.reward_scaler.statistics.count:
+            weight = torch.ones(1, len(returns.so_far), device=self.device)
             self.reward_scaler.update(returns.so_far.unsqueeze(0), weight)
 
     @torch.no_grad()
     def with_targets(self, batch: Batch) -> Batch:
-        """Add the return to go of each step; where the recording does not end with a termination, V completes it."""
+        """Add the return to go of each step; where the recording does not end with a termination, V completes it.
+
+        In sequences the value at their end completes it as well.
+        """
+        if self.recurrent:
+            return self.with_sequence_targets(self.with_zero_state(batch))
         target = batch.experience["total"]
         if self.reward_scaler is not None:
             target = self.reward_scaler.scale(target)
@@ -137,6 +155,21 @@ class BC(ActorCritic):
         if rest is not None:
             target = target + batch.experience["discount"] * rest
         return replace(batch, experience={"return": target.float()}, final={})
+
+    def with_sequence_targets(self, batch: Batch) -> Batch:
+        """Add the return to go within each sequence ``[T+1, B, …]``."""
+        target = torch.zeros_like(batch.reward)
+        if self.config.value_coef:
+            outputs, _ = self.outputs(batch.observation, batch.state, batch.first, self.value_networks)
+            value_t = batch.next_value(outputs["value"].squeeze(-1))
+            reward = batch.reward if self.reward_scaler is None else self.reward_scaler.scale(batch.reward)
+            target = lambda_returns(reward, batch.discount, batch.continues, value_t, 1.0)
+        return replace(batch.without_last_observation(), experience={"return": target})
+
+    def with_zero_state(self, batch: Batch) -> Batch:
+        """Let the networks start from their initial hidden state."""
+        state = ActorCritic.initial_state(self, batch.reward.shape[1])
+        return replace(batch, state=state.map(lambda x: x.to(self.device)))
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Take one optimizer step."""

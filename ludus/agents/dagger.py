@@ -19,7 +19,7 @@ from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
 from ludus.core.updater import Updater
-from ludus.experience.aggregate import LABEL, AggregateCache
+from ludus.experience.aggregate import LABEL, AggregateCache, AggregateSequences
 from ludus.experience.memory import spec_bytes
 from ludus.ops.policy_gradient import entropy_loss, share_sum, shares, value_loss
 
@@ -80,8 +80,7 @@ class DAgger(BC):
         self.beta = self.config.beta
 
     def check_trainable(self) -> None:
-        """Also refuse settings without a teacher."""
-        super().check_trainable()
+        """Refuse settings without a teacher."""
         if not self.config.teacher:
             raise UserError(
                 "agent.teacher is empty; name the run of a trained policy, which labels what the student meets."
@@ -112,13 +111,17 @@ class DAgger(BC):
         """Make the cache of rollouts and labelled steps; recorded episodes are the first of these."""
         config = self.config
         specs = (*self.observation.values(), *self.policy.action.values())
-        cache = AggregateCache(
-            *(config.rollout, rows.size, config.gamma, self.device, config.normalize_reward),
-            capacity=config.labels,
-            updates=config.updates,
-            batch_size=config.batch_size,
-            step_bytes=sum(map(spec_bytes, specs)),
-        )
+        given: dict[str, Any] = {
+            "capacity": config.labels,
+            "updates": config.updates,
+            "step_bytes": sum(map(spec_bytes, specs)),
+        }
+        rollout = config.rollout, rows.size, config.gamma, self.device, config.normalize_reward
+        cache: AggregateCache
+        if self.recurrent:
+            cache = AggregateSequences(*rollout, **given, shape=config.sequences)
+        else:
+            cache = AggregateCache(*rollout, **given, batch_size=config.batch_size)
         if self.dataset is not None:
             cache.add_dataset(self.dataset, self.inverter)
         return cache
@@ -133,19 +136,26 @@ class DAgger(BC):
         if noise is None or not self.training:
             return super()._act(step, state, noise)
         assert self.teacher is not None, "a teacher is set before training"
-        own = super()._act(step, state, None)
-        label, after = self.teacher.label(step, state.select(TEACHER))
+        seen = {name: x.unsqueeze(0) for name, x in step.observation.items()}
+        outputs, after = self.outputs(seen, state, step.first.unsqueeze(0), self.acting_networks)
+        outputs = {name: x.squeeze(0) for name, x in outputs.items()}
+        own, _ = self.policy.sample(outputs, step.observation, None)
+        # both hidden states follow all observations, whoever acts
+        label, taught = self.teacher.label(step, state.select(TEACHER))
         theirs = noise[MIX] < self.beta
         action = {
             name: torch.where(theirs.reshape(-1, *[1] * (x.dim() - 1)), label[name].to(x.dtype), x)
-            for name, x in own.action.items()
+            for name, x in own.items()
         }
         experience = {f"{LABEL}{name}": x for name, x in label.items()}
-        return AgentStep(action, experience, HiddenState(own.state | after.with_prefix(TEACHER)))
+        if "value" in outputs:
+            experience["value"] = outputs["value"].squeeze(-1)
+        return AgentStep(action, experience, HiddenState(after | taught.with_prefix(TEACHER)))
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Fit the value function to a fresh rollout, or clone a batch of labelled steps."""
         if batch.index is not None:
+            batch = self.with_zero_state(batch.without_last_observation())
             share = shares(batch.real.float(), sum_over_ranks=updater.sum)
             return Learned(updater.step(self.compute_loss, replace(batch, share=share), "all"))
         metrics: Tensors = {}

@@ -44,6 +44,8 @@ from ludus.ops.offline import td3_bc_actor_loss
 from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import ddpg_actor_loss, hysteretic_weight, min_over_critics, smoothed_action
 
+SIZE = "mean_size"  # of Q, over all ranks
+
 
 @dataclass(frozen=True)
 class DDPGConfig(ReplayConfig):
@@ -272,16 +274,27 @@ class DDPG(OffPolicy):
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return −Q(s, π(s)) of the first critic; with ``bc_alpha``, TD3+BC's loss."""
+        action, q = self.policy_value(batch)
+        if self.config.bc_alpha is None:
+            return {"actor": share_sum(ddpg_actor_loss(q), batch.share)}, {}
+        size = batch.experience.get(SIZE, share_sum(q.detach().abs(), batch.experience[MEAN]))
+        loss = td3_bc_actor_loss(q, action, self.critic_inputs(batch)[ACTION], self.config.bc_alpha, size)
+        return {"actor": share_sum(loss, batch.share)}, {}
+
+    def policy_value(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return π(s) ``[T, B, K]`` and its value by the first critic ``[T, B]``."""
         inputs, first = at_time(self.inputs(batch.observation), batch.first, CURRENT)
         action = self.run("actor", inputs, batch.state, first)[0]["policy"].tanh()
         alone = {"members": 1} if self.config.critics > 1 else {}
-        q = self.q(inputs, action, batch.state, first, **alone)[..., 0]
-        if self.config.bc_alpha is None:
-            return {"actor": share_sum(ddpg_actor_loss(q), batch.share)}, {}
-        recorded, mean = self.critic_inputs(batch)[ACTION], batch.experience[MEAN]
-        size = share_sum(q.detach().abs(), mean) / mean.sum()  # of this rank's rows
-        loss = td3_bc_actor_loss(q, action, recorded, self.config.bc_alpha, size)
-        return {"actor": share_sum(loss, batch.share)}, {}
+        return action, self.q(inputs, action, batch.state, first, **alone)[..., 0]
+
+    @torch.no_grad()
+    def with_size(self, batch: Batch, updater: Updater) -> Batch:
+        """Add the mean of |Q(s, π(s))| over all ranks; a single rank has it when it computes the loss."""
+        if self.config.bc_alpha is None or updater.ranks == 1:
+            return batch
+        _, q = self.policy_value(batch)
+        return with_experience(batch, **{SIZE: updater.sum(share_sum(q.abs(), batch.experience[MEAN]))})
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return all losses of a prepared batch together; ``learn`` steps each separately."""
@@ -294,7 +307,8 @@ class DDPG(OffPolicy):
         metrics = updater.step(self.critic_loss, batch, "critic")
         priority = metrics.pop("priority", None)
         if (self.updates + 1) % self.config.policy_delay == 0:
-            self.last_actor_loss.copy_(updater.step(self.actor_loss, batch, "actor")["loss/actor"])
+            stepped = updater.step(self.actor_loss, self.with_size(batch, updater), "actor")
+            self.last_actor_loss.copy_(stepped["loss/actor"])
         self.finish_update(self.config.policy_delay)
         self.adapt_parameter_noise(batch, updater)
         return Learned(metrics | {"loss/actor": self.last_actor_loss.clone()}, priority)

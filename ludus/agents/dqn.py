@@ -98,6 +98,7 @@ class DQNConfig(ReplayConfig):
     UNUSED_OFFLINE = (
         *ReplayConfig.UNUSED_OFFLINE,
         *(f"epsilon_{name}" for name in ("schedule", "start", "end", "share", "ladder")),
+        "parameter_noise",
     )
     batch_size: int = 128  # transitions (or sequences) per update
     updates_per_step: float = 0.25  # gradient updates per environment step: more is slower and more sample-efficient

@@ -21,6 +21,7 @@ from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.core.types import Tensors
 from ludus.core.updater import Group, Updater
+from ludus.experience.carrying_rollout import CARRIED, CarryingRollout
 from ludus.experience.recorded import make_batch, recorded_steps
 from ludus.experience.rollout import RolloutCache
 from ludus.networks.action_features import ActionFeatures
@@ -123,7 +124,8 @@ class AdversarialImitation(ActorCritic):
         """Make a cache of one rollout, and take the expert's pairs."""
         assert self.dataset is not None, "the container gives the dataset"
         self.expert = recorded_steps(self.dataset, self.inverter, self.device)
-        return super().make_cache(rows)
+        kind = CarryingRollout if self.config.normalize_reward else RolloutCache
+        return kind(self.config.rollout, rows.size, self.config.gamma, self.device)
 
     def parameter_groups(self) -> dict[str, Group]:
         """Step the discriminator by an optimizer of its own."""
@@ -224,11 +226,13 @@ class AdversarialImitation(ActorCritic):
         imitation, weight = imitation_reward(torch.cat(logits), self.config.reward), self.config.environment_reward
         reward = (1 - weight) * imitation + weight * batch.reward if weight else imitation
         reward = torch.where(batch.real, reward, 0)
-        row_state = dict(batch.row_state)
-        if "return" in row_state:  # of the new rewards, within this rollout
-            ended, zeros = batch.terminated | batch.truncated, torch.zeros_like(row_state["return"][0])
-            row_state["return"] = running_returns(reward, ended, batch.real, self.config.gamma, zeros)[0]
-        return replace(batch, reward=reward, row_state=row_state)
+        if self.reward_scaler is None:
+            return replace(batch, reward=reward)
+        carried, ended = batch.row_state[CARRIED], batch.terminated | batch.truncated
+        before = carried.masked_fill(batch.first[0], 0)
+        returns, after = running_returns(reward, ended, batch.real, self.config.gamma, before)
+        carried.copy_(after)  # in the cache, for the next rollout
+        return replace(batch, reward=reward, row_state={"return": returns})
 
 
 def _between(policy: Tensor, expert: Tensor, mix: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ class IQLConfig(PolicyConfig, ReplayConfig):
 
     NETWORK_DEFAULTS = WIDE_MLP
     PREFERS_OFFLINE = True
+    UNUSED_OFFLINE = (*ReplayConfig.UNUSED_OFFLINE, "gsde_interval")
     learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower

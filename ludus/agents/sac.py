@@ -63,6 +63,7 @@ class SoftActorCriticConfig(ReplayConfig):
         ),
     )
     SCHEDULABLE = (*ReplayConfig.SCHEDULABLE, "tau", "alpha", "target_entropy", "parameter_noise")
+    UNUSED_OFFLINE = (*ReplayConfig.UNUSED_OFFLINE, "parameter_noise")
     learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
     actor_learning_rate: float = 0.0  # of the actor; 0: learning_rate
     critic_learning_rate: float = 0.0  # of the critics; 0: learning_rate

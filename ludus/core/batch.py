@@ -41,7 +41,8 @@ class Batch:
     # [T, B, …] same-step resets: the last observation of an episode that ended at t (observation[t+1] is the first of
     # the next one); empty if the environment does not provide it
     final: Tensors = field(default_factory=dict)
-    # [T, B] per-row state outside of the network: "return", the running discounted return, for reward scaling
+    # per-row state outside of the network: "return" [T, B], the running discounted return, for reward scaling, or
+    # "carried" [B], with which an agent computes it (experience/carrying_rollout.py)
     row_state: Tensors = field(default_factory=dict)
     version: Tensor | None = None  # [B] from workers: the version of the weights that acted
     index: Tensor | None = None  # from a replay: increases with every write

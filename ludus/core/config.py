@@ -64,6 +64,7 @@ class AgentConfig:
     UNUSED: ClassVar[tuple[UnusedSetting, ...]] = ()
     ONLY_OFFLINE: ClassVar[bool] = False  # trained without acting: the container is offline
     UNUSED_OFFLINE: ClassVar[tuple[str, ...]] = ()  # settings that do nothing in the container offline
+    UNUSED_FEED_FORWARD: ClassVar[tuple[str, ...]] = ()  # settings that do nothing without a recurrent network
     PREFERS_OFFLINE: ClassVar[bool] = False  # the container is offline where data.path is given and no container
     # settings that may be schedules, besides learning rates and weights of losses (``…_coef``): the agent reads them
     # from ``Agent.config`` whenever it uses them, or changes what it made of them in ``Agent.schedule``

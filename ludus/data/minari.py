@@ -33,14 +33,18 @@ def load_minari(id: str) -> Dataset:
             f'data.path is "{name}", which is not on this machine (there: {known}); get it with `minari download {id}`.'
         )
     try:
-        if not {"observation_space", "action_space"} <= MinariStorage.read_raw_metadata(folder).keys():
+        metadata = MinariStorage.read_raw_metadata(folder)
+        if not {"observation_space", "action_space"} <= metadata.keys():
             # Minari would make the environment that the dataset names
             raise ValueError("it does not name its spaces")
+        if metadata.get("total_episodes") == 0:  # its file of arrays is empty, which Minari cannot open
+            return Dataset((), name)
         found = minari.MinariDataset(folder)
         observation, action = Layout(found.observation_space, "observation"), Layout(found.action_space, "action")
         episodes = tuple(_from_minari(episode, observation, action) for episode in found.iterate_episodes())
     except (OSError, ValueError, KeyError, AssertionError, TypeError) as error:
         reason = " ".join(str(error).split())[:160]
+        reason = f"it lacks {reason}" if isinstance(error, KeyError) else reason
         raise UserError(f'The Minari dataset "{id}" cannot be read: {reason or type(error).__name__}.') from error
     return Dataset(episodes, name)
 

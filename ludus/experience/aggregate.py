@@ -7,10 +7,12 @@ from torch import Tensor
 
 from ludus.core.batch import Batch
 from ludus.core.dataset import Dataset
+from ludus.core.errors import UserError
 from ludus.core.types import State, Tensors
 from ludus.experience.memory import check_fits, free_bytes
-from ludus.experience.recorded import make_batch, recorded_steps
+from ludus.experience.recorded import make_batch, recorded_steps, recorded_stream
 from ludus.experience.rollout import RolloutCache, select_prefix
+from ludus.experience.sequences import SequenceShape, draw_sequences
 from ludus.preprocess.actions import ActionInverter
 
 LABEL = "label/"  # prefix of the teacher's actions in the experience of a rollout
@@ -49,15 +51,30 @@ class AggregateCache(RolloutCache):
     @property
     def size(self) -> int:
         """The number of labelled steps."""
+        return self._kept
+
+    @property
+    def _kept(self) -> int:
+        """The length of the ring."""
         return min(self._written, self.capacity)
 
     def add_dataset(self, dataset: Dataset, inverter: ActionInverter) -> None:
         """Add recorded steps."""
-        self._add(*recorded_steps(dataset, inverter, self.device))
+        self._add(_by_kind(*recorded_steps(dataset, inverter, self.device)))
 
-    def _add(self, observation: Tensors, action: Tensors) -> None:
-        steps = {f"observation/{name}": x for name, x in observation.items()}
-        steps |= {f"action/{name}": x for name, x in action.items()}
+    def _labelled(self, rollout: Batch, label: Tensors) -> Tensors:
+        """Return the steps of a rollout to add."""
+        real = rollout.real
+        observation = {name: x[:-1][real] for name, x in rollout.observation.items()}
+        return _by_kind(observation, {name: x[real] for name, x in label.items()})
+
+    def _draw(self) -> Batch:
+        """Return a batch of labelled steps."""
+        index = torch.randint(self._kept, (self.batch_size,), generator=self.generator).to(self.device)
+        drawn = {name: x[index] for name, x in self._steps.items()}
+        return make_batch(select_prefix(drawn, "observation"), select_prefix(drawn, "action"), {}, index, {})
+
+    def _add(self, steps: Tensors) -> None:
         count = len(next(iter(steps.values())))
         place = (self._written + torch.arange(count, device=self.device)) % self.capacity
         for name, x in steps.items():
@@ -84,14 +101,11 @@ class AggregateCache(RolloutCache):
         """Return the full rollout, if it has not been read, else a batch of labelled steps."""
         if super().ready():
             batch = super().read()
-            real, labels = batch.real, select_prefix(batch.experience, LABEL[:-1])
-            self._add({k: x[:-1][real] for k, x in batch.observation.items()}, {k: x[real] for k, x in labels.items()})
+            self._add(self._labelled(batch, select_prefix(batch.experience, LABEL[:-1])))
             self._due = self.updates
             return batch
         self._due -= 1
-        index = torch.randint(self.size, (self.batch_size,), generator=self.generator).to(self.device)
-        drawn = {name: x[index] for name, x in self._steps.items()}
-        return make_batch(select_prefix(drawn, "observation"), select_prefix(drawn, "action"), {}, index, {})
+        return self._draw()
 
     def metrics(self) -> dict[str, float]:
         """Return the number of labelled steps."""
@@ -101,7 +115,7 @@ class AggregateCache(RolloutCache):
         """Return the unfinished rollout, the labelled steps and the state of sampling."""
         return {
             "rollout": super().state_dict(),
-            "steps": {name: x[: self.size] for name, x in self._steps.items()},
+            "steps": {name: x[: self._kept] for name, x in self._steps.items()},
             "generator": self.generator.get_state(),
             "counters": [self._written, self._due],
         }
@@ -112,3 +126,61 @@ class AggregateCache(RolloutCache):
         self._steps = {name: x.to(self.device) for name, x in state["steps"].items()}
         self.generator.set_state(state["generator"])
         self._written, self._due = state["counters"]
+
+
+class AggregateSequences(AggregateCache):
+    """The same for recurrent networks: whole rollouts are kept, and batches are sequences (``draw_sequences``).
+
+    A row of the ring is one step of all environments, ``[B, …]``, padding included; rollouts follow each other.
+    """
+
+    def __init__(
+        self,
+        rollout: int,
+        batch: int,
+        gamma: float,
+        device: torch.device,
+        with_returns: bool,
+        capacity: int,
+        updates: int,
+        shape: SequenceShape,
+        step_bytes: int,
+    ) -> None:
+        if capacity < batch * shape.span:
+            raise UserError(
+                f"agent.labels is {capacity}, too few for a sequence of {shape.span} steps (agent.burn_in + "
+                f"agent.sequence) of each of {batch} environments; raise it to {batch * shape.span} or more."
+            )
+        batch_size = shape.columns * shape.steps
+        super().__init__(rollout, batch, gamma, device, with_returns, capacity, updates, batch_size, step_bytes)
+        self.shape, self.capacity = shape, capacity // batch
+
+    @property
+    def size(self) -> int:
+        """The number of labelled steps."""
+        return int(self._steps["real"][: self._kept].sum()) if self._steps else 0
+
+    def add_dataset(self, dataset: Dataset, inverter: ActionInverter) -> None:
+        """Add recorded episodes, as if the environments had played them: each has an equal part of all steps."""
+        stream = recorded_stream(dataset, inverter, self.device)
+        each = -(-len(stream["real"]) // self.batch)
+        parts = {}
+        for name, x in stream.items():
+            padding = x[-1:].expand(each * self.batch - len(x), *x.shape[1:])  # the last step is not real
+            parts[name] = torch.cat([x, padding]).view(self.batch, each, *x.shape[2:]).transpose(0, 1)
+        self._add(parts)
+
+    def _labelled(self, rollout: Batch, label: Tensors) -> Tensors:
+        flags = {name: getattr(rollout, name) for name in ("real", "reward", "terminated", "truncated")}
+        steps = _by_kind({name: x[:-1] for name, x in rollout.observation.items()}, label)
+        return steps | flags | {"first": rollout.first[:-1]}
+
+    def _draw(self) -> Batch:
+        steps, oldest = {name: x[: self._kept] for name, x in self._steps.items()}, self._written % self._kept
+        return draw_sequences(steps, oldest, self.shape, self.gamma, self.generator)
+
+
+def _by_kind(observation: Tensors, action: Tensors) -> Tensors:
+    """Return both with prefixed names."""
+    steps = {f"observation/{name}": x for name, x in observation.items()}
+    return steps | {f"action/{name}": x for name, x in action.items()}

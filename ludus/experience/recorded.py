@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import NamedTuple
 
 import numpy as np
@@ -15,15 +16,15 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
 from ludus.experience.memory import check_fits, free_bytes
+from ludus.experience.rollout import select_prefix
+from ludus.experience.sequences import SequenceShape, draw_sequences
 from ludus.preprocess.actions import ActionInverter
 
 
 def recorded_steps(dataset: Dataset, inverter: ActionInverter, device: torch.device) -> tuple[Tensors, Tensors]:
     """Return all observations before an action, and the actions in policy space, ``[N, …]`` by name."""
     episodes = dataset.episodes
-    needed = sum(x.nbytes for episode in episodes for x in (*episode.observation.values(), *episode.action.values()))
-    what = f'data.path is "{dataset.name}", whose {dataset.transitions:,} steps need'
-    check_fits(what, needed, free_bytes(device, ""), "use fewer episodes")
+    _check_memory(dataset, device)
     observation = {
         name: np.concatenate([episode.observation[name][:-1] for episode in episodes])
         for name in episodes[0].observation
@@ -33,6 +34,39 @@ def recorded_steps(dataset: Dataset, inverter: ActionInverter, device: torch.dev
         {name: torch.from_numpy(x).to(device) for name, x in arrays.items()}
         for arrays in (observation, inverter(action))
     )
+
+
+def _check_memory(dataset: Dataset, device: torch.device) -> None:
+    arrays = (x for episode in dataset.episodes for x in (*episode.observation.values(), *episode.action.values()))
+    what = f'data.path is "{dataset.name}", whose {dataset.transitions:,} steps need'
+    check_fits(what, sum(x.nbytes for x in arrays), free_bytes(device, ""), "use fewer episodes")
+
+
+def recorded_stream(dataset: Dataset, inverter: ActionInverter, device: torch.device) -> Tensors:
+    """Return all episodes as the steps of one environment, ``[n, 1, …]``, as ``draw_sequences`` takes them.
+
+    The last observation of an episode is a step too. It is not real, and repeats the action before it, which is one
+    that a policy can have taken.
+    """
+    episodes = dataset.episodes
+    _check_memory(dataset, device)
+    last = np.cumsum([episode.length + 1 for episode in episodes]) - 1  # steps with the last observations
+    flags = {name: np.zeros(last[-1] + 1, np.bool_) for name in ("first", "terminated", "truncated")}
+    flags["first"][[0, *(last[:-1] + 1)]] = True
+    flags["terminated"][last - 1] = [episode.terminated for episode in episodes]
+    flags["truncated"][last - 1] = [episode.truncated for episode in episodes]
+    real = np.ones(last[-1] + 1, np.bool_)
+    real[last] = False
+    observation = {name: np.concatenate([x.observation[name] for x in episodes]) for name in episodes[0].observation}
+    action = {
+        name: np.concatenate([part for x in episodes for part in (x.action[name], x.action[name][-1:])])
+        for name in episodes[0].action
+    }
+    reward = np.concatenate([part for x in episodes for part in (x.reward, np.zeros(1, np.float32))])
+    arrays = {f"observation/{name}": x for name, x in observation.items()}
+    arrays |= {f"action/{name}": x for name, x in inverter(action).items()}
+    arrays |= {**flags, "real": real, "reward": reward}
+    return {name: torch.from_numpy(x).to(device).unsqueeze(1) for name, x in arrays.items()}
 
 
 def last_observations(dataset: Dataset, device: torch.device) -> Tensors:
@@ -98,20 +132,19 @@ def _as_row(tensors: Tensors) -> Tensors:
 
 
 class RecordedCache(ExperienceCache):
-    """Draws batches of single recorded steps, with replacement; nothing is written to it.
+    """Draws batches from recorded episodes; nothing is written to it."""
 
-    Batches have the ``total`` and ``discount`` of ``ReturnsToGo`` in their experience, and in ``final`` the last
-    observation of each step's episode, unless all episodes terminated.
-    """
+    observation: Tensors  # [n, …] of all steps
+    action: Tensors  # [n, …]
+    real: Tensor  # [n]: False for the last observation of an episode, which has no action
 
-    def __init__(
-        self, dataset: Dataset, inverter: ActionInverter, batch_size: int, returns: ReturnsToGo, device: torch.device
-    ) -> None:
-        self.observation, self.action = recorded_steps(dataset, inverter, device)
-        self.final = last_observations(dataset, device) if bool(returns.discount.any()) else {}
-        self.returns, self.batch_size, self.device = returns, batch_size, device
+    def __init__(self) -> None:
         self.generator: torch.Generator = torch.Generator()
         self._granted = 0
+
+    @abstractmethod
+    def draw(self) -> Batch:
+        """Return a batch of random steps."""
 
     def grant(self, reads: int) -> None:
         self._granted += reads
@@ -122,16 +155,7 @@ class RecordedCache(ExperienceCache):
     def read(self) -> Batch:
         """Return the next batch."""
         self._granted -= 1
-        returns = self.returns
-        index = torch.randint(len(returns.total), (self.batch_size,), generator=self.generator).to(self.device)
-        episode = returns.episode[index]
-        return make_batch(
-            {name: x[index] for name, x in self.observation.items()},
-            {name: x[index] for name, x in self.action.items()},
-            {"total": returns.total[index], "discount": returns.discount[index]},
-            index,
-            {name: x[episode] for name, x in self.final.items()},
-        )
+        return self.draw()
 
     def env_write(self, step: EnvStep, state: HiddenState, start: int = 0, final_value: Tensor | None = None) -> None:
         """Ignore the step: the container does not act."""
@@ -150,3 +174,51 @@ class RecordedCache(ExperienceCache):
         """Restore it."""
         self.generator.set_state(state["generator"])
         self._granted = int(state["granted"])
+
+
+class RecordedSteps(RecordedCache):
+    """Draws batches of single recorded steps, with replacement.
+
+    Batches have the ``total`` and ``discount`` of ``ReturnsToGo`` in their experience, and in ``final`` the last
+    observation of each step's episode, unless all episodes terminated.
+    """
+
+    def __init__(
+        self, dataset: Dataset, inverter: ActionInverter, batch_size: int, returns: ReturnsToGo, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.observation, self.action = recorded_steps(dataset, inverter, device)
+        self.real = torch.ones(len(returns.total), dtype=torch.bool, device=device)
+        self.final = last_observations(dataset, device) if bool(returns.discount.any()) else {}
+        self.returns, self.batch_size, self.device = returns, batch_size, device
+
+    def draw(self) -> Batch:
+        """Return ``[1, batch_size]`` steps."""
+        returns = self.returns
+        index = torch.randint(len(returns.total), (self.batch_size,), generator=self.generator).to(self.device)
+        episode = returns.episode[index]
+        return make_batch(
+            {name: x[index] for name, x in self.observation.items()},
+            {name: x[index] for name, x in self.action.items()},
+            {"total": returns.total[index], "discount": returns.discount[index]},
+            index,
+            {name: x[episode] for name, x in self.final.items()},
+        )
+
+
+class RecordedSequences(RecordedCache):
+    """Draws batches of sequences (``draw_sequences``), which may go on from the end of an episode to the next one."""
+
+    def __init__(
+        self, dataset: Dataset, inverter: ActionInverter, shape: SequenceShape, gamma: float, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.shape, self.gamma = shape, gamma
+        self._steps = recorded_stream(dataset, inverter, device)
+        single = {name: x.squeeze(1) for name, x in self._steps.items()}
+        self.observation, self.action = (select_prefix(single, kind) for kind in ("observation", "action"))
+        self.real = single["real"]
+
+    def draw(self) -> Batch:
+        """Return ``shape.columns`` sequences."""
+        return draw_sequences(self._steps, 0, self.shape, self.gamma, self.generator)

@@ -122,7 +122,10 @@ def record_replay(player: Player, directory: RunDirectory) -> list[RecordedEpiso
     saved = [whole["cache"], *(rank["cache"] for rank in whole.get("ranks", ()))]
     to_environment = ActionPreprocessor(player.action, player.agent.action_transform)
     groups = [group for cache in saved for group in cache["groups"]]
-    return [x for group in groups for x in _episodes_of(group, player.observation, to_environment, directory)]
+    episodes = [x for group in groups for x in _episodes_of(group, player.observation, to_environment, directory)]
+    if not episodes:
+        raise UserError(f'The replay buffer of "{directory.path}" is empty; train the run further, or use --episodes.')
+    return episodes
 
 
 def _is_replay(cache: State) -> bool:

@@ -58,6 +58,9 @@ def find_ineffective(settings: Settings[Any], observation: Specs, action: Specs)
         return
     for name, why in settings.agent.unused(observation, action, settings.rows):
         yield f"agent.{name}", why
+    if not settings.may_be_recurrent:
+        for name in settings.agent.UNUSED_FEED_FORWARD:
+            yield f"agent.{name}", "no network is recurrent, so single steps are drawn"
     if settings.container == "offline":
         for name in settings.agent.UNUSED_OFFLINE:
             yield f"agent.{name}", "container is offline, which does not act or store new steps"

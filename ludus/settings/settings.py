@@ -448,6 +448,12 @@ class Settings(Generic[A]):
         return replace(self.network, **self.per_network.get(name, {}))
 
     @property
+    def may_be_recurrent(self) -> bool:
+        """Whether some network is recurrent, or custom and so possibly recurrent."""
+        networks = (self.network, *map(self.network_for, self.per_network))
+        return any(network.may_be_recurrent for network in networks)
+
+    @property
     def agent_names(self) -> str:
         """The name of the agent, or those of all roles, joined by ``-``."""
         return "-".join(dict.fromkeys(self.roles.names().values())) or self.agent_name
@@ -621,9 +627,7 @@ def adapt_defaults(resolved: Resolved, images: bool = False, one_discrete: bool 
     """
     settings, origins = resolved
     kind = resolve(settings.agent_name, AGENTS, "agent")
-    networks = (settings.network, *map(settings.network_for, settings.per_network))
-    recurrent = any(network.may_be_recurrent for network in networks)
-    run = RunOutline(settings.nb_step, settings.env.num, recurrent, images, one_discrete)
+    run = RunOutline(settings.nb_step, settings.env.num, settings.may_be_recurrent, images, one_discrete)
     usual = vars(type(settings.agent)())
     before = {name: value for name, value in usual.items() if origins.get(f"agent.{name}") == ADAPTED}
     agent = replace(settings.agent, **before)

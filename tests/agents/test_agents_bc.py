@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from containers_setup import train
-from demonstrations import TOY, aim, balance, mix, obey, record, record_to
+from containers_setup import make_worker, train
+from demonstrations import TOY, Recall, aim, balance, mix, obey, record, record_to
 
 import ludus
 from ludus.core.dataset import Dataset, RecordedEpisode
@@ -65,6 +65,104 @@ def test_the_loss_is_the_negative_log_likelihood(tmp_path: Path) -> None:
     outputs, _ = agent.outputs({"observation": seen}, agent.initial_state(7), batch.first)
     normal = torch.distributions.Normal(outputs["policy/action"], agent.policy.log_std["action"].exp())
     torch.testing.assert_close(losses["policy"], -normal.log_prob(action).sum(-1).mean())
+
+
+MEMORY = TOY + "MemoryEnv"
+LSTM: dict[str, Any] = {
+    "network__body": "lstm",
+    "network__lstm_size": 16,
+    "network__hidden": (16,),
+    "agent__sequence": 12,
+    "agent__burn_in": 6,
+    "agent__learning_rate": 1e-2,
+}
+
+
+@pytest.mark.parametrize("body", ["lstm", "mlp"])
+def test_what_was_seen_before_is_cloned_with_memory_alone(body: str, tmp_path: Path) -> None:
+    """The cue of MemoryEnv is in the first of 6 observations; without memory the expected return is 0."""
+    data = record_to(tmp_path / "x.npz", MEMORY, Recall(), 60)
+    changes = LSTM if body == "lstm" else {}
+    found = clone(tmp_path, MEMORY, data, 150, **changes, evaluation__episodes=100).evaluation.mean
+    assert found >= 0.95 if body == "lstm" else found < 0.5
+
+
+def recurrent_worker(tmp_path: Path, environment: str = TARGET, **changes: Any) -> Any:
+    """A worker of an LSTM clone, with 6 steps of burn-in, which is as long as an episode of TargetEnv or longer."""
+    expert, options = {TARGET: (aim, ()), MASKED: (obey, ()), MIXED: (mix, ("more=true",))}[environment]
+    data = record_to(tmp_path / "x.npz", environment, expert, 10, *options)
+    given = {"data": data, "env__options": options, "agent__batch_size": 40, **LSTM}
+    return make_worker(environment, "bc", **(given | {"agent__sequence": 5, "container": "offline"} | changes))
+
+
+@pytest.mark.parametrize("shared", ["yes", "no"])
+def test_learning_from_sequences_sees_the_states_of_acting(shared: str, tmp_path: Path) -> None:
+    """The outputs at every step that counts are those of the whole episode from its beginning."""
+    worker = recurrent_worker(tmp_path, network__shared=shared)
+    agent = worker.agent
+    batch = agent.with_zero_state(worker.cache.draw())
+    with torch.no_grad():
+        found, _ = agent.outputs(batch.observation, batch.state, batch.first)
+    assert batch.real.float().mean() > 0.3
+    expected = {}  # by the observation
+    for episode in agent.dataset.episodes:
+        seen = torch.from_numpy(episode.observation["observation"]).unsqueeze(1)
+        first = torch.zeros(len(seen), 1, dtype=torch.bool)
+        first[0] = True
+        with torch.no_grad():
+            outputs, _ = agent.outputs({"observation": seen}, agent.initial_state(1), first)
+        for t in range(episode.length):
+            expected[tuple(seen[t, 0].tolist())] = {name: x[t, 0] for name, x in outputs.items()}
+    for t, column in batch.real.nonzero().tolist():
+        one = expected[tuple(batch.observation["observation"][t, column].tolist())]
+        for name, x in one.items():
+            torch.testing.assert_close(found[name][t, column], x, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("terminated", [False, True])
+def test_values_of_sequences_bootstrap_at_their_end(terminated: bool, tmp_path: Path) -> None:
+    rewards = [[1.0, 2, 3], [4.0, 5, 6, 7, 8, 9, 10]]
+    save_npz(tmp_path / "y.npz", [episode(x, terminated) for x in rewards])
+    worker = recurrent_worker(tmp_path, data=str(tmp_path / "y.npz"), agent__gamma=0.9)
+    agent = worker.agent
+    batch = agent.with_zero_state(worker.cache.draw())
+    with torch.no_grad():
+        value = agent.outputs(batch.observation, batch.state, batch.first)[0]["value"].squeeze(-1)
+    scale = agent.reward_scaler.statistics.scale
+    prepared = agent.with_targets(batch)
+    assert prepared.observation["observation"].shape[0] == len(batch.reward)
+    time = len(batch.reward)
+    for t, column in batch.real.nonzero().tolist():
+        total, discount, at = 0.0, 1.0, t
+        while True:
+            total += discount * float(batch.reward[at, column] * scale)
+            discount *= 0.9
+            at += 1
+            if batch.terminated[at - 1, column]:
+                break
+            if batch.truncated[at - 1, column] or at == time or not batch.real[at, column]:
+                total += discount * float(value[at, column])
+                break
+        assert float(prepared.experience["return"][t, column]) == pytest.approx(total, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("environment", [MASKED, MIXED])
+@pytest.mark.parametrize("changes", [{}, {"agent__value_coef": 0.0}, {"network__critic__body": "mlp"}])
+def test_recurrent_clones_of_masked_and_mixed_actions(
+    environment: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    worker = recurrent_worker(tmp_path, environment, **changes)
+    for _ in range(2):
+        learned = worker.agent.learn(worker.cache.draw(), worker.updater)
+        assert all(torch.isfinite(x) for x in learned.metrics.values())
+
+
+def test_the_statistics_of_sequences_are_those_of_steps(tmp_path: Path) -> None:
+    worker = recurrent_worker(tmp_path)
+    seen = np.concatenate([x.observation["observation"][:-1] for x in worker.agent.dataset.episodes])
+    statistics = worker.agent.normalizer.statistics["observation/observation"]
+    assert float(statistics.count) == 40
+    np.testing.assert_allclose(statistics.mean.numpy(), seen.mean(0), atol=1e-6)
 
 
 def episode(rewards: list[float], terminated: bool) -> RecordedEpisode:
@@ -135,15 +233,16 @@ def test_refusals(tmp_path: Path) -> None:
     assert "name them with data.path" in refused(tmp_path, TARGET, container="offline")
     assert "does not learn from recorded episodes" in refused(tmp_path, TARGET, "ppo", data=data)
     assert "ppo learns by acting" in refused(tmp_path, TARGET, "ppo", data=data, container="offline")
-    assert "recurrent network" in refused(tmp_path, TARGET, data=data, network__body="lstm")
     assert "does not exist" in refused(tmp_path, TARGET, data=str(tmp_path / "y.npz"))
     assert "has shape (2,)" in refused(tmp_path, "CartPole-v1", data=data)
     assert "data.share is 0.25" in refused(tmp_path, TARGET, data=data, data__share=0.25)
 
 
-def test_recorded_actions_that_a_mask_forbids_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("body", ["mlp", "lstm"])
+def test_recorded_actions_that_a_mask_forbids_are_refused(body: str, tmp_path: Path) -> None:
     first, *rest = record(MASKED, obey, 3)
     mask = first.observation["action_mask"].copy()
     mask[2, first.action["action"][2]] = 0
     save_npz(tmp_path / "x.npz", [first._replace(observation={**first.observation, "action_mask": mask}), *rest])
-    assert "the action mask at its step forbids" in refused(tmp_path, MASKED, data=str(tmp_path / "x.npz"))
+    given: dict[str, Any] = {"data": str(tmp_path / "x.npz"), "network__body": body}
+    assert "the action mask at its step forbids" in refused(tmp_path, MASKED, **given)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from containers_setup import train
-from demonstrations import TOY, aim, record_to
+from demonstrations import TOY, Recall, aim, record_to
 
 import ludus
 from ludus.core.errors import UserError
@@ -130,6 +130,73 @@ def test_a_recurrent_teacher_has_a_hidden_state_of_its_own(tmp_path: Path) -> No
     assert labels
 
 
+MEMORY = TOY + "MemoryEnv"
+LSTM: dict[str, Any] = {
+    "network__body": "lstm",
+    "network__lstm_size": 16,
+    "network__hidden": (16,),
+    "agent__sequence": 12,
+    "agent__burn_in": 6,
+    "agent__learning_rate": 1e-2,
+}
+
+
+@pytest.fixture(scope="module")
+def remembering_teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A good policy of MemoryEnv, which needs memory."""
+    folder = tmp_path_factory.mktemp("remembering")
+    data = record_to(folder / "x.npz", MEMORY, Recall(), 60)
+    result = train(folder, MEMORY, "bc", data=data, nb_step=150, **LSTM)
+    assert result.evaluation is not None
+    assert result.evaluation.mean >= 0.95
+    return str(result.run)
+
+
+@pytest.mark.parametrize("body", ["lstm", "mlp"])
+def test_a_student_with_memory_learns_what_its_teacher_remembers(
+    body: str, remembering_teacher: str, tmp_path: Path
+) -> None:
+    memory = LSTM if body == "lstm" else {"agent__learning_rate": 1e-2}
+    more = {"agent__rollout": 16, "agent__updates": 8, "agent__batch_size": 128, "evaluation__episodes": 100}
+    settings = SMALL | memory | more
+    result = train(tmp_path, MEMORY, "dagger", agent__teacher=remembering_teacher, nb_step=1_500, **settings)
+    assert result.evaluation is not None
+    assert result.evaluation.mean >= 0.95 if body == "lstm" else result.evaluation.mean < 0.5
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_the_students_hidden_state_follows_all_observations(
+    beta: float, remembering_teacher: str, tmp_path: Path
+) -> None:
+    """Whoever acts: the values stored while acting are those of the rollout as one sequence."""
+    compared = []
+
+    def hook(values: Any, worker: Any) -> None:
+        blocks = worker.cache.blocks
+        if len(compared) < 1:  # of the first rollout the student's parameters are known: the initial ones
+            compared.append((blocks["experience/value"].clone(), blocks["observation/observation"].clone()))
+            compared[-1] = (*compared[-1], blocks["first"].clone())
+
+    untrained = SMALL | LSTM | {"agent__learning_rate": 1e-30, "agent__normalize_observation": False}
+    more = {"agent__beta": beta, "agent__beta_end": 1.0, "nb_step": 64}
+    result = train(tmp_path, MEMORY, "dagger", hook, agent__teacher=remembering_teacher, **untrained, **more)
+    agent: Any = result.load("latest").agent
+    value, seen, first = compared[0]
+    with torch.no_grad():
+        outputs, _ = agent.outputs({"observation": seen[:-1]}, agent.initial_state(4), first[:-1])
+    torch.testing.assert_close(value, outputs["value"].squeeze(-1), atol=1e-5, rtol=1e-4)
+
+
+def test_recorded_episodes_are_the_first_labels_of_a_recurrent_student(teacher: str, tmp_path: Path) -> None:
+    data = record_to(tmp_path / "x.npz", TARGET, aim, 5)
+    _, seen = watch(teacher, tmp_path, data=data, **LSTM)
+    assert seen[0][1] == 20 + int(seen[0][0]["real"].sum())
+    steps = seen[0][2]
+    assert steps["observation/observation"].shape[1:] == (4, 2)  # a row is a step of all environments
+    kept = {name: x[:7][steps["real"][:7]] for name, x in steps.items()}  # 25 steps and their padding, in 4 columns
+    torch.testing.assert_close(kept["action/action"] * 2, kept["observation/observation"].flip(-1))
+
+
 def refused(folder: Path, environment: str, **changes: Any) -> str:
     with pytest.raises(UserError) as error:
         train(folder / "runs", environment, "dagger", **(SMALL | changes))
@@ -142,7 +209,10 @@ def test_refusals(teacher: str, tmp_path: Path) -> None:
     assert "does not exist" in refused(tmp_path, TARGET, agent__teacher=str(tmp_path / "nothing"))
     assert "a policy with the observations" in refused(tmp_path, "CartPole-v1", agent__teacher=teacher)
     assert "set it to local" in refused(tmp_path, TARGET, agent__teacher=teacher, container="distrib", ranks=2)
-    assert "recurrent network" in refused(tmp_path, TARGET, agent__teacher=teacher, network__body="lstm")
+    few = {"network__body": "lstm", "agent__labels": 100}
+    assert "agent.labels is 100, too few for a sequence of 48 steps" in refused(
+        tmp_path, TARGET, agent__teacher=teacher, **few
+    )
 
 
 def test_a_loaded_student_needs_no_teacher(teacher: str, tmp_path: Path) -> None:

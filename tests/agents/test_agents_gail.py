@@ -146,6 +146,28 @@ def test_rewards_are_the_discriminators_and_the_environments(share: float, tmp_p
         carried = torch.where(batch.terminated[t] | batch.truncated[t], 0, carried)
 
 
+@pytest.mark.parametrize("agent", ["gail", "gail_trpo"])
+def test_the_running_return_is_carried_over_rollouts(agent: str, tmp_path: Path) -> None:
+    """Episodes of 4 steps and their padding do not fit into rollouts of 7."""
+    worker, batch = make(tmp_path, agent, agent__normalize_reward=True, agent__rollout=7, agent__minibatches=1)
+    learner = worker.agent
+    carried, crossed = torch.zeros(4, dtype=torch.float64), 0
+    for number in range(5):
+        batch = worker.cache.read() if number else batch
+        changed = learner.with_imitation_reward(batch)
+        crossed += int((carried != 0).sum())
+        for t in range(7):
+            carried = torch.where(batch.real[t], changed.reward[t] + learner.config.gamma * carried, 0)
+            torch.testing.assert_close(changed.row_state["return"][t], carried)
+            carried = torch.where(batch.terminated[t] | batch.truncated[t], 0, carried)
+        if number == 2:  # as if a resumed run had lost the episodes
+            step = worker.manager.last_step()
+            worker.cache.amend(step._replace(first=torch.ones_like(step.first), real=torch.zeros_like(step.real)))
+            carried = torch.zeros_like(carried)
+        worker._collect()
+    assert crossed > 4
+
+
 def test_the_discriminator_learns_to_tell_the_policy_from_the_expert(tmp_path: Path) -> None:
     changes = {"agent__discriminator_updates": 100, "agent__discriminator_learning_rate": 1e-2}
     worker, batch = make(tmp_path, agent__gradient_penalty_coef=0.1, **changes)

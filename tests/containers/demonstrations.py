@@ -44,6 +44,18 @@ def mix(seen: Arrays) -> Arrays:
     return found | {"switches": x[:, 5:7].astype(np.int8), "dials": x[:, 7:9].astype(np.int64)}
 
 
+class Recall:
+    """That of MemoryEnv, in one environment: it answers the cue that the first observation showed."""
+
+    cue = 0
+
+    def __call__(self, seen: Arrays) -> Arrays:
+        """Answer at every step."""
+        cues = seen["observation"][0, :-1]
+        self.cue = int(cues.argmax()) if cues.any() else self.cue
+        return {"action": np.array([self.cue])}
+
+
 def record(environment: str, expert: Expert, episodes: int, *options: str, seed: int = 0) -> list[RecordedEpisode]:
     """Play whole episodes in one environment."""
     manager = make_manager(EnvConfig(id=environment, num=1, options=options), 1)

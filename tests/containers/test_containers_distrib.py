@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 from containers_setup import dotted, make_worker, small
+from demonstrations import record_to
 from distrib_setup import CPU, RANKS, ROWS, made_up_batch, on_ranks
 from torch import Tensor
 
@@ -47,6 +50,13 @@ REPLAYED: dict[str, Any] = {"network__hidden": (16,), "agent__replay": 1000, "ag
 AGENTS_TOY = "ludus.environments.agents_toy:"
 TEAM, NIM = AGENTS_TOY + "CueTeam", AGENTS_TOY + "Nim"
 ROLES: dict[str, Any] = {"env__options": ("agents=2", "guides=1", "length=3"), "network__hidden": (16,)}
+CLONED: dict[str, Any] = {
+    "network__hidden": (16,),
+    "agent__replay": 1000,
+    "agent__target_noise": 0.0,
+    "agent__policy_delay": 1,
+    "agent__learning_rate": 1e-2,
+}
 # what equals one rank with all rows: agent and settings
 EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("ppo", NORMALIZED | {"agent__minibatches": 1, "agent__epochs": 3}),
@@ -56,6 +66,7 @@ EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
     "trpo": ("trpo", NORMALIZED | {"agent__minibatches": 1, "agent__value_epochs": 3, "agent__cg_iterations": 4}),
     "ars": ("ars", {}),
     "dqn": ("dqn", REPLAYED | {"agent__prioritized": True}),
+    "td3_bc": ("td3_bc", CLONED | {"agent__prioritized": True, "container": "local"}),
 }
 # what has the same parameters on all ranks, although these play other episodes: environment, agent and settings
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -94,14 +105,21 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "self-play": (NIM, "ppo", {"self_play__every": 30, "self_play__size": 2}),
+    "gail": ("Pendulum-v1", "gail", {"agent__rollout": 7, "agent__minibatches": 1, "agent__discriminator_updates": 2}),
 }
 OVER_GLOO = ("ppo", "acer", "dqn")
 STEPS = 128
-RESUMED = ("ppo lstm", "dqn", "acer", "ddpg", "roles", "self-play")
+RESUMED = ("ppo lstm", "dqn", "acer", "ddpg", "roles", "self-play", "gail")
+DATA: dict[str, str] = {}  # the path of the demonstrations of this process
 OFF_POLICY = {"agent__warmup": 32, "agent__batch_size": 8, "agent__replay": 1000}
 
 
 def cases(group: RankGroup) -> dict[str, Tensors]:
+    with demonstrations(group):
+        return _cases(group)
+
+
+def _cases(group: RankGroup) -> dict[str, Tensors]:
     found = {f"equal {name}": learn(name, group) for name in EQUAL}
     found |= {f"run {name}": run(name, group) for name in RUNS}
     with without_memory(group):
@@ -140,11 +158,13 @@ def learn(name: str, group: RankGroup | None) -> Tensors:
     """What an agent is after some updates: its tensors, and the last metrics; without a group: alone, with all rows."""
     agent, changes = EQUAL[name]
     rows = slice(0, RANKS * ROWS) if group is None else slice(group.rank * ROWS, (group.rank + 1) * ROWS)
-    worker: Any = make_worker("CartPole-v1", agent, **changes, env__num=rows.stop - rows.start)
+    environment = "Pendulum-v1" if agent == "td3_bc" else "CartPole-v1"
+    worker: Any = make_worker(environment, agent, **changes, env__num=rows.stop - rows.start)
     updater = LocalUpdater(worker.agent) if group is None else DistribUpdater(worker.agent, group)
     for seed in range(4):
         batch = made_up_batch(seed, rows)
-        batch = transitions(batch, seed) if agent == "dqn" else batch
+        batch = transitions(batch, seed) if agent in ("dqn", "td3_bc") else batch
+        batch = with_torques(batch) if agent == "td3_bc" else batch
         batch.experience["row"] = torch.arange(rows.start, rows.stop).expand_as(batch.reward)  # for ARS
         metrics = worker.agent.learn(batch, updater).metrics
     worker.close()
@@ -163,6 +183,12 @@ def transitions(batch: Batch, time: int) -> Batch:
     }
     weight = 1 / (1 + batch.reward[one["action"]].abs())
     return replace(batch, **named, **plain, first=batch.first[time : time + 2], weight=weight, experience={})
+
+
+def with_torques(batch: Batch) -> Batch:
+    """A batch of CartPole's shapes with those of Pendulum: three numbers, of which one gives an action."""
+    seen = batch.observation["observation"]
+    return replace(batch, observation={"observation": seen[..., :3]}, action={"action": seen[:1, :, 3:].tanh()})
 
 
 def make_rank(group: RankGroup | None, environment: str, agent: str, **changes: Any) -> LocalWorker:
@@ -202,7 +228,21 @@ def make_run(name: str, group: RankGroup) -> Any:
         if agent == "acer"
         else {}
     )
+    if agent == "gail":
+        own = {"data": DATA["path"], "agent__normalize_reward": True}
     return make_rank(group, environment, agent, **own | changes, nb_step=STEPS)
+
+
+@contextmanager
+def demonstrations(group: RankGroup) -> Iterator[None]:
+    """A file of episodes for all ranks, which rank 0 writes."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "x.npz"
+        if group.rank == 0:
+            record_to(path, "Pendulum-v1", lambda seen: {"action": -seen["observation"][:, 1:2]}, 1)
+            group.exchange({1: str(path).encode()})
+        DATA["path"] = str(path) if group.rank == 0 else group.exchange({})[0].decode()
+        yield
 
 
 def run(name: str, group: RankGroup) -> Tensors:

@@ -39,13 +39,16 @@ def test_a_run_ends_at_nb_step(tmp_path: Path) -> None:
     assert train(tmp_path, TARGET, "bc", data=data, nb_step=33).steps == 33
 
 
+@pytest.mark.parametrize("body", ["mlp", "lstm"])
 def test_a_stopped_and_resumed_run_is_the_run_that_was_never_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = record_to(tmp_path / "x.npz", TARGET, aim, 5)
-    straight = train(tmp_path / "straight", TARGET, "bc", data=data, **RUN).run
+    memory = {"network__body": "lstm", "agent__batch_size": 24, "agent__sequence": 6, "agent__burn_in": 3}
+    settings = RUN | (memory | {"nb_step": 160} if body == "lstm" else {})
+    straight = train(tmp_path / "straight", TARGET, "bc", data=data, **settings).run
     monkeypatch.chdir(tmp_path)
-    stopped = train(tmp_path / "stopped", TARGET, "bc", stop_after("updates", 100), data="x.npz", **RUN)
+    stopped = train(tmp_path / "stopped", TARGET, "bc", stop_after("updates", 100), data="x.npz", **settings)
     assert stopped.reason.startswith("SIG")
     assert 60 < stopped.steps < 300
     monkeypatch.chdir("/")  # the run has the full path of its data

@@ -13,6 +13,7 @@ import pytest
 from demonstrations import TOY, aim, mix, obey, record, specs_of
 from test_data_npz import CASES, assert_equal
 
+from ludus.cli.main import main
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec
 from ludus.data.load import load_dataset
@@ -82,6 +83,60 @@ def test_ids_stay_in_the_folder(id: str) -> None:
 def test_a_dataset_that_is_not_there() -> None:
     with pytest.raises(UserError, match=r"not on this machine \(there: none\)"):
         load_dataset("minari:nothing-v0", *specs_of(TOY + "TargetEnv"))
+
+
+def refused(id: str, environment: str, capsys: pytest.CaptureFixture[str], runs: Path) -> str:
+    """The sentence with which training is refused before it starts, for every kind of agent that reads datasets."""
+    told = set()
+    for agent in ("bc", "gail", "iql"):
+        words = [environment, "--agent", agent, "--data", f"minari:{id}", "--runs", str(runs), "--quiet"]
+        assert main(["train", *words]) == 2
+        told.add(capsys.readouterr().err.strip())
+        assert not runs.exists()
+    (sentence,) = told
+    assert "Traceback" not in sentence
+    return " ".join(sentence.split())
+
+
+def make_empty(folder: Path) -> None:
+    from minari.dataset.minari_storage import MinariStorage
+
+    (folder / "data").mkdir(parents=True)
+    box = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+    MinariStorage.new(folder / "data", box, gymnasium.spaces.Discrete(2))
+
+
+def test_an_empty_dataset(own_datasets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_empty(own_datasets / "toys" / "empty-v0")
+    told = refused("toys/empty-v0", "CartPole-v1", capsys, tmp_path / "runs")
+    assert 'data.path is "minari:toys/empty-v0", which has no steps' in told
+
+
+def test_a_dataset_of_other_spaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, masked = TOY + "TargetEnv", TOY + "MaskedEnv"
+    save_minari("toys/x-v0", record(target, aim, 2), *specs_of(target), target, "hand")
+    told = refused("toys/x-v0", "CartPole-v1", capsys, tmp_path / "runs")
+    assert 'The dataset "minari:toys/x-v0": observation "observation" has shape (2,)' in told
+    save_minari("toys/y-v0", record(masked, obey, 2), *specs_of(masked), masked, "hand")
+    assert "has the observations action_mask, observation" in refused("toys/y-v0", target, capsys, tmp_path / "runs")
+
+
+@pytest.mark.parametrize("damage", ["no metadata", "no data", "cut", "bad space"])
+def test_a_damaged_dataset(damage: str, own_datasets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = TOY + "TargetEnv"
+    save_minari("toys/x-v0", record(target, aim, 2), *specs_of(target), target, "hand")
+    folder = own_datasets / "toys" / "x-v0" / "data"
+    metadata, data = folder / "metadata.json", folder / "main_data.hdf5"
+    if damage == "no metadata":
+        metadata.unlink()
+    elif damage == "no data":
+        data.unlink()
+    elif damage == "cut":
+        data.write_bytes(data.read_bytes()[:500])
+    else:
+        metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"action_space": '{"type": "None"}'}))
+    told = refused("toys/x-v0", target, capsys, tmp_path / "runs")
+    assert 'The Minari dataset "toys/x-v0" cannot be read' in told
 
 
 def test_an_id_that_exists_is_not_overwritten() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from containers_setup import TOY, saved, train
+from containers_setup import TOY, make_worker, saved, train
 
 import ludus
 from ludus.cli.main import main
@@ -109,6 +109,37 @@ def test_runs_without_a_replay_buffer_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match=r"after preprocess.reward"):
         record_replay(clipped.load("latest"), RunDirectory(clipped.run))
+
+
+def test_rewards_are_preprocessed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Recorded rewards are the environment's, and a replay buffer that has others is not written."""
+    settings: dict[str, Any] = {"nb_step": 100, "agent__warmup": 50, "agent__batch_size": 16, "agent__replay": 1_000}
+    half, out = {"preprocess__reward": ("scale(by=0.5)",)}, tmp_path / "x.npz"
+    run = str(train(tmp_path / "runs", TARGET, "sac", **settings, **half).run)
+    assert main(["record", run, "--replay", "--out", str(out)]) == 2
+    assert "after preprocess.reward" in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()
+    assert main(["record", run, "--episodes", "3", "--out", str(out)]) == 0
+    player: Any = ludus.load(run)
+    dataset = load_dataset(str(out), player.observation, player.action)
+    for episode in dataset.episodes:
+        check_targets(episode)
+    learner: Any = make_worker(TARGET, "iql", data=str(out), agent__batch_size=4, **half)
+    learner.close()
+    expected = np.concatenate([episode.reward for episode in dataset.episodes]) / 2
+    found = np.concatenate([episode.reward for episode in learner.agent.dataset.episodes])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_an_empty_replay_buffer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a run that was stopped in its first step."""
+    import ludus.runs.record as record
+
+    settings: dict[str, Any] = {"nb_step": 100, "agent__warmup": 50, "agent__batch_size": 16, "agent__replay": 1_000}
+    result = train(tmp_path, TARGET, "sac", **settings)
+    monkeypatch.setattr(record, "cut_into_episodes", lambda steps: iter(()))
+    with pytest.raises(UserError, match="is empty; train the run further"):
+        record_replay(result.load("latest"), RunDirectory(result.run))
 
 
 def test_the_command_writes_a_file_that_can_be_cloned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

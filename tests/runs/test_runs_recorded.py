@@ -13,6 +13,7 @@ from test_runs_resume import assert_same_run
 from test_runs_resume_replay import stop_after
 
 import ludus
+from ludus.cli.main import main
 from ludus.containers.build import build_cache, give_dataset
 from ludus.core.errors import UserError
 from ludus.experience.recorded_replay import MixedReplay, RecordedReplay
@@ -138,7 +139,14 @@ def test_hindsight_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("agent", "flag"),
-    [("td3_bc", "noise_sigma"), ("discrete_cql", "epsilon_end"), ("cql", "replay"), ("iql", "warmup")],
+    [
+        *(("td3_bc", name) for name in ("noise", "noise_sigma", "noise_sigma_end", "updates_per_step")),
+        *(("discrete_cql", name) for name in ("epsilon_start", "epsilon_end", "parameter_noise")),
+        *(("cql", name) for name in ("replay", "parameter_noise", "save_replay")),
+        *(("iql", name) for name in ("warmup", "gsde_interval")),
+        ("discrete_sac", "parameter_noise"),
+        ("bc", "gsde_interval"),
+    ],
 )
 def test_settings_of_acting_do_nothing_offline(agent: str, flag: str, data: dict[str, str]) -> None:
     from ludus.core.spec import Spec
@@ -147,10 +155,32 @@ def test_settings_of_acting_do_nothing_offline(agent: str, flag: str, data: dict
 
     given = {"data.path": data[BOX], "container": "offline"}
     discrete = {"action": Spec((), "int64", "categorical", sizes=(2,))}
-    action = discrete if agent in ("discrete_cql", "iql") else {"action": Spec((1,), "float32", low=-1, high=1)}
+    box = {"action": Spec((1,), "float32", low=-1, high=1)}
+    action = discrete if agent in ("discrete_cql", "discrete_sac", "iql") else box
     settings = resolve_settings(CHOICE, agent, "none", None, given).settings
     found = dict(find_ineffective(settings, {"observation": Spec((4,), "float32")}, action))
     assert found[f"agent.{flag}"] == "container is offline, which does not act or store new steps"
+
+
+@pytest.mark.parametrize(
+    ("agent", "flag", "value"),
+    [
+        ("td3_bc", "noise-sigma", "0.3"),
+        ("cql", "parameter-noise", "0.1"),
+        ("cql", "warmup", "10"),
+        ("td3_bc", "updates-per-step", "2"),
+    ],
+)
+def test_flags_of_acting_are_refused_offline(
+    agent: str, flag: str, value: str, data: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    words = [BOX, "--agent", agent, "--data", data[BOX], "--runs", str(runs), f"--agent.{flag}", value]
+    assert main(["train", *words]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"agent.{flag.replace('-', '_')} is {value}" in told
+    assert "would do nothing: container is offline" in told
+    assert not runs.exists()
 
 
 def test_a_replay_alone_can_be_read_without_a_step(data: dict[str, str]) -> None:

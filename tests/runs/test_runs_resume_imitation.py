@@ -22,12 +22,14 @@ COMMON: dict[str, Any] = {
     "log_every": 50,
     "checkpoint_every": 100,
 }
+LSTM: dict[str, Any] = {"network__body": "lstm", "agent__sequence": 6, "agent__burn_in": 3, "agent__batch_size": 24}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gail": (TARGET, "gail", {}),
     "gail, vector": ("CartPole-v1", "gail", MANAGERS["vector"]),
     "gail_trpo": (TARGET, "gail_trpo", {}),
     "dagger": (TARGET, "dagger", {"agent__updates": 3, "agent__labels": 150}),
     "dagger, recurrent teacher": (TARGET, "dagger", {"agent__updates": 3}),
+    "dagger, lstm": (TARGET, "dagger", LSTM | {"agent__updates": 3, "agent__labels": 150}),
 }
 SLOW = ("gail, vector", "gail_trpo", "dagger, recurrent teacher")
 

@@ -86,6 +86,15 @@ def test_a_custom_network_or_piece() -> None:
     assert named(network__body="my.module:Piece", action=AMOUNT) == OTHER_RANKS  # it may read any size
 
 
+def test_sequences_of_imitation_need_memory() -> None:
+    sequences = {"agent.sequence", "agent.burn_in"}
+    for agent in ("bc", "dagger"):
+        assert everything(agent) >= sequences
+        for setting in ("network__body", "network__critic__body"):
+            assert not everything(agent, **{setting: "lstm"}) & sequences
+        assert not everything(agent, network__name=OWN) & sequences  # it may be recurrent
+
+
 PRIORITIES = {"agent.priority_exponent", "agent.importance_exponent"}
 SEQUENCES = {"agent.burn_in", "agent.overlap"}
 MIX, LADDER, LEVELS, BOUNDS = ({f"agent.{name}"} for name in ("priority_mix", "epsilon_ladder", "atoms", "v_min"))
