@@ -13,13 +13,13 @@ from ludus.core.cache import Unroll
 from ludus.core.rows import Rows
 from ludus.core.types import Tensors
 from ludus.core.updater import Updater
-from ludus.experience.rollout import RolloutCache
+from ludus.experience.rollout_unroll import RolloutUnroll
 
 GRADIENT, LOSSES = "gradient", "losses"  # tensors of an unroll: the flat gradient, and the losses
 NAMES = ("policy", "value", "entropy")  # of the losses
 
 
-class GradientUnroll(RolloutCache):
+class GradientUnroll(RolloutUnroll):
     """A rollout that a worker sends with its gradient; for the learner, each one is a batch."""
 
     compute: Callable[[Batch], Tensors]  # returns GRADIENT and LOSSES of a rollout
@@ -70,8 +70,7 @@ class A3C(ActorCritic):
     def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> GradientUnroll:
         """Make the rollout that a worker fills and submits with its gradient."""
         config = self.config
-        settings = (config.rollout, rows.size, config.gamma, self.device, config.normalize_reward)
-        unroll = GradientUnroll(*settings, rows=rows, memory=memory)
+        unroll = GradientUnroll(config.rollout, rows, config.gamma, self.device, config.normalize_reward, memory)
         unroll.compute, unroll.size = self.gradient, sum(p.numel() for p in self.trainable())
         return unroll
 

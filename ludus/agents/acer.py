@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from ludus.agents.actor_critic import ActorCritic, with_perplexity
+from ludus.agents.parameter_noise import add_parameter_noise
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import Plan, RunOutline, UnusedSetting
 from ludus.core.errors import UserError, check_ranges
@@ -148,7 +149,7 @@ class ACER(ActorCritic):
         self._action = next(iter(action))
         self._logits, self._observation = f"policy/{self._action}", observation
         acting: dict[str, nn.Module] = {name: network for name, network in networks.items() if name != "critic"}
-        self.add_parameter_noise(config.parameter_noise)
+        add_parameter_noise(self, config.parameter_noise)
         self.has_trust_region = bool(config.trust_region)
         self.average = TargetNetworks(acting | {"policy": self.policy} if self.has_trust_region else {})
         self._policy_networks = list(acting)
@@ -244,8 +245,7 @@ class ACER(ActorCritic):
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return policy gradient (within the trust region), value and entropy losses over real rows."""
-        ready = self.preprocess(batch.observation)
-        ready = ready if self.normalizer is None else self.normalizer(ready)
+        ready = self.inputs(batch.observation)
         outputs = _run(self.networks, ready, batch.state, batch.first)
         average: Tensors = {}
         if self.has_trust_region:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from ludus.agents.parameter_noise import adapt_to_kl, perturbed_outputs
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import AgentConfig, Plan, RunOutline
@@ -18,12 +19,13 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec, Shapes
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
-from ludus.core.spec import Specs, network_inputs
+from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.rollout import RolloutCache
-from ludus.exploration.parameter_noise import SEED, SIGMA, ParameterNoise, draw_seeds
+from ludus.experience.rollout_unroll import RolloutUnroll
+from ludus.exploration.parameter_noise import SEED, ParameterNoise, draw_seeds
 from ludus.networks.build import network_spec
 from ludus.networks.conditional_policy import make_policy
 from ludus.networks.module_checks import uses_methods_of
@@ -38,12 +40,10 @@ from ludus.ops.policy_gradient import (
     normalize_each,
     policy_gradient_loss,
     share_sum,
-    shares,
     shares_of_each,
     value_loss,
 )
 from ludus.ops.returns import gae, n_step_returns
-from ludus.ops.vtrace import vtrace
 from ludus.preprocess.normalization import ObsNormalizer, RewardScaler, unused_normalizer
 from ludus.preprocess.observation import ObsPreprocessor
 
@@ -109,7 +109,6 @@ class ActorCriticConfig(PolicyConfig, AgentConfig):
     normalize_reward: bool = True  # by the running standard deviation of the discounted return
 
     def validate(self) -> None:
-        """Refuse values that cannot train."""
         super().validate()
         check_ranges(
             self,
@@ -144,9 +143,8 @@ class ActorCritic(Agent):
     ) -> None:
         super().__init__()
         self.config = config
-        inputs = network_inputs(observation)
         self.networks = nn.ModuleDict(networks)
-        self.preprocess = ObsPreprocessor(inputs)
+        self.preprocess = ObsPreprocessor(observation)
         self.policy = self.make_policy(action, config, self.preprocess.shapes)
         self.policy.rename_masks(self.preprocess.masks)
         self.policy.find_conditional_masks(observation)
@@ -163,23 +161,10 @@ class ActorCritic(Agent):
         # A separate feed-forward critic is not run while acting: learn computes the values of the whole rollout.
         self.acting_networks = [name for name, network in networks.items() if name != "critic" or network.recurrent]
         self.value_networks = [name for name in networks if name != "actor"]
-        self.masked = len(inputs) < len(observation)
+        self.masked = len(self.preprocess.specs) < len(observation)
         self._numpy: NumpyActor | None = None
         self.tracks_value = False
-        self.parameter_noise: ParameterNoise | None = None
-
-    def add_parameter_noise(self, target: float) -> None:
-        """Explore by noise on the parameters of the policy's network, if ``target`` is not 0.
-
-        For agents that correct for what another policy than the learned one did: ``log_prob`` is that of the perturbed.
-        """
-        if target:
-            self.parameter_noise = ParameterNoise(self.networks[self._policy_network], SIGMA)
-            self.generator = self.generator or torch.Generator()
-
-    @property
-    def _policy_network(self) -> str:
-        return "actor" if "actor" in self.networks else "actor_critic"
+        self.parameter_noise: ParameterNoise | None = None  # of the policy's network
 
     @staticmethod
     def make_policy(action: Specs, config: Any, inputs: Shapes) -> Policy:
@@ -217,7 +202,6 @@ class ActorCritic(Agent):
 
     @property
     def action_transform(self) -> Mapping[str, str]:
-        """Return the policy's."""
         return self.policy.action_transform
 
     @property
@@ -227,7 +211,7 @@ class ActorCritic(Agent):
 
     def use_numpy(self) -> bool:
         """Act in numpy where the networks are plain MLPs on the CPU and nothing is overridden."""
-        ours = uses_methods_of(self, ActorCritic, ("act", "_act", "experience", "outputs", "acting_outputs"))
+        ours = uses_methods_of(self, ActorCritic, ("act", "_act", "experience", "inputs", "outputs", "acting_outputs"))
         if self.masked or self.stores_distribution or self.parameter_noise is not None or not ours:
             return False
         acting = {name: self.networks[name] for name in self.acting_networks}
@@ -257,12 +241,9 @@ class ActorCritic(Agent):
         config = self.config
         return RolloutCache(config.rollout, rows.size, config.gamma, self.device, config.normalize_reward)
 
-    def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> RolloutCache:
-        """Make the rollout that a worker fills and submits."""
+    def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> RolloutUnroll:
         config = self.config
-        return RolloutCache(
-            config.rollout, rows.size, config.gamma, self.device, config.normalize_reward, rows=rows, memory=memory
-        )
+        return RolloutUnroll(config.rollout, rows, config.gamma, self.device, config.normalize_reward, memory)
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Sample with ``noise``, else take the mode; the experience is log_prob, and value if acting computes it."""
@@ -315,15 +296,17 @@ class ActorCritic(Agent):
             kept |= {f"old/{name}": x for name, x in old.items()}
         return kept
 
+    def inputs(self, observation: Tensors) -> Tensors:
+        """Preprocess and normalize raw observations ``[T, B, …]`` for the networks."""
+        ready: Tensors = self.preprocess(observation)
+        return ready if self.normalizer is None else self.normalizer(ready)
+
     def outputs(
         self, observation: Tensors, state: HiddenState, first: Tensor, names: list[str] | None = None
     ) -> tuple[Tensors, HiddenState]:
         """Run the networks (all, or those in ``names``) on raw observations ``[T, B, …]``."""
-        ready = self.preprocess(observation)
-        if self.normalizer is not None:
-            ready = self.normalizer(ready)
+        ready, after = self.inputs(observation), HiddenState(state)
         outputs: Tensors = {}
-        after = HiddenState(state)
         for name in names or self.networks:
             given, new = self.networks[name](ready, state.select(name) if state else state, first)
             outputs |= given
@@ -334,42 +317,11 @@ class ActorCritic(Agent):
     def acting_outputs(
         self, observation: Tensors, state: HiddenState, first: Tensor, names: list[str], noise: Tensors | None
     ) -> tuple[Tensors, HiddenState]:
-        """Run the networks on ``[1, B, …]`` to act; with parameter noise, the policy is that of the perturbed network.
-
-        Values and hidden states are those of the networks themselves, from which the learner goes on.
-        """
+        """Run the networks on ``[1, B, …]`` to act; with parameter noise, the policy is that of the perturbed one."""
         outputs, after = self.outputs(observation, state, first, names)
-        if noise is None or self.parameter_noise is None:
-            return outputs, after
-        if self.training:  # an evaluation does not resample it
-            self.parameter_noise.resample_on_reset(first[0], noise[SEED])
-        perturbed = self._policy_outputs(self.parameter_noise.perturbed, observation, state, first)
-        return outputs | perturbed, after
-
-    def _policy_outputs(self, network: nn.Module, observation: Tensors, state: HiddenState, first: Tensor) -> Tensors:
-        """Return the policy's outputs by ``network``, the one of the policy or its perturbed copy."""
-        ready = self.preprocess(observation)
-        ready = ready if self.normalizer is None else self.normalizer(ready)
-        given, _ = network(ready, state.select(self._policy_network) if state else state, first)
-        return {name: x for name, x in given.items() if name in self.policy.outputs}
-
-    @torch.no_grad()
-    def _adapt_parameter_noise(self, batch: Batch, sum_over_ranks: SumOverRanks) -> None:
-        """Adapt the scale of parameter noise to the KL of the policy and the perturbed one on a rollout."""
-        if self.parameter_noise is None or self.generator is None:
-            return
-        rows = batch.without_last_observation()
-        share = shares(rows.real.to(rows.reward.dtype), sum_over_ranks=sum_over_ranks)
-        given = rows.observation, rows.state, rows.first
-
-        def distance(perturbed: nn.Module) -> Tensor:
-            plain = self._policy_outputs(self.networks[self._policy_network], *given)
-            old = self.policy.distribution(plain, rows.action, rows.observation)
-            kl = self.policy.kl(old, self._policy_outputs(perturbed, *given), rows.action, rows.observation)
-            return sum_over_ranks(share_sum(kl, share))
-
-        self.parameter_noise.target = self.config.parameter_noise
-        self.parameter_noise.adapt(self.parameter_noise.measure(self.generator, distance))
+        if noise is not None and self.parameter_noise is not None:
+            outputs |= perturbed_outputs(self, observation, state, first, noise)
+        return outputs, after
 
     @torch.no_grad()
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
@@ -384,35 +336,6 @@ class ActorCritic(Agent):
             advantage = gae(reward, batch.discount, batch.continues, value, value_t, self.config.gae_lambda)
             target = advantage + value
         added = {"value": value, "advantage": advantage, "return": target}
-        return replace(batch, experience=batch.experience | added)
-
-    def prepare_vtrace(
-        self, batch: Batch, trace_lambda: float, pg_rho_bar: float | None, sum_over_ranks: SumOverRanks
-    ) -> Batch:
-        """Do what ``prepare`` does by V-trace: the policy that acted may be some updates old.
-
-        The settings must have ``rho_clip`` and ``c_clip``; ``pg_rho_bar`` is as in ``ludus.ops.vtrace``.
-        """
-        outputs, _ = self.outputs(batch.observation, batch.state, batch.first)
-        values = outputs["value"].squeeze(-1)  # [T+1, B]
-        taken = {name: x[:-1] for name, x in outputs.items()}
-        observation = {name: x[:-1] for name, x in batch.observation.items()}
-        log_ratio = self.policy.evaluate(taken, batch.action, observation)["log_prob"] - batch.experience["log_prob"]
-        value_t = batch.next_value(values, self._final_values(batch))
-        reward, config = self.scaled_reward(batch, sum_over_ranks), self.config
-        corrected = vtrace(
-            log_ratio,
-            reward,
-            batch.discount,
-            batch.continues,
-            values[:-1],
-            value_t,
-            rho_bar=config.rho_clip,
-            c_bar=config.c_clip,
-            lambda_=trace_lambda,
-            pg_rho_bar=pg_rho_bar,
-        )
-        added = {"advantage": corrected.advantage, "return": corrected.target, "value": values[:-1]}
         return replace(batch, experience=batch.experience | added)
 
     def _values(self, batch: Batch) -> Tensor:
@@ -509,10 +432,6 @@ class ActorCritic(Agent):
         self.update_statistics(batch, updater.sum)
         return Learned(with_perplexity(metrics) | self.explained_variance(prepared, updater.sum))
 
-    def large_reward_advice(self) -> str:
-        """Advise to normalize them; empty if that is on."""
-        return "" if self.config.normalize_reward else "turn on agent.normalize_reward"
-
     @staticmethod
     def explained_variance(prepared: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Tensors:
         """Return the share of the returns' variance that the values before learning explain, as a metric."""
@@ -522,7 +441,8 @@ class ActorCritic(Agent):
     @torch.no_grad()
     def update_statistics(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> None:
         """Update the observation normalizer from real rows, and adapt parameter noise, after learning."""
-        self._adapt_parameter_noise(batch, sum_over_ranks)
+        if self.parameter_noise is not None:
+            adapt_to_kl(self, batch, sum_over_ranks)
         if self.normalizer is not None:
             rows = {name: x[:-1] for name, x in batch.observation.items()}
             self.normalizer.update(self.preprocess(rows), batch.real, sum_over_ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
@@ -27,7 +27,7 @@ from ludus.core.updater import Group, Updater
 from ludus.experience.episodes import EpisodeCache
 from ludus.networks.build import network_spec
 from ludus.networks.module_checks import uses_methods_of
-from ludus.networks.numpy_actor import NumpyActor, NumpyPopulation
+from ludus.networks.numpy_actor import ACTIVATIONS, NumpyActor
 from ludus.networks.placement import device_of
 from ludus.networks.policy import Policy
 from ludus.networks.policy_config import HeadsConfig, PolicyConfig
@@ -271,3 +271,23 @@ class ARS(Agent):
     def set_extra_state(self, state: Any) -> None:
         """Restore it."""
         self.updates, self._candidates = int(state["updates"]), {}
+
+
+class NumpyPopulation:
+    """A plain MLP with other parameters for each row: weights and biases of its layers in order, ``[B, …]`` each."""
+
+    def __init__(self, network: Any, parameters: Iterable[Tensor]) -> None:
+        self._activate = ACTIVATIONS[network.plain_mlp().activation]
+        flat = [x.numpy() for x in parameters]
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        *self._hidden, self._last = [(weight.swapaxes(1, 2).copy(), bias[:, None]) for weight, bias in pairs]
+
+    def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        x = x[:, None]  # [B, 1, F]
+        for weight, bias in self._hidden:
+            x = x @ weight
+            x += bias
+            self._activate(x, out=x)
+        weight, bias = self._last
+        output: NDArray[np.float32] = (x @ weight + bias)[:, 0]
+        return output

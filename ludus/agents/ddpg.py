@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ludus.agents.off_policy import CURRENT, MEAN, OffPolicy, with_experience
+from ludus.agents.parameter_noise import adapt_to_distance
 from ludus.agents.replay_actor_critic import (
     FlatActions,
     actor_and_critics,
@@ -234,7 +235,7 @@ class DDPG(OffPolicy):
         if not self.smooths_targets:
             return batch
         time, columns = batch.reward.shape
-        return with_experience(batch, target_noise=self.draw(time + self.recurrent, columns, self.flat.size))
+        return with_experience(batch, target_noise=self.draw(batch, time + self.recurrent, columns, self.flat.size))
 
     def critic_inputs(self, batch: Batch) -> Tensors:
         return {ACTION: self.flat.join(batch.action)}
@@ -310,12 +311,13 @@ class DDPG(OffPolicy):
             stepped = updater.step(self.actor_loss, self.with_size(batch, updater), "actor")
             self.last_actor_loss.copy_(stepped["loss/actor"])
         self.finish_update(self.config.policy_delay)
-        self.adapt_parameter_noise(batch, updater)
+        if self.parameter_noise is not None:
+            adapt_to_distance(self, batch, updater)
         return Learned(metrics | {"loss/actor": self.last_actor_loss.clone()}, priority)
 
-    def perturbed_distance(self, batch: Batch, perturbed: nn.Module) -> Tensor:
+    def perturbed_distance(self, batch: Batch, outputs: Tensors, perturbed: Tensors) -> Tensor:
         """Return the root mean square difference of actions in [−1, 1]."""
-        return rms_distance(*(outputs["policy"].tanh() for outputs in self.both_outputs(batch, perturbed)))
+        return rms_distance(outputs["policy"].tanh(), perturbed["policy"].tanh())
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Also set the noise, and return its level."""

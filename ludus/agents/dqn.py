@@ -9,17 +9,10 @@ from operator import not_
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ludus.agents.off_policy import (
-    CURRENT,
-    MEAN,
-    NEXT,
-    OffPolicy,
-    intermediate_observations,
-    number_of_choices,
-    with_experience,
-)
+from ludus.agents.off_policy import CURRENT, MEAN, NEXT, OffPolicy, intermediate_observations, with_experience
+from ludus.agents.parameter_noise import adapt_to_distance
 from ludus.agents.replay_actor_critic import discounted_bonus
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import UnusedSetting
@@ -47,7 +40,13 @@ from ludus.networks.build import network_spec
 from ludus.networks.module_checks import uses_methods_of
 from ludus.networks.noisy import resample_noise, without_noise
 from ludus.networks.numpy_actor import NumpyMLP, is_plain_mlp, is_plain_vector
-from ludus.networks.value_heads import ACTING_QUANTILES, ExpectedValue, ValueHead, make_value_head
+from ludus.networks.value_heads import (
+    ACTING_QUANTILES,
+    ExpectedValue,
+    ValueHead,
+    make_value_head,
+    number_of_choices,
+)
 from ludus.ops.distributions import mask_logits
 from ludus.ops.offline import conservative_loss
 from ludus.ops.policy_gradient import share_sum
@@ -181,6 +180,7 @@ class DQN(OffPolicy):
         settings = (config.epsilon_start, config.epsilon_end, config.epsilon_share, config.epsilon_ladder)
         self.epsilon = Epsilon("constant", 0.0) if config.noisy else Epsilon(config.epsilon_schedule, *settings)
         self.munchausen, self.conservative = bool(config.munchausen), bool(config.conservative_coef)
+        self.soft = self.munchausen
         if config.parameter_noise:
             self.parameter_noise = ParameterNoise(networks["q"], SIGMA)
         self._numpy: NumpyMLP | None = None
@@ -195,11 +195,6 @@ class DQN(OffPolicy):
         """Ask for one network that outputs Q of all choices."""
         head = cls.make_head(action, config)
         return {"q": network_spec(observation, head.outputs)._replace(streams=head.streams, noisy=config.noisy)}
-
-    @property
-    def soft(self) -> bool:
-        """Values include the policy's entropy with Munchausen."""
-        return self.munchausen
 
     def use_numpy(self) -> bool:
         """Act in numpy where the network is a plain MLP with expected values and nothing is overridden."""
@@ -275,12 +270,12 @@ class DQN(OffPolicy):
         """Scale rewards, apply the burn-in, draw quantile levels and set shares."""
         batch = self.with_scaled_reward(batch)
         if self.config.sequence:
-            state = self.burn_in_state(batch, ("q",))
-            state |= self.burn_in_state(batch, ("q",), target=True).with_prefix("target")
-            batch = replace(self.after_burn_in(batch), state=state)
+            state = self.burn_in_state(batch, "q")
+            state |= self.burn_in_state(batch, "q", target=True).with_prefix("target")
+            batch = replace(batch.skip_steps(self.config.burn_in), state=state)
         if self.head.needs_taus:
             shape = (3, *batch.reward.shape, self.config.atoms)
-            batch = with_experience(batch, **dict(zip(TAUS, self.draw(*shape, uniform=True), strict=True)))
+            batch = with_experience(batch, **dict(zip(TAUS, self.draw(batch, *shape, uniform=True), strict=True)))
         return self.with_shares(batch, sum_over_ranks)
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
@@ -290,13 +285,14 @@ class DQN(OffPolicy):
         batch = self.prepare(batch, updater.sum)
         metrics = updater.step(self.compute_loss, batch, "all")
         self.finish_update(self.config.target_every)
-        self.adapt_parameter_noise(batch, updater)
+        if self.parameter_noise is not None:
+            adapt_to_distance(self, batch, updater)
         return Learned(metrics, metrics.pop("priority", None))
 
-    def perturbed_distance(self, batch: Batch, perturbed: nn.Module) -> Tensor:
+    def perturbed_distance(self, batch: Batch, outputs: Tensors, perturbed: Tensors) -> Tensor:
         """Return the KL of the softmax policies of Q and of perturbed Q, over allowed choices."""
         mask = None if self.mask is None else batch.observation[self.mask][CURRENT]
-        both = [self.head.q(outputs, batch.experience.get("taus")) for outputs in self.both_outputs(batch, perturbed)]
+        both = [self.head.q(given, batch.experience.get("taus")) for given in (outputs, perturbed)]
         return softmax_kl(*(q if mask is None else mask_logits(q, mask) for q in both))
 
     @torch.no_grad()

@@ -246,7 +246,7 @@ class MADDPG(OffPolicy):
             "actions": joint.encode(batch.action) * active.unsqueeze(-1),
         }
         if any(joint.discrete):
-            uniform = self.draw(2, *active.shape, joint.width, uniform=True)
+            uniform = self.draw(batch, 2, *active.shape, joint.width, uniform=True)
             added["gumbel"], added["target_gumbel"] = gumbel(uniform).unbind()
         return with_experience(batch, **added)
 

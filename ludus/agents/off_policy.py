@@ -10,23 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ludus.agents.parameter_noise import run_perturbed
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch
 from ludus.core.cache import CacheReader
-from ludus.core.environment import GoalReward
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network
 from ludus.core.rows import Rows
-from ludus.core.spec import Specs, network_inputs
+from ludus.core.spec import Specs
 from ludus.core.step import EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Updater
-from ludus.experience.hindsight import RewardFunction
+from ludus.experience.hindsight import tensor_reward
 from ludus.experience.recorded_replay import MixedReplay, RecordedReplay, recorded_part
 from ludus.experience.replay import ExperienceReplay
-from ludus.experience.replay_unroll import ReplayUnroll
-from ludus.exploration.parameter_noise import ADAPT_EVERY, SEED, ParameterNoise
+from ludus.experience.replay_unroll import LastItems, ReplayUnroll
+from ludus.exploration.parameter_noise import ParameterNoise
 from ludus.networks.placement import device_of
 from ludus.networks.target import TargetNetworks
 from ludus.ops.policy_gradient import shares
@@ -49,6 +49,7 @@ class OffPolicy(Agent):
     generator: torch.Generator
     corrects_old_unrolls = True  # they go to the replay
     uses_dataset = mixes_dataset = learns_offline = True
+    soft = False  # whether values include an entropy bonus, which n-step returns add at every intermediate state
     acting: tuple[str, ...]
     with_target: tuple[str, ...]
 
@@ -64,7 +65,7 @@ class OffPolicy(Agent):
         self.config, self.observation, self.action = config, observation, action
         self.networks = nn.ModuleDict(networks)
         self.target = TargetNetworks({name: networks[name] for name in self.with_target} | dict(more or {}))
-        self.preprocess = ObsPreprocessor(network_inputs(observation))
+        self.preprocess = ObsPreprocessor(observation)
         # of stacks the replay keeps single frames, so the statistics of new steps cannot be those of stacks
         stacks = [result for name, result in self.preprocess.names if observation[name].stack > 1]
         others = {name: spec for name, spec in self.preprocess.outputs.items() if name not in stacks}
@@ -99,11 +100,6 @@ class OffPolicy(Agent):
     def action_transform(self) -> Mapping[str, str]:
         """Pass actions to the environment unchanged."""
         return {}
-
-    @property
-    def soft(self) -> bool:
-        """Whether values include an entropy bonus, which n-step returns add at every intermediate state."""
-        return False
 
     def initial_state(self, batch: int) -> HiddenState:
         """Return zeros for the acting networks, named network/place/name."""
@@ -155,7 +151,7 @@ class OffPolicy(Agent):
         if config.prioritized:
             kept = (self.action, self.initial_state(1), self.soft)
             small = config.for_unrolls(length, rows.size)
-            items = ExperienceReplay(small, rows.size, config.gamma, self.observation, self.device, None, *kept)
+            items = LastItems(small, rows.size, config.gamma, self.observation, self.device, None, *kept)
         return ReplayUnroll(length, rows, self.device, memory, items, self.td_errors)
 
     def td_errors(self, batch: Batch) -> Tensor:
@@ -185,10 +181,10 @@ class OffPolicy(Agent):
         """The states of a batch that targets are computed from: the next ones; all with a recurrent network."""
         return slice(None) if self.recurrent else NEXT
 
-    def draw(self, *shape: int, uniform: bool = False) -> Tensor:
-        """Draw random numbers for learning, normal unless ``uniform``."""
+    def draw(self, batch: Batch, *shape: int, uniform: bool = False) -> Tensor:
+        """Draw random numbers to learn from a batch with, on its device; normal unless ``uniform``."""
         made = torch.rand if uniform else torch.randn
-        return made(*shape, generator=self.generator).to(self.device)
+        return made(*shape, generator=self.generator).to(batch.reward.device)
 
     def inputs(self, observation: Tensors) -> Tensors:
         """Preprocess and normalize raw observations ``[T, B, …]`` for the networks and their targets alike."""
@@ -233,10 +229,6 @@ class OffPolicy(Agent):
         """Undo the reward scale."""
         return value if self.reward_scaler is None else value / self.reward_scaler.statistics.scale
 
-    def large_reward_advice(self) -> str:
-        """Advise to normalize them; empty if that is on."""
-        return "" if self.config.normalize_reward else "turn on agent.normalize_reward"
-
     def run(
         self, name: str, observation: Tensors, state: HiddenState, first: Tensor, target: bool = False, **more: Any
     ) -> tuple[Tensors, HiddenState]:
@@ -252,56 +244,28 @@ class OffPolicy(Agent):
         self, observation: Tensors, state: HiddenState, first: Tensor, noise: Tensors | None
     ) -> tuple[Tensors, HiddenState]:
         """Run the acting network on preprocessed observations ``[1, B, …]``: with ``noise``, its perturbed copy."""
-        name, perturb = self.acting[0], self.parameter_noise
-        if noise is None or perturb is None:
-            return self.run(name, observation, state, first)
-        if self.training:  # an evaluation does not resample it
-            perturb.resample_on_reset(first[0], noise[SEED])
-        outputs, new = perturb.perturbed(observation, state.select(name) if state else state, first)
-        return outputs, new.with_prefix(name) if new else new
+        if noise is None or self.parameter_noise is None:
+            return self.run(self.acting[0], observation, state, first)
+        return run_perturbed(self, observation, state, first, noise)
 
-    def perturbed_distance(self, batch: Batch, perturbed: nn.Module) -> Tensor:
-        """Return how far the choices of a perturbed acting network are from those of the network itself."""
+    def perturbed_distance(self, batch: Batch, outputs: Tensors, perturbed: Tensors) -> Tensor:
+        """Return how far the choices for a prepared batch are from those of a perturbed acting network."""
         raise NotImplementedError
 
-    def adapt_parameter_noise(self, batch: Batch, updater: Updater) -> None:
-        """Adapt the scale of parameter noise, every ``ADAPT_EVERY`` updates, to what it does to the actions."""
-        if self.parameter_noise is None or self.updates % ADAPT_EVERY:
-            return
-        measured = self.parameter_noise.measure(self.generator, lambda copy: self.perturbed_distance(batch, copy))
-        self.parameter_noise.adapt(updater.mean(measured))
-
-    def both_outputs(self, batch: Batch, perturbed: nn.Module) -> tuple[Tensors, Tensors]:
-        """Return the outputs ``[T, B, …]`` of the acting network and of a perturbed one for a prepared batch."""
-        (name, *_), first = self.acting, batch.first[CURRENT]
-        inputs = {key: x[CURRENT] for key, x in self.inputs(batch.observation).items()}
-        state = batch.state.select(name) if batch.state else batch.state
-        plain, other = (network(inputs, state, first)[0] for network in (self.networks[name], perturbed))
-        return plain, other
-
     @torch.no_grad()
-    def burn_in_state(
-        self, batch: Batch, names: tuple[str, ...], target: bool = False, also: Tensors | None = None
-    ) -> HiddenState:
-        """Return the hidden states after the burn-in; networks that do not act start it from zero.
+    def burn_in_state(self, batch: Batch, name: str, target: bool = False, also: Tensors | None = None) -> HiddenState:
+        """Return a network's hidden state after the burn-in, which it starts from zero if it does not act.
 
         ``also`` are further inputs ``[T, B, …]``, such as a critic's actions.
         """
         steps, columns = self.config.burn_in, batch.reward.shape[1]
-        start = self.zeros(names, columns).map(lambda x: x.to(self.device))
-        start |= {name: x for name, x in batch.state.items() if name in start}
+        start = self.zeros((name,), columns).map(lambda x: x.to(self.device))
+        start |= {key: x for key, x in batch.state.items() if key in start}
         if not steps:
             return start
-        observation = self.inputs({name: x[:steps] for name, x in batch.observation.items()})
-        observation |= {name: x[:steps] for name, x in (also or {}).items()}
-        state = HiddenState()
-        for name in names:
-            state |= self.run(name, observation, start, batch.first[:steps], target)[1]
-        return state
-
-    def after_burn_in(self, batch: Batch) -> Batch:
-        """Drop the burn-in steps."""
-        return batch.skip_steps(self.config.burn_in) if self.config.burn_in else batch
+        observation = self.inputs({key: x[:steps] for key, x in batch.observation.items()})
+        observation |= {key: x[:steps] for key, x in (also or {}).items()}
+        return self.run(name, observation, start, batch.first[:steps], target)[1]
 
     def refuse_recurrent_value(self) -> None:
         """Refuse ``value`` with a recurrent critic, whose hidden state is not tracked while acting."""
@@ -343,20 +307,8 @@ class OffPolicy(Agent):
         return {"updates": self.updates, "progress": self.progress}
 
     def set_extra_state(self, state: Any) -> None:
-        """Restore both."""
         self.updates = int(state["updates"])
         self.schedule(state["progress"])
-
-
-def tensor_reward(goal_reward: GoalReward) -> RewardFunction:
-    """Wrap the environments' numpy ``compute_reward`` for tensors on any device."""
-
-    def compute(reached: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
-        reward, ends = goal_reward(reached.cpu().numpy(), wanted.cpu().numpy())
-        device = reached.device
-        return torch.from_numpy(reward).to(device), None if ends is None else torch.from_numpy(ends).to(device)
-
-    return compute
 
 
 def intermediate_observations(batch: Batch) -> tuple[Tensors, Tensor]:
@@ -371,15 +323,3 @@ def with_experience(batch: Batch, **more: Tensor) -> Batch:
     batch = copy(batch)  # takes a third of the time of dataclasses.replace
     batch.experience = batch.experience | more
     return batch
-
-
-def number_of_choices(action: Specs) -> int:
-    """Return the number of choices of the only action; refuse anything but one Discrete action."""
-    spec = next(iter(action.values()))
-    if len(action) == 1 and spec.kind == "categorical" and spec.shape == ():
-        return spec.sizes[0]
-    found = ", ".join(f"{name} ({s.kind} of shape {s.shape})" for name, s in action.items())
-    raise UserError(
-        f"The agent takes one Discrete action, but the environment has {found}; use ppo, or sac or td3 for "
-        "continuous actions."
-    )

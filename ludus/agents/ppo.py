@@ -18,6 +18,8 @@ from ludus.agents.actor_critic import (
     larger_learning_rate,
     with_perplexity,
 )
+from ludus.agents.parameter_noise import add_parameter_noise
+from ludus.agents.vtrace import prepare_vtrace
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import Plan, RunOutline
 from ludus.core.errors import UserError, check_ranges
@@ -77,7 +79,6 @@ class PPOConfig(ActorCriticConfig):
     log_std_init: float = 0.0  # initial log standard deviation of the Gaussian, for actions scaled to [-1, 1]
 
     def validate(self) -> None:
-        """Refuse values that cannot train."""
         super().validate()
         check_ranges(
             self,
@@ -157,7 +158,7 @@ class PPO(ActorCritic):
         super().__init__(observation, action, config, networks, batch)
         self.stores_distribution = config.learning_rate_schedule == "kl"
         self.by = check_minibatches(config.minibatches, config.rollout, batch, self.recurrent)
-        self.add_parameter_noise(config.parameter_noise)
+        add_parameter_noise(self, config.parameter_noise)
         self.clips_value = bool(config.value_clip)
         self.clip: Tensor
         self.register_buffer("clip", torch.tensor(config.clip), persistent=False)
@@ -165,14 +166,13 @@ class PPO(ActorCritic):
 
     @property
     def corrects_old_unrolls(self) -> bool:  # type: ignore[override]
-        """Whether V-trace is on."""
         return bool(self.config.vtrace)
 
     @torch.no_grad()
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Use GAE, or V-trace without its weight in the advantage, since the loss has the ratio."""
         if self.config.vtrace:
-            return self.prepare_vtrace(batch, self.config.gae_lambda, None, sum_over_ranks)
+            return prepare_vtrace(self, batch, self.config.gae_lambda, None, sum_over_ranks)
         return super().prepare(batch, sum_over_ranks)
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:

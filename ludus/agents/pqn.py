@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ludus.agents.actor_critic import check_minibatches
-from ludus.agents.off_policy import number_of_choices
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import AgentConfig, Plan, UnusedSetting
@@ -20,7 +19,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
-from ludus.core.spec import Specs, mask_name, network_inputs
+from ludus.core.spec import Specs, mask_name
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
 from ludus.core.updater import OptimizerName, Updater
@@ -29,6 +28,7 @@ from ludus.exploration.epsilon import Epsilon, epsilon_greedy
 from ludus.exploration.parameter_noise import SEED, SIGMA, ParameterNoise, draw_seeds, epsilon_kl, softmax_kl
 from ludus.networks.build import network_spec
 from ludus.networks.placement import device_of
+from ludus.networks.value_heads import number_of_choices
 from ludus.ops.distributions import mask_logits
 from ludus.ops.policy_gradient import share_sum, shares_of_each, value_loss
 from ludus.ops.q_learning import gather_action, greedy, max_q_value
@@ -107,7 +107,7 @@ class PQN(Agent):
         super().__init__()
         self.config = config
         self.networks = nn.ModuleDict(networks)
-        self.preprocess = ObsPreprocessor(network_inputs(observation))
+        self.preprocess = ObsPreprocessor(observation)
         self.normalizer = ObsNormalizer(self.preprocess.outputs) if config.normalize_observation else None
         self.recurrent = networks["q"].recurrent
         self.choices, (self.name,) = number_of_choices(action), action

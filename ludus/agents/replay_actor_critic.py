@@ -98,10 +98,10 @@ def apply_burn_in(agent: OffPolicy, batch: Batch) -> Batch:
     state = HiddenState()
     for name in ("actor", "critic"):
         also = agent.critic_inputs(batch) if name == "critic" else None
-        state |= agent.burn_in_state(batch, (name,), also=also)
+        state |= agent.burn_in_state(batch, name, also=also)
         if name in agent.with_target:
-            state |= agent.burn_in_state(batch, (name,), target=True, also=also).with_prefix("target")
-    return replace(agent.after_burn_in(batch), state=state)
+            state |= agent.burn_in_state(batch, name, target=True, also=also).with_prefix("target")
+    return replace(batch.skip_steps(agent.config.burn_in), state=state)
 
 
 def at_time(inputs: Tensors, first: Tensor, time: slice) -> tuple[Tensors, Tensor]:

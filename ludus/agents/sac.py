@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.agents.off_policy import CURRENT, MEAN, NEXT, OffPolicy, intermediate_observations, with_experience
+from ludus.agents.parameter_noise import adapt_to_distance
 from ludus.agents.replay_actor_critic import (
     BELOW_ONE,
     FlatActions,
@@ -84,7 +85,6 @@ class SoftActorCriticConfig(ReplayConfig):
     optimizer_eps: float = 1e-8  # raise for smoother steps
 
     def validate(self) -> None:
-        """Refuse values that cannot train."""
         super().validate()
         rates = ("actor_learning_rate", "critic_learning_rate", "alpha_learning_rate")
         check_ranges(
@@ -103,6 +103,7 @@ class SoftActorCritic(OffPolicy):
     """A policy that maximizes reward and entropy, with critics learned from a replay buffer."""
 
     network_names = ("actor", "critic")
+    soft = True  # values include the policy's entropy
     acting = ("actor",)
     with_target: tuple[str, ...] = ("critic",)
     log_alpha: Tensor
@@ -152,11 +153,6 @@ class SoftActorCritic(OffPolicy):
     def noise_target(self) -> float:
         """The ``perturbed_distance`` that parameter noise is adapted to."""
         return float(self.config.parameter_noise)
-
-    @property
-    def soft(self) -> bool:
-        """Values include the policy's entropy."""
-        return True
 
     def parameter_groups(self) -> dict[str, Group]:
         """Step critics, actor and temperature separately."""
@@ -219,23 +215,19 @@ class SoftActorCritic(OffPolicy):
         metrics = updater.step(self.critic_loss, batch, "critic")
         priority = metrics.pop("priority", None)
         if (self.updates + 1) % self.config.policy_delay == 0:
-            stepped = self._step_policy(batch, updater)
-            self.policy_metrics.copy_(torch.stack([stepped[name] for name in self._policy_names]))
+            alpha = self.log_alpha.detach().exp()  # before the update, as in both losses
+            found = updater.step(self.actor_loss, batch, "actor")
+            stepped = [found["loss/actor"], found["entropy"], alpha]
+            if self.config.learn_alpha:
+                excess = found[EXCESS_ENTROPY] / updater.ranks  # losses are summed over ranks
+                more = with_experience(batch, **{EXCESS_ENTROPY: excess})
+                stepped.append(updater.step(self.alpha_loss, more, "alpha")["loss/alpha"])
+            self.policy_metrics.copy_(torch.stack(stepped))
         self.finish_update()
-        self.adapt_parameter_noise(batch, updater)
+        if self.parameter_noise is not None:
+            adapt_to_distance(self, batch, updater)
         last = zip(self._policy_names, self.policy_metrics.clone().unbind(), strict=True)
         return Learned(metrics | dict(last), priority)
-
-    def _step_policy(self, batch: Batch, updater: Updater) -> Tensors:
-        """Step actor and temperature, both with the temperature before the update."""
-        found = updater.step(self.actor_loss, batch, "actor")
-        metrics = {"loss/actor": found["loss/actor"], "entropy": found["entropy"]}
-        metrics["alpha"] = self.log_alpha.detach().exp()
-        if self.config.learn_alpha:
-            excess = found[EXCESS_ENTROPY] / updater.ranks  # losses are summed over ranks
-            more = with_experience(batch, **{EXCESS_ENTROPY: excess})
-            metrics["loss/alpha"] = updater.step(self.alpha_loss, more, "alpha")["loss/alpha"]
-        return metrics
 
 
 @dataclass(frozen=True)
@@ -262,7 +254,6 @@ class SACConfig(SoftActorCriticConfig):
     conservative_samples: int = 10  # random actions, and as many of the policy, per state of that loss; more are slower
 
     def validate(self) -> None:
-        """Refuse values that cannot train."""
         super().validate()
         check_ranges(
             self,
@@ -389,9 +380,9 @@ class SAC(SoftActorCritic):
         u, log_prob = tanh_gaussian_draw(mean, log_std, normal)
         return u.tanh(), log_prob
 
-    def perturbed_distance(self, batch: Batch, perturbed: nn.Module) -> Tensor:
+    def perturbed_distance(self, batch: Batch, outputs: Tensors, perturbed: Tensors) -> Tensor:
         """Return the root mean square difference of mean actions in [−1, 1]."""
-        return rms_distance(*(gaussian(outputs)[0].tanh() for outputs in self.both_outputs(batch, perturbed)))
+        return rms_distance(gaussian(outputs)[0].tanh(), gaussian(perturbed)[0].tanh())
 
     def critic_inputs(self, batch: Batch) -> Tensors:
         return {ACTION: self.flat.join(batch.action).tanh()}
@@ -462,15 +453,15 @@ class SAC(SoftActorCritic):
         """Also draw the noise of sampling at current, next and intermediate states."""
         batch = super().prepare(batch, sum_over_ranks)
         time, columns = batch.reward.shape
-        now = self.draw(time, columns, self.flat.size)
-        batch = with_experience(batch, now=now, next=self.draw(time + self.recurrent, columns, self.flat.size))
+        now = self.draw(batch, time, columns, self.flat.size)
+        batch = with_experience(batch, now=now, next=self.draw(batch, time + self.recurrent, columns, self.flat.size))
         if self.conservative:
             shape = (self.config.conservative_samples, columns, self.flat.size)
-            uniform = self.draw(*shape, uniform=True).mul_(2).sub_(1)
-            batch = with_experience(batch, uniform=uniform, several=self.draw(*shape))
+            uniform = self.draw(batch, *shape, uniform=True).mul_(2).sub_(1)
+            batch = with_experience(batch, uniform=uniform, several=self.draw(batch, *shape))
         if not batch.window:
             return batch
-        return with_experience(batch, between=self.draw(*batch.window["discount"].shape, self.flat.size))
+        return with_experience(batch, between=self.draw(batch, *batch.window["discount"].shape, self.flat.size))
 
     @torch.no_grad()
     def target_value(self, batch: Batch, inputs: Tensors) -> tuple[Tensor, Tensor]:

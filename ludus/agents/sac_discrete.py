@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ludus.agents.off_policy import CURRENT, MEAN, intermediate_observations, number_of_choices
+from ludus.agents.off_policy import CURRENT, MEAN, intermediate_observations
 from ludus.agents.replay_actor_critic import at_time, noise_chunk
 from ludus.agents.sac import EXCESS_ENTROPY, SoftActorCritic, SoftActorCriticConfig
 from ludus.core.batch import Batch
@@ -24,6 +24,7 @@ from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
 from ludus.exploration.parameter_noise import SEED, draw_seeds, epsilon_kl, softmax_kl
 from ludus.networks.build import network_spec
+from ludus.networks.value_heads import number_of_choices
 from ludus.ops.distributions import categorical_sample, gumbel, mask_logits
 from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import gather_action, policy_entropy, sac_discrete_actor_loss, sac_discrete_value
@@ -112,10 +113,10 @@ class DiscreteSAC(SoftActorCritic):
         """The KL of an ε-greedy policy, with ``parameter_noise`` as ε."""
         return epsilon_kl(self.config.parameter_noise, self.choices)
 
-    def perturbed_distance(self, batch: Batch, perturbed: nn.Module) -> Tensor:
+    def perturbed_distance(self, batch: Batch, outputs: Tensors, perturbed: Tensors) -> Tensor:
         """Return the KL of the policies over allowed choices."""
         mask = None if self.mask is None else batch.observation[self.mask][CURRENT]
-        both = [outputs["policy"] for outputs in self.both_outputs(batch, perturbed)]
+        both = outputs["policy"], perturbed["policy"]
         return softmax_kl(*(x if mask is None else mask_logits(x, mask) for x in both))
 
     def taken_q(self, batch: Batch, inputs: Tensors, first: Tensor) -> Tensor:

@@ -164,10 +164,11 @@ class VDN(OffPolicy):
         """Scale rewards, apply the burn-in and set shares."""
         batch = self.with_scaled_reward(batch)
         if self.config.sequence:
-            names = tuple(self.networks)
-            state = self.burn_in_state(batch, names)
-            state |= self.burn_in_state(batch, names, target=True).with_prefix("target")
-            batch = replace(self.after_burn_in(batch), state=state)
+            state = HiddenState()
+            for name in self.networks:
+                state |= self.burn_in_state(batch, name)
+                state |= self.burn_in_state(batch, name, target=True).with_prefix("target")
+            batch = replace(batch.skip_steps(self.config.burn_in), state=state)
         return self.with_shares(batch, sum_over_ranks)
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:

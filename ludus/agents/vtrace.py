@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
 from ludus.agents.actor_critic import ActorCritic, ActorCriticConfig
+from ludus.agents.parameter_noise import add_parameter_noise
 from ludus.core.batch import Batch
 from ludus.core.config import AgentConfig
 from ludus.core.errors import check_ranges
@@ -17,6 +18,7 @@ from ludus.core.spec import Specs
 from ludus.core.types import SumOverRanks, single_rank
 from ludus.core.updater import OptimizerName
 from ludus.networks.policy_config import PolicyConfig
+from ludus.ops.vtrace import vtrace
 from ludus.preprocess.normalization import unused_normalizer
 
 
@@ -74,10 +76,37 @@ class ActorCriticVTrace(ActorCritic):
         self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
     ) -> None:
         super().__init__(observation, action, config, networks, batch)
-        self.add_parameter_noise(config.parameter_noise)
+        add_parameter_noise(self, config.parameter_noise)
 
     @torch.no_grad()
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:
         """Add ``value``, ``advantage`` and ``return``, from the current values and policy."""
-        config = self.config
-        return self.prepare_vtrace(batch, config.trace_lambda, config.rho_clip, sum_over_ranks)
+        return prepare_vtrace(self, batch, self.config.trace_lambda, self.config.rho_clip, sum_over_ranks)
+
+
+def prepare_vtrace(
+    agent: ActorCritic, batch: Batch, trace_lambda: float, pg_rho_bar: float | None, sum_over_ranks: SumOverRanks
+) -> Batch:
+    """Do what ``ActorCritic.prepare`` does by V-trace: the policy that acted may be some updates old.
+
+    The agent's settings must have ``rho_clip`` and ``c_clip``; ``pg_rho_bar`` is as in ``ludus.ops.vtrace``.
+    """
+    outputs, _ = agent.outputs(batch.observation, batch.state, batch.first)
+    values = outputs["value"].squeeze(-1)  # [T+1, B]
+    taken = {name: x[:-1] for name, x in outputs.items()}
+    observation = {name: x[:-1] for name, x in batch.observation.items()}
+    log_ratio = agent.policy.evaluate(taken, batch.action, observation)["log_prob"] - batch.experience["log_prob"]
+    corrected = vtrace(
+        log_ratio,
+        agent.scaled_reward(batch, sum_over_ranks),
+        batch.discount,
+        batch.continues,
+        values[:-1],
+        batch.next_value(values, agent._final_values(batch)),
+        rho_bar=agent.config.rho_clip,
+        c_bar=agent.config.c_clip,
+        lambda_=trace_lambda,
+        pg_rho_bar=pg_rho_bar,
+    )
+    added = {"advantage": corrected.advantage, "return": corrected.target, "value": values[:-1]}
+    return replace(batch, experience=batch.experience | added)

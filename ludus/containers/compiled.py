@@ -25,20 +25,49 @@ if TYPE_CHECKING:
     from ludus.containers.updater import LocalUpdater, ParameterBlock
 
 Graph = Callable[..., Any]
+During = Callable[[Callable[[], Graph]], Graph]
 UNUSED = ("last_state", "row_state", "version", "index")  # fields of a batch that losses do not read
 FIELDS = [field.name for field in fields(Batch) if field.name not in UNUSED]
+
+
+class CompiledSteps:
+    """Takes the steps of an updater, each loss compiled at its first step; see ``LocalUpdater.compile``."""
+
+    def __init__(
+        self,
+        updater: LocalUpdater,
+        eager: Callable[[LossFunction, Batch, ParameterBlock], Tensors],
+        on_failure: Callable[[str], object],
+        during: During,
+    ) -> None:
+        self._updater, self._eager, self._on_failure, self._during = updater, eager, on_failure, during
+        self._compiled: dict[Any, CompiledStep | None] = {}  # None: runs eagerly
+
+    def __call__(self, loss: LossFunction, batch: Batch, part: ParameterBlock) -> Tensors:
+        """Take a step."""
+        key = getattr(loss, "__func__", loss), part.name
+        if key not in self._compiled:
+            self._compiled[key] = CompiledStep(self._updater, loss, part, self._during)
+        step = self._compiled[key]
+        if step is None:
+            return self._eager(loss, batch, part)
+        try:
+            graph, inputs = step.prepare(batch)
+        except Exception as error:  # compiling may raise anything; no step was taken
+            reason, name = " ".join(str(error).split())[:200], getattr(loss, "__qualname__", repr(loss))
+            self._on_failure(
+                f"The loss {name} cannot be compiled ({type(error).__name__}: {reason}); it runs eagerly, and other "
+                "losses stay compiled."
+            )
+            self._compiled[key] = None
+            return self._eager(loss, batch, part)
+        return step.run(graph, inputs)
 
 
 class CompiledStep:
     """The compiled steps of one parameter group on one loss, one graph per shape of batch."""
 
-    def __init__(
-        self,
-        updater: LocalUpdater,
-        loss: LossFunction,
-        part: ParameterBlock,
-        during: Callable[[Callable[[], Graph]], Graph],
-    ) -> None:
+    def __init__(self, updater: LocalUpdater, loss: LossFunction, part: ParameterBlock, during: During) -> None:
         self._during = during
         self._updater, self._module, self._part = updater, _Loss(updater, loss), part
         self._graphs: dict[Any, Graph] = {}

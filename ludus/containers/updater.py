@@ -156,14 +156,9 @@ class LocalUpdater(Updater):
         self._rate = rates.get(next(iter(self.parts)), self._rate)
         return {f"learning_rate/{name}": rate for name, rate in rates.items()} if len(self.parts) > 1 else {}
 
-    @property
-    def needs_returns(self) -> bool:
-        """Whether a learning rate follows the returns of evaluations."""
-        return any(schedule.needs_returns for schedule in self._schedules.values())
-
     def add_return(self, mean: float) -> None:
         """Keep the mean return of an evaluation, if a schedule needs it."""
-        if self.needs_returns:
+        if any(schedule.needs_returns for schedule in self._schedules.values()):
             self._returns.append(mean)
 
     def step(self, loss: LossFunction, batch: Batch, group: str) -> Tensors:
@@ -226,27 +221,21 @@ class LocalUpdater(Updater):
         The moments of dead units are denormal, and would make Adam three times slower.
         """
         torch.set_flush_denormal(True)
-        self.train(True)
+        for module in self._modal:  # the agent's own flag is False only in evaluations and loaded policies
+            module.train()
+        for module in self._frozen:
+            module.eval()
         try:
             yield
         finally:
-            self.train(False)
+            for module in self._modal:
+                module.eval()
             torch.set_flush_denormal(self._flushed)
 
     def pop_gradient_norms(self) -> list[Tensor]:
         """Return the gradient norms since the last call that were not checked yet."""
         norms, self._norms = self._norms, []
         return norms
-
-    def train(self, mode: bool) -> None:
-        """Put the networks in training mode (BatchNorm, Dropout), or in evaluation mode.
-
-        The agent's own flag is left alone: it is False only in evaluations and loaded policies.
-        """
-        for module in self._modal:
-            module.train(mode)
-        for module in self._frozen:
-            module.eval()
 
     @contextmanager
     def watch(self, watcher: StepWatcher) -> Iterator[None]:
@@ -266,30 +255,9 @@ class LocalUpdater(Updater):
         A loss is compiled at its first step, by ``during``. If that fails, ``on_failure`` gets a message, the loss runs
         eagerly, and the others stay compiled.
         """
-        from ludus.containers.compiled import CompiledStep  # imports the compiler, which takes a second
+        from ludus.containers.compiled import CompiledSteps  # imports the compiler, which takes a second
 
-        compiled: dict[Any, CompiledStep | None] = {}  # None: runs eagerly
-
-        def run(loss: LossFunction, batch: Batch, part: ParameterBlock) -> Tensors:
-            key = getattr(loss, "__func__", loss), part.name
-            if key not in compiled:
-                compiled[key] = CompiledStep(self, loss, part, during)
-            step = compiled[key]
-            if step is None:
-                return self._eager(loss, batch, part)
-            try:
-                graph, inputs = step.prepare(batch)
-            except Exception as error:  # compiling may raise anything; no step was taken
-                reason, name = " ".join(str(error).split())[:200], getattr(loss, "__qualname__", repr(loss))
-                on_failure(
-                    f"The loss {name} cannot be compiled ({type(error).__name__}: {reason}); it runs eagerly, and "
-                    "other losses stay compiled."
-                )
-                compiled[key] = None
-                return self._eager(loss, batch, part)
-            return step.run(graph, inputs)
-
-        self._step = run
+        self._step = CompiledSteps(self, self._eager, on_failure, during)
 
     def _eager(self, loss: LossFunction, batch: Batch, part: ParameterBlock) -> Tensors:
         gradient, metrics = self._gradient(loss, batch, part)

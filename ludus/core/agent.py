@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
@@ -146,23 +146,20 @@ class Agent(Actor):
     def read_scheduled(self) -> None:
         """Set the values of ``config`` that are schedules from the buffers, after these were loaded."""
         values = {name: float(self.get_buffer(_buffer(name))) for name in self._schedules}
-        self._current = replace(self._given, **values) if values else self._given
+        self._current = replace(self._given, **values)
 
-    @contextmanager
-    def given_config(self) -> Iterator[None]:
+    def given_config(self) -> AbstractContextManager[None]:
         """Within the context, ``config`` has the schedules themselves."""
-        before, self._current = self._current, self._given
-        try:
-            yield
-        finally:
-            self._current = before
+        return self._with_config(self._given)
+
+    def tensor_config(self) -> AbstractContextManager[None]:
+        """Within the context, settings that are schedules are tensors: buffers of this module with their values."""
+        buffers = {name: getattr(self, _buffer(name)) for name in self._schedules}
+        return self._with_config(replace(self._given, **buffers))
 
     @contextmanager
-    def tensor_config(self) -> Iterator[None]:
-        """Within the context, settings that are schedules are tensors: buffers of this module with their values."""
-        before = self._current
-        if self._schedules:
-            self._current = replace(self._given, **{name: getattr(self, _buffer(name)) for name in self._schedules})
+    def _with_config(self, config: Any) -> Iterator[None]:
+        before, self._current = self._current, config
         try:
             yield
         finally:
@@ -241,11 +238,9 @@ class Agent(Actor):
         ``learning_rate`` overrides its rate if not 0.
         """
         settings = vars(self.config)
-        options = {name: settings[name] for name in ("max_grad_norm", "weight_decay", "optimizer") if name in settings}
-        if "optimizer_eps" in settings:
-            options["eps"] = settings["optimizer_eps"]
-        if "adam_beta1" in settings:
-            options["beta1"] = settings["adam_beta1"]
+        names = {"optimizer_eps": "eps", "adam_beta1": "beta1"}  # in Group, where they are called otherwise
+        given = ("max_grad_norm", "weight_decay", "optimizer", *names)
+        options = {names.get(name, name): settings[name] for name in given if name in settings}
         trainable = tuple(p for p in parameters if p.requires_grad)
         return Group(trainable, learning_rate or self.config.learning_rate, **options)
 
@@ -262,7 +257,9 @@ class Agent(Actor):
 
     def large_reward_advice(self) -> str:
         """Return what to change if large rewards made training diverge; empty if the agent normalizes them."""
-        return "scale the rewards down in the environment"
+        if (normalizes := vars(self.config).get("normalize_reward")) is None:
+            return "scale the rewards down in the environment"
+        return "" if normalizes else "turn on agent.normalize_reward"
 
     def episode_warning(self, episodes: list[Episode]) -> str:
         """Return a warning for the user if the finished episodes give cause for one, else an empty string."""

@@ -85,11 +85,6 @@ class Updater(ABC):
         """
         return {}
 
-    @property
-    def needs_returns(self) -> bool:
-        """Whether a learning rate follows the returns of evaluations."""
-        return False
-
     def add_return(self, mean: float) -> None:
         """Take note of the mean return of an evaluation, for ``schedule``."""
         return

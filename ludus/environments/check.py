@@ -16,7 +16,7 @@ from ludus.core.errors import UserError
 from ludus.core.spec import Specs, mask_condition, mask_name
 from ludus.environments.config import EnvConfig, validate
 from ludus.environments.gym import Environment, env_metadata, frame_stack, is_path, make_environment
-from ludus.environments.masks import ObservationReader
+from ludus.environments.observations import ObservationReader
 from ludus.environments.problems import (
     Problem,
     Severity,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from ludus.core.errors import UserError
@@ -34,9 +36,7 @@ class PaddedList:
     elements in one array each, as in a Sequence with ``stack=True``. ``setting`` is what sets the length.
     """
 
-    def __init__(
-        self, element: Layout, name: str, length: int, stacked: bool, place: str, setting: str = "env.max_length"
-    ) -> None:
+    def __init__(self, element: Layout, name: str, length: int, stacked: bool, place: str, setting: str) -> None:
         self._element, self._leaves = element, list(element.leaves.items())
         self._name, self._mask, self.length = name, f"{name}/mask", length
         self._place, self._setting = place, setting
@@ -231,6 +231,31 @@ def _one_hot(x: Array, spec: Spec) -> Array:
     if spec.kind != "categorical":
         return flat
     return np.concatenate([flat[:, [i]] == np.arange(n) for i, n in enumerate(spec.sizes)], 1)
+
+
+def make_padded(
+    space: spaces.Sequence | spaces.Graph | spaces.OneOf[Any],
+    name: str,
+    place: str,
+    max_length: int,
+    lengths: Mapping[str, int],
+    make_layout: Callable[..., Layout],
+) -> Padded:
+    """Make a part of an observation space; ``make_layout(space, name, lengths)`` makes those of spaces inside of it."""
+
+    def make_list(element: spaces.Space[Any], name: str, stacked: bool, place: str) -> PaddedList:
+        setting = f"env.lengths {name}" if name in lengths else "env.max_length"
+        return PaddedList(make_layout(element, name), name, lengths.get(name, max_length), stacked, place, setting)
+
+    if isinstance(space, spaces.Sequence):
+        return make_list(space.feature_space, name, space.stack, place)
+    if isinstance(space, spaces.OneOf):
+        alternatives = [make_layout(child, f"{name}/{i}", lengths) for i, child in enumerate(space.spaces)]
+        return PaddedChoice(alternatives, name, place)
+    nodes, edges = make_list(space.node_space, f"{name}/nodes", True, f"{place}, its nodes,"), None
+    if space.edge_space is not None:
+        edges = make_list(space.edge_space, f"{name}/edges", True, f"{place}, its edges,")
+    return PaddedGraph(nodes, edges, name, place)
 
 
 def smallest_integers(size: int) -> str:

@@ -18,7 +18,7 @@ from ludus.environments.config import DEFAULTS, EnvConfig
 from ludus.environments.errors import environment_error
 from ludus.environments.gym import Environment, frame_stack
 from ludus.environments.infos import numeric_info
-from ludus.environments.masks import ObservationReader
+from ludus.environments.observations import ObservationReader
 from ludus.environments.problems import FIX_NAN, Problem, describe_result, is_float_cast, observation_problems, to_float
 from ludus.environments.snapshot import restore_snapshot, take_snapshot
 from ludus.environments.spaces import Arrays, Layout

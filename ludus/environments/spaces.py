@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec, Specs
-from ludus.environments.padded import Padded, PaddedChoice, PaddedGraph, PaddedList, smallest_integers
+from ludus.environments.padded import Padded, make_padded, smallest_integers
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -131,8 +131,9 @@ class Layout:
             return
         name, environment = self._name(path), self._environment
         if self._max_length and isinstance(space, spaces.Sequence | spaces.Graph | spaces.OneOf):
-            part = self.padded[path] = self._make_padded(space, name)
-            specs = part.specs
+            place = f'{environment}: {self._kind} "{name}"'
+            part = make_padded(space, name, place, self._max_length, self._lengths, self._inner_layout)
+            self.padded[path], specs = part, part.specs
         else:
             leaf = _leaf(space, path, f'{environment}: {self._kind} space "{name}"', self._max_length > 0)
             if leaf.spec.axes == "grid" and self._kind != "action":  # it has many elements
@@ -149,27 +150,8 @@ class Layout:
                 )
             self.specs[name] = spec
 
-    def _make_padded(self, space: spaces.Sequence | spaces.Graph | spaces.OneOf[Any], name: str) -> Padded:
-        place = f'{self._environment}: {self._kind} "{name}"'
-        if isinstance(space, spaces.Sequence):
-            return self._make_list(space.feature_space, name, space.stack, place)
-        if isinstance(space, spaces.OneOf):
-            alternatives = [
-                Layout(child, f"{name}/{i}", self._environment, self._max_length, self._lengths, inner=True)
-                for i, child in enumerate(space.spaces)
-            ]
-            return PaddedChoice(alternatives, name, place)
-        nodes = self._make_list(space.node_space, f"{name}/nodes", True, f"{place}, its nodes,")
-        if space.edge_space is None:
-            return PaddedGraph(nodes, None, name, place)
-        edges = self._make_list(space.edge_space, f"{name}/edges", True, f"{place}, its edges,")
-        return PaddedGraph(nodes, edges, name, place)
-
-    def _make_list(self, element: spaces.Space[Any], name: str, stacked: bool, place: str) -> PaddedList:
-        layout = Layout(element, name, self._environment, self._max_length, inner=True)
-        if name in self._lengths:
-            return PaddedList(layout, name, self._lengths[name], stacked, place, f"env.lengths {name}")
-        return PaddedList(layout, name, self._max_length, stacked, place)
+    def _inner_layout(self, space: spaces.Space[Any], name: str, lengths: Mapping[str, int] = NO_LENGTHS) -> Layout:
+        return Layout(space, name, self._environment, self._max_length, lengths, inner=True)
 
 
 def _flatten_leaf(value: Any, leaf: Leaf) -> Array:

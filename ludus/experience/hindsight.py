@@ -10,11 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ludus.core.batch import Batch
+from ludus.core.environment import GoalReward
 from ludus.core.errors import UserError
 from ludus.core.spec import Specs
 from ludus.core.step import EnvStep
 from ludus.experience.config import ReplayConfig
-from ludus.experience.storage import Integers
+from ludus.experience.frames import FrameStorage
+from ludus.experience.storage import Integers, Ring, SlotIndex
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 RUNNING = -1  # in place of the end of an episode that has not ended
@@ -31,11 +34,20 @@ class Hindsight:
     their endings, with one warning. Truncation does not depend on goals and stays.
     """
 
-    def __init__(self, fraction: float, length: int, batch: int, reward_fn: RewardFunction) -> None:
-        self.reward_fn, self.fraction, self._length = reward_fn, fraction, length
+    def __init__(
+        self,
+        fraction: float,
+        slot_index: SlotIndex,
+        ring: Ring,
+        frames: FrameStorage | None,
+        reward_fn: RewardFunction,
+    ) -> None:
+        self.reward_fn, self.fraction, self._length = reward_fn, fraction, slot_index.length
+        self._slot_index, self._ring, self._frames = slot_index, ring, frames  # frames of achieved goals, if stacked
         self._warned = False
-        self._end = np.full((batch, length), RUNNING, np.int64)  # time of the last observation of a step's episode
-        self._start = np.zeros(batch, np.int64)  # time of the first observation of each row's episode
+        rows = slot_index.batch
+        self._end = np.full((rows, self._length), RUNNING, np.int64)  # time of the last observation of a step's episode
+        self._start = np.zeros(rows, np.int64)  # time of the first observation of each row's episode
         self._compared, self._agreed, self._wrong = 0, 0, 0  # rewards compared; equal and not 0; different
         self._last_goal: dict[int, Tensor] = {}  # desired goals of the last step, by first row of the group
 
@@ -86,20 +98,54 @@ class Hindsight:
         self._end[row, np.arange(low, time) % self._length] = time - 1
         self._start[row] = time
 
-    def draw(self, time: Integers, row: Integers, now: Integers, generator: torch.Generator) -> tuple[Integers, ...]:
+    def relabel(
+        self, numbers: Tensor, slots: Tensor, reward: Tensor, terminated: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Give some of the items at ``slots`` ``[n + 1, M]`` new goals; return which items ``[m]``, and the goals.
+
+        Their rewards and terminations ``[n, M]`` are overwritten: they depend on the goal achieved after each step.
+        """
+        time, row = self._slot_index.split(numbers.numpy())
+        chosen, times = self._draw(time, row, generator)
+        which = torch.from_numpy(chosen).to(slots.device)
+        goal = self._achieved(torch.from_numpy(row[chosen] * self._length + times % self._length).to(slots.device))
+        if len(chosen):
+            successors = slots[1:, which]  # [n, m]
+            desired = goal.expand(len(successors), *goal.shape).flatten(0, 1)
+            computed, ends = self.reward_fn(self._achieved(successors.flatten()), desired)
+            reward[:, which] = computed.view(successors.shape).to(reward)
+            if ends is not None:
+                terminated[:, which] = ends.view(successors.shape)
+            else:
+                self._warn_if_terminated(terminated[:, which])
+        return which, goal
+
+    @staticmethod
+    def set_goals(batch: Batch, which: Tensor, goal: Tensor) -> None:
+        """Set the goals that ``relabel`` returned."""
+        batch.observation[DESIRED][:, which] = goal
+        if batch.window:
+            batch.window[f"observation/{DESIRED}"][:, which] = goal
+
+    def _draw(self, time: Integers, row: Integers, generator: torch.Generator) -> tuple[Integers, Integers]:
         """Choose some of the transitions at (``time``, ``row``); return which, and the times of their new goals.
 
-        ``now`` is the time of each row's last observation. Goals are drawn uniformly from t + 1 to the end of the
-        episode ("future").
+        Goals are drawn uniformly from t + 1 to the end of the episode ("future").
         """
         chance, position = torch.rand(2, len(time), dtype=torch.float64, generator=generator).numpy()
         chosen = np.flatnonzero(chance < self.fraction)
-        start = time[chosen]
-        end = self._end[row[chosen], start % self._length]
-        left = np.where(end == RUNNING, now[chosen], end) - start
+        start, rows = time[chosen], row[chosen]
+        end = self._end[rows, start % self._length]
+        left = np.where(end == RUNNING, self._slot_index.now[rows], end) - start
         return chosen, start + 1 + np.minimum((position[chosen] * left).astype(np.int64), left - 1)
 
-    def warn_if_terminated(self, terminated: Tensor) -> None:
+    def _achieved(self, slots: Tensor) -> Tensor:
+        """Return a copy of the achieved goals ``[len(slots), …]``."""
+        if self._frames is not None:
+            return self._frames.read(slots[None])[0].clone()
+        return self._ring.flat[f"observation/{ACHIEVED}"].index_select(0, slots)
+
+    def _warn_if_terminated(self, terminated: Tensor) -> None:
         """Warn once that relabelled transitions keep the endings of their old goals."""
         if not self._warned and bool(terminated.any()):
             self._warned = True
@@ -110,6 +156,17 @@ class Hindsight:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def tensor_reward(goal_reward: GoalReward) -> RewardFunction:
+    """Wrap the environments' numpy ``compute_reward`` for tensors on any device."""
+
+    def compute(reached: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
+        reward, ends = goal_reward(reached.cpu().numpy(), wanted.cpu().numpy())
+        device = reached.device
+        return torch.from_numpy(reward).to(device), None if ends is None else torch.from_numpy(ends).to(device)
+
+    return compute
 
 
 def check_hindsight(config: ReplayConfig, observation: Specs, reward_fn: RewardFunction | None) -> None:

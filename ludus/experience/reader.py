@@ -14,8 +14,8 @@ from ludus.core.types import Tensors
 from ludus.experience import native
 from ludus.experience.config import ReplayConfig
 from ludus.experience.frames import FrameStorage
-from ludus.experience.hindsight import ACHIEVED, DESIRED, Hindsight
-from ludus.experience.storage import FINAL, FLAGS, Integers, PackedFlags, Ring, SlotIndex
+from ludus.experience.hindsight import Hindsight
+from ludus.experience.storage import FINAL, FLAGS, PackedFlags, Ring, SlotIndex
 
 
 class NStep(NamedTuple):
@@ -124,9 +124,10 @@ class Reader:
             index = torch.from_numpy(starts).to(self._device)
             batch.state = HiddenState({name: x.index_select(0, index) for name, x in self._hidden.flat.items()})
         elif self._hindsight is not None:
-            time, row = self._slot_index.split(numbers.numpy())
-            drawn = self._hindsight.draw(time, row, self._slot_index.now[row], generator)
-            batch = self._relabelled(slots, weight, row, *drawn)
+            # before n-step returns are cut at endings
+            goals = self._hindsight.relabel(numbers, slots, self._reward, self._terminated, generator)
+            batch = self._transitions(slots, weight)
+            self._hindsight.set_goals(batch, *goals)
         else:
             batch = self._transitions(slots, weight)
         batch.index = numbers
@@ -207,34 +208,6 @@ class Reader:
         reached = torch.arange(1, self._span, device=self._device)[:, None] < steps
         window["discount"] = self._powers[1 : self._span, None] * reached
         return window
-
-    def _relabelled(self, slots: Tensor, weight: Tensor, row: Integers, chosen: Integers, times: Integers) -> Batch:
-        """Return transitions, of which the ``chosen`` ones have the goals achieved at ``times`` and their rewards."""
-        assert self._hindsight is not None
-        length = self._ring.length
-        which = torch.from_numpy(chosen).to(self._device)
-        goal = self._achieved(torch.from_numpy(row[chosen] * length + times % length).to(self._device))
-        if len(chosen):
-            successors = slots[1:, which]  # [n, m]: rewards depend on the goal achieved after each transition
-            achieved = self._achieved(successors.flatten())
-            desired = goal.expand(len(successors), *goal.shape).flatten(0, 1)
-            reward, terminated = self._hindsight.reward_fn(achieved, desired)
-            self._reward[:, which] = reward.view(successors.shape).to(self._reward)
-            if terminated is not None:  # before n-step returns are cut at endings
-                self._terminated[:, which] = terminated.view(successors.shape)
-            else:
-                self._hindsight.warn_if_terminated(self._terminated[:, which])
-        batch = self._transitions(slots, weight)
-        batch.observation[DESIRED][:, which] = goal
-        if self._window:
-            batch.window[f"observation/{DESIRED}"][:, which] = goal
-        return batch
-
-    def _achieved(self, slots: Tensor) -> Tensor:
-        """Return a copy of the achieved goals ``[len(slots), …]``."""
-        if ACHIEVED in self._frames:
-            return self._frames[ACHIEVED].read(slots[None])[0].clone()
-        return self._ring.flat[f"observation/{ACHIEVED}"].index_select(0, slots)
 
     @property
     def has_finals(self) -> bool:

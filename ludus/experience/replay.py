@@ -18,7 +18,7 @@ from ludus.core.types import State, Tensors
 from ludus.core.updater import Updater
 from ludus.experience.config import ReplayConfig
 from ludus.experience.frames import FrameStorage
-from ludus.experience.hindsight import Hindsight, RewardFunction, check_hindsight
+from ludus.experience.hindsight import ACHIEVED, Hindsight, RewardFunction, check_hindsight
 from ludus.experience.memory import check_memory, free_bytes, replay_bytes
 from ludus.experience.priorities import Priorities
 from ludus.experience.reader import Reader
@@ -83,7 +83,8 @@ class ExperienceReplay(ExperienceCache):
         self._priorities = Priorities(self._slot_index, config.priority_exponent) if config.prioritized else None
         self._hindsight = None
         if config.hindsight and reward_fn is not None:
-            self._hindsight = Hindsight(config.hindsight, self.length, batch, reward_fn)
+            goals = self._frames.get(ACHIEVED)
+            self._hindsight = Hindsight(config.hindsight, self._slot_index, self._ring, goals, reward_fn)
         self._real, self._earning, self._reads, self._credit = 0, 0, 0, 0.0
         self._agreed = False  # whether the credit is the same on all ranks, since the last step
         storage = self._ring, self._hidden, self._frames, self._hindsight
@@ -163,7 +164,11 @@ class ExperienceReplay(ExperienceCache):
         group = self._groups.get(unroll.rows.start)
         if group is None:
             group = self._add_rows(unroll.rows.slice, {name: x[0] for name, x in observation.items()})
-        gap = self._gap(group, unroll)
+        # steps to write before its second observation: its first one at the next time at which a sequence may start
+        gap = self._stride - group.time % self._stride
+        if group.time >= 0 and unroll.number == group.unroll + 1:  # it follows the last one, with the same observation
+            gap = 0
+        group.unroll = unroll.number
         times = np.arange(group.time + 1, group.time + gap + len(given["first"]))
         flags = {name: _after_gap(given[name], gap) for name in ("reward", "terminated", "truncated", "real")}
         flags["first"] = _after_gap(given["first"][1:], gap)
@@ -213,16 +218,6 @@ class ExperienceReplay(ExperienceCache):
                 self._priorities.update(items[known], error[known])
         self._earn_credit(group, int(flags["real"].sum()))
 
-    def _gap(self, group: RowGroup, unroll: Unroll) -> int:
-        """Return the number of steps to write before an unroll's second observation; 0 if it follows the last one.
-
-        Otherwise its first observation is written too, at the next time at which a sequence may start.
-        """
-        last, group.unroll = group.unroll, unroll.number
-        if group.time < 0:
-            return 1
-        return 0 if unroll.number == last + 1 else self._stride - group.time % self._stride
-
     def _write_steps(self, group: RowGroup, times: Integers, pairs: list[tuple[Tensor, Tensor]]) -> None:
         """Write tensors ``[steps, B, …]`` to their columns at these times."""
         slots = torch.from_numpy(times % self.length).to(self.device)
@@ -265,20 +260,6 @@ class ExperienceReplay(ExperienceCache):
         # the weights are (N·P)^−β over the largest of the batch, in which N and Σp cancel
         numbers, ratio = self._priorities.draw(self.config.batch_size, self.generator)
         return self._reader.read(numbers, ratio.pow_(-self.importance_exponent), self.generator)
-
-    def completed(self, steps: int) -> tuple[Tensor, Tensor]:
-        """Return the numbers of the items that the last ``steps`` steps completed, and by which of these steps each."""
-        numbers, at = [NOTHING], [NOTHING]
-        for group in self._groups.values():
-            low = group.time + 1 - steps - self._span  # the earliest start of such an item
-            new = group.numbers[group.numbers >= low * self.batch]
-            numbers.append(new)
-            at.append(new // self.batch - low)
-        return torch.from_numpy(np.concatenate(numbers)), torch.from_numpy(np.concatenate(at))
-
-    def read_items(self, numbers: Tensor) -> Batch:
-        """Return the batch of some items, ``config.batch_size`` of them."""
-        return self._reader.read(numbers, None, self.generator)
 
     def fresh(self, names: Sequence[str], with_returns: bool = False) -> tuple[Tensors, Tensor | None]:
         """Return the observations ``[n, …]`` of real steps since the last call, each as it was before its action.

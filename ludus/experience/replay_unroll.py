@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,17 +15,36 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.rows import Rows
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
-from ludus.experience.replay import ExperienceReplay
-from ludus.experience.rollout import RolloutCache
+from ludus.experience.replay import NOTHING, ExperienceReplay
+from ludus.experience.rollout_unroll import RolloutUnroll
 
 TD_ERROR = "td_error"
 
 
-class ReplayUnroll(RolloutCache):
+class LastItems(ExperienceReplay):
+    """A small replay of a worker's last steps, from which the items that they complete are read."""
+
+    def completed(self, steps: int) -> tuple[Tensor, Tensor]:
+        """Return the numbers of the items that the last ``steps`` steps completed, and by which of these steps each."""
+        numbers, at = [NOTHING], [NOTHING]
+        for group in self._groups.values():
+            low = group.time + 1 - steps - self.config.span  # the earliest start of such an item
+            new = group.numbers[group.numbers >= low * self.batch]
+            numbers.append(new)
+            at.append(new // self.batch - low)
+        return torch.from_numpy(np.concatenate(numbers)), torch.from_numpy(np.concatenate(at))
+
+    def read_items(self, numbers: Tensor) -> Batch:
+        """Return a batch that begins with these items; it has ``config.batch_size`` of them."""
+        size = self.config.batch_size
+        return self._reader.read(numbers.repeat(-(-size // len(numbers)))[:size], None, self.generator)
+
+
+class ReplayUnroll(RolloutUnroll):
     """A rollout that also has, for each step, the |δ| of the item (transition or sequence) that it completes.
 
-    ``items`` is a small replay of the last steps, from which these items are read, and ``td_error`` computes the |δ|
-    ``[M]`` of a batch of them; without ``items`` there are none.
+    These are read from ``items``, and ``td_error`` computes the |δ| ``[M]`` of a batch of them; without ``items`` there
+    are none.
     """
 
     def __init__(
@@ -33,10 +53,10 @@ class ReplayUnroll(RolloutCache):
         rows: Rows,
         device: torch.device,
         memory: Tensors | None = None,
-        items: ExperienceReplay | None = None,
+        items: LastItems | None = None,
         td_error: Callable[[Batch], Tensor] | None = None,
     ) -> None:
-        super().__init__(length, rows.size, 1.0, device, rows=rows, memory=memory)
+        super().__init__(length, rows, 1.0, device, memory=memory)
         self._items, self._td_error = items, td_error
 
     def env_write(self, step: EnvStep, state: HiddenState, start: int = 0, final_value: Tensor | None = None) -> None:
@@ -64,8 +84,7 @@ class ReplayUnroll(RolloutCache):
         errors = torch.full((self.length, self.batch), torch.nan)
         numbers, steps = self._items.completed(self.length)
         if len(numbers):
-            padded = numbers.repeat(-(-self._items.config.batch_size // len(numbers)))[: self._items.config.batch_size]
-            found = self._td_error(self._items.read_items(padded))[: len(numbers)]
+            found = self._td_error(self._items.read_items(numbers))[: len(numbers)]
             errors[steps, numbers % self.batch] = found.float().cpu()
         return errors
 

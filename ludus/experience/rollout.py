@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import torch
 from torch import Tensor
 
 from ludus.core.batch import Batch
-from ludus.core.cache import ExperienceCache, Unroll, UnrollWriter
+from ludus.core.cache import ExperienceCache, Unroll
 from ludus.core.hidden_state import HiddenState
-from ludus.core.rows import Rows
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
 from ludus.core.updater import Updater
@@ -45,7 +42,7 @@ class RolloutGroup:
         self.final = _by_time(final if final_value is None else [final_value])
 
 
-class RolloutCache(ExperienceCache, UnrollWriter):
+class RolloutCache(ExperienceCache):
     """Preallocated blocks ``[T+1, B, …]`` or ``[T, B, …]``, one per tensor.
 
     The observation at T is also the first of the next rollout: the agent acts on it after learning. Groups of
@@ -54,18 +51,8 @@ class RolloutCache(ExperienceCache, UnrollWriter):
 
     partial = True
 
-    def __init__(
-        self,
-        length: int,
-        batch: int,
-        gamma: float,
-        device: torch.device,
-        with_returns: bool = False,
-        rows: Rows | None = None,
-        memory: Tensors | None = None,
-    ) -> None:
-        self.rows = rows or Rows.all(batch)
-        self.memory = memory or {}  # blocks to use instead of allocating them
+    def __init__(self, length: int, batch: int, gamma: float, device: torch.device, with_returns: bool = False) -> None:
+        self.memory: Tensors = {}  # blocks to use instead of allocating them
         self.versions: Tensor | None = None  # [B] version of the weights that acted, for received unrolls
         self.with_returns = with_returns  # whether batches contain each row's running return (Batch.row_state)
         self.length, self.batch, self.gamma, self.device = length, batch, gamma, device
@@ -89,8 +76,13 @@ class RolloutCache(ExperienceCache, UnrollWriter):
             group.state = state.map(torch.clone)
             return
         torch._foreach_copy_(group.transition[time - 1], [step.reward, step.terminated, step.truncated, step.real])
-        if step.final is not None:
-            self._write_final(group, step.final, final_value)
+        if step.final is not None:  # last observations of episodes, or their values if a recurrent critic computed them
+            last = {f"final/{name}": x for name, x in step.final.items()}
+            last = last if final_value is None else {FINAL_VALUE: final_value}
+            if not group.final:
+                self._allocate(last, self.length)
+                group.make_views(self.blocks)
+            torch._foreach_copy_(group.final[time - 1], list(last.values()))
         if time == self.length:
             group.last_state = state.map(torch.clone)  # the state given is an inference tensor
             if self.with_returns:
@@ -149,40 +141,6 @@ class RolloutCache(ExperienceCache, UnrollWriter):
             version=None if self.versions is None else self.versions[: self.columns],
             row_state=select_prefix(blocks, "row_state"),
         )
-
-    def submit(self) -> Unroll:
-        """Return the full rollout with its hidden states, in the memory given to the constructor."""
-        if not self.ready():
-            raise ValueError("an unroll was submitted before it was full")
-        self.consumed = True
-        tensors = dict(self.blocks)
-        for kind in ("state", "last_state"):
-            for name, x in HiddenState.concatenate([getattr(group, kind) for group in self.groups.values()]).items():
-                key = f"{kind}/{name}"
-                tensors[key] = self.memory[key].copy_(x) if key in self.memory else x
-        return Unroll(tensors, self.rows, self.version)
-
-    def continue_from(self, last: Self) -> None:
-        """Start an unroll with the last observation of ``last``, which was submitted."""
-        for name, x in last.blocks.items():
-            self._allocate({name: x[0]}, len(x))
-        for start, before in last.groups.items():
-            group = self.groups.get(start) or self._add_group(start, before.rows.stop)
-            torch._foreach_copy_(group.observation[0], before.observation[self.length])
-            group.cursor, group.state, group.last_return = 0, before.last_state, before.last_return
-        self.consumed = False
-
-    def outline(self, rows: int) -> Tensors:
-        """Return meta tensors like those of an unroll of ``rows`` rows, given one step of any number of rows."""
-        meta = torch.device("meta")
-        tensors = {name: zeros_like_step(x[0], len(x), rows, meta) for name, x in self.blocks.items()}
-        (group,) = self.groups.values()
-        if self.with_returns:
-            tensors["row_state/return"] = torch.zeros(self.length, rows, dtype=group.last_return.dtype, device=meta)
-        for kind in ("state", "last_state"):
-            for name, x in group.state.items():
-                tensors[f"{kind}/{name}"] = torch.zeros(rows, *x.shape[1:], dtype=x.dtype, device=meta)
-        return tensors
 
     def receive(self, unroll: Unroll) -> None:
         """Add an unroll as the next free columns; the first one after a read starts a new batch.
@@ -247,7 +205,6 @@ class RolloutCache(ExperienceCache, UnrollWriter):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Load what ``state_dict`` returned."""
         self.consumed = state["consumed"]
         start = self.length if self.consumed else 0
         for name, x in state["blocks"].items():
@@ -263,14 +220,6 @@ class RolloutCache(ExperienceCache, UnrollWriter):
             group.state, group.last_state = (
                 HiddenState(saved[name]).map(lambda x: x.to(self.device)) for name in ("state", "last_state")
             )
-
-    def _write_final(self, group: RolloutGroup, final: Tensors, value: Tensor | None) -> None:
-        """Write the last observations of episodes, or their values where a recurrent critic computed them."""
-        tensors = {f"final/{name}": x for name, x in final.items()} if value is None else {FINAL_VALUE: value}
-        if not group.final:
-            self._allocate(tensors, self.length)
-            group.make_views(self.blocks)
-        torch._foreach_copy_(group.final[group.cursor - 1], list(tensors.values()))
 
     def _add_group(self, start: int, stop: int) -> RolloutGroup:
         group = self.groups[start] = RolloutGroup(slice(start, stop), self.blocks)

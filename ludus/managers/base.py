@@ -6,7 +6,6 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +15,9 @@ from ludus.core.environment import EnvironmentManager, GoalReward
 from ludus.core.errors import UserError
 from ludus.core.step import EnvStep, Episode
 from ludus.core.types import State, Tensors
-from ludus.environments.errors import environment_error
 from ludus.environments.gym import Environment
-from ludus.environments.infos import numeric_info_row
-from ludus.environments.masks import ObservationReader, override_axes
 from ludus.environments.multiagent import JointEnv
+from ludus.environments.observations import ObservationReader, override_axes
 from ludus.environments.preprocess import PreprocessObservation, PreviousStep
 from ludus.environments.rows import WARNINGS, StepArrays, episode_seed
 from ludus.environments.spaces import Arrays, Layout
@@ -41,7 +38,6 @@ class BatchManager(EnvironmentManager):
 
     render_fps = 0.0  # frames per second of videos; 0: unknown
     first_row = 0  # number of its first row in the whole run, for seeds
-    _env: Any  # environments that step as a batch
     # ops of ``preprocess.observation``: on images and of the previous step, if the environments are in this process
     image_ops: PreprocessObservation | None = None
     previous_step: PreviousStep | None = None
@@ -132,13 +128,6 @@ class BatchManager(EnvironmentManager):
         step = self._steps[group]
         return step if self.frame_stack is None else self.frame_stack.push(step, rows)
 
-    def _call_env(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call an environment that steps as a batch; an exception names the environment and the user's code."""
-        try:
-            return getattr(self._env, method)(*args, **kwargs)
-        except Exception as error:
-            raise environment_error(self.name, method, error) from error
-
     def _time_call(self, function: Callable[..., None], *args: int) -> None:
         self.nb_calls += 1
         self._calling, start = True, time.monotonic()
@@ -178,10 +167,6 @@ class BatchManager(EnvironmentManager):
         """Return the seed of a key, such as (row, episode), under the run's seed and this manager's branch."""
         return episode_seed(self._seed, self._branch, *key)
 
-    def batch_seed(self, number: int) -> int:
-        """Return the seed of the given reset, for environments with one generator for all rows."""
-        return self.derive_seed(self.first_row, number) if self.first_row else self.derive_seed(number)
-
     def state_dict(self) -> State:
         stats = {name: np.concatenate([getattr(part, name) for part in self._stats]) for name in SAVED}
         return {
@@ -219,49 +204,6 @@ class BatchManager(EnvironmentManager):
         """Return the actions since a row's reset, if they are stored."""
         stats, index = self._stats_of(row)
         return None if stats.history is None else stats.history.actions(index)
-
-    def _restart_all(self, reason: str) -> dict[int, str]:
-        """Start the next episode in every row; the result of ``_restore`` if no episode can be restored."""
-        for stats in self._stats:
-            stats.start_next(slice(None))
-        self._memory.mark_first()
-        self._reset_rows()
-        return dict.fromkeys(range(self.batch), reason)
-
-    def _write_reset(self, observation: Any, infos: Mapping[str, Any]) -> None:
-        """Write the reset of environments that step as a batch, and check that it matches their spaces."""
-        arrays = self.reader.read(observation, infos, (self.batch,))
-        for name, x in arrays.items():
-            target = self._memory.observation[name]
-            if x.shape != target.shape or not np.can_cast(x.dtype, target.dtype, "same_kind"):
-                raise UserError(
-                    f'{self.name}: observation "{name}" is {x.dtype} of shape {x.shape}, but its space says '
-                    f"{target.dtype} of shape {target.shape}; fix the space or the observation."
-                )
-        self._write_observation(arrays)
-
-    def _write_step(
-        self, observation: Any, reward: Any, terminated: Any, truncated: Any, infos: dict[str, Any], score: Any = None
-    ) -> None:
-        """Write a step of environments that step as a batch and reset rows at the step after an ending.
-
-        ``score`` is summed to the returns of episodes, if that is not the reward.
-        """
-        memory, stats, first = self._memory, self._stats[0], self._memory.first
-        memory.reward[...] = reward
-        memory.terminated[...] = terminated
-        memory.truncated[...] = truncated
-        first[...] = stats.ended
-        if 1 in first.tobytes():  # much faster than any()
-            memory.reward[first], memory.terminated[first], memory.truncated[first] = 0, False, False
-        score = memory.reward if score is None else score
-        self._finished += stats.add(score, lambda row: numeric_info_row(infos, row))
-        self._write_observation(self.reader.read(observation, infos, (self.batch,)))
-
-    def _write_observation(self, arrays: Arrays) -> None:
-        self.reader.check(arrays, self._stats[0].ended)  # before choices are cast to smaller integers
-        for name, x in arrays.items():
-            self._memory.observation[name][...] = x
 
 
 def _make_step(memory: StepArrays, real: NDArray[np.bool_]) -> EnvStep:

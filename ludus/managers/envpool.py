@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from ludus.core.errors import UserError, did_you_mean
 from ludus.core.types import State, Tensors
 from ludus.environments.config import DEFAULTS, EnvConfig
-from ludus.environments.masks import ObservationReader
+from ludus.environments.observations import ObservationReader
 from ludus.environments.spaces import Layout
-from ludus.managers.base import BatchManager
+from ludus.managers.vector import VectorizedManager
 
 # families of environments in which max_episode_steps changes neither rewards nor observations
 LIMITED_HERE = ("classic_control", "toy_text", "box2d", "mujoco_gym")
@@ -22,7 +22,7 @@ NO_LIMIT = 2**31 - 1
 NOT_LOGGED = ("env_id", "players", "reward", "elapsed_step")  # infos
 
 
-class EnvPoolManager(BatchManager):
+class EnvPoolManager(VectorizedManager):
     """Steps an EnvPool, which has next-step autoreset.
 
     A pool takes its seeds when it is created, so ``reset`` creates a new one; later episodes continue with each row's

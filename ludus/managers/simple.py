@@ -40,7 +40,6 @@ class SimpleEnvManager(BatchManager):
         return float(fps) if isinstance(fps, int | float | np.number) and 0 < fps < math.inf else 0.0
 
     def render(self, row: int = 0) -> Any:
-        """Render one environment."""
         return self._rows.render(row)
 
     def current_call(self) -> tuple[int, ...] | None:

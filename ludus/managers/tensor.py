@@ -16,16 +16,16 @@ from ludus.core.spec import Spec
 from ludus.core.step import EnvStep, Episode
 from ludus.core.types import State, Tensors
 from ludus.environments.config import DEFAULTS, EnvConfig
-from ludus.environments.masks import ObservationReader
+from ludus.environments.observations import ObservationReader
 from ludus.environments.spaces import Layout
 from ludus.managers import saved_state
-from ludus.managers.base import BatchManager
+from ludus.managers.vector import VectorizedManager
 from ludus.preprocess.actions import ActionPreprocessor, rescaling
 
 Function = Callable[[Tensor], Tensor]
 
 
-class TensorEnvManager(BatchManager):
+class TensorEnvManager(VectorizedManager):
     """Steps a ``TensorEnvironment``, which has same-step autoreset.
 
     Returns and lengths of episodes are summed on the device and copied to the host by ``episodes``.

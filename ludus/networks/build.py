@@ -7,7 +7,7 @@ from typing import Any
 from ludus.core.errors import UserError
 from ludus.core.imports import resolve
 from ludus.core.network import Network, NetworkSpec, Shapes
-from ludus.core.spec import Specs, network_inputs
+from ludus.core.spec import Specs
 from ludus.networks import NETWORKS
 from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
@@ -16,7 +16,7 @@ from ludus.preprocess.observation import ObsPreprocessor
 
 def network_spec(observation: Specs, outputs: Shapes) -> NetworkSpec:
     """Specify a network that gets all preprocessed observations."""
-    ready = ObsPreprocessor(network_inputs(observation))
+    ready = ObsPreprocessor(observation)
     return NetworkSpec(ready.shapes, outputs, masks=ready.masks, categories=ready.categories)
 
 

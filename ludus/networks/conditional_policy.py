@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ludus.core.errors import UserError
 from ludus.core.network import Shape
 from ludus.core.spec import Specs, mask_name
 from ludus.core.types import Tensors
@@ -79,6 +80,7 @@ class ConditionalPolicy(Policy):
             self.register_buffer(_table_key(name), torch.tensor(used), persistent=False)
         self.conditioners, self.embeddings = nn.ModuleDict(), nn.ModuleDict()
         self._steps: list[_Step] = []
+        self._mask_conditions: dict[str, str] = {}  # part → the part whose choice selects the row of its mask
         parts = {part.name: part for part in self._parts}
         for name in order:
             part, key = parts[name], module_key(name)
@@ -97,11 +99,19 @@ class ConditionalPolicy(Policy):
             parts[name] = part
         self._parts = list(parts.values())
 
-    def sampled_before(self, name: str) -> list[str]:
+    def set_mask_condition(self, name: str, other: str) -> None:
         order = [step.part.name for step in self._steps]
-        return order[: order.index(name)]
+        if order.index(other) >= order.index(name):
+            super().set_mask_condition(name, other)
+        if self._may_lack(name, other):
+            raise UserError(
+                f'The mask of action "{name}" depends on the choice of "{other}", which agent.arguments leaves unused '
+                f'where "{name}" is used; use "{other}" wherever "{name}" is.'
+            )
+        self._mask_conditions[name] = other
 
-    def may_lack(self, name: str, other: str) -> bool:
+    def _may_lack(self, name: str, other: str) -> bool:
+        """Return whether the part ``name`` may be used where ``other`` is not."""
         functions = {step.part.name: step.function for step in self._steps}
         if not functions[other]:
             return False
@@ -173,7 +183,7 @@ class ConditionalPolicy(Policy):
 
     def _with_mask(self, part: ActionPart, actions: Tensors, observation: Tensors) -> Tensors:
         """Return the observation with the mask that applies to a part, given the actions before it."""
-        if (other := self.mask_conditions.get(part.name)) is None:
+        if (other := self._mask_conditions.get(part.name)) is None:
             return observation
         rows, choice = observation[mask_name(part.name, self.action, other)], actions[other]  # [..., n, K], [...]
         mask = rows.gather(-2, choice[..., None, None].expand(*choice.shape, 1, rows.shape[-1])).squeeze(-2)

@@ -77,27 +77,6 @@ class NumpyMLP:
         return x
 
 
-class NumpyPopulation:
-    """A plain MLP with other parameters for each row: weights and biases of its layers in order, ``[B, …]`` each."""
-
-    def __init__(self, network: ModularNetwork, parameters: Iterable[torch.Tensor]) -> None:
-        mlp: Any = network.plain_mlp()
-        self._activate = ACTIVATIONS[mlp.activation]
-        flat = [x.numpy() for x in parameters]
-        pairs = zip(flat[::2], flat[1::2], strict=True)
-        *self._hidden, self._last = [(weight.swapaxes(1, 2).copy(), bias[:, None]) for weight, bias in pairs]
-
-    def __call__(self, x: Array) -> Array:
-        x = x[:, None]  # [B, 1, F]
-        for weight, bias in self._hidden:
-            x = x @ weight
-            x += bias
-            self._activate(x, out=x)
-        weight, bias = self._last
-        output: Array = (x @ weight + bias)[:, 0]
-        return output
-
-
 class NumpyActor:
     """Computes ``ActorCritic.act`` for plain MLPs on the CPU that see one vector, and one action.
 
@@ -117,7 +96,8 @@ class NumpyActor:
         output = module_key(f"policy/{self._name}")
         self._actor = NumpyMLP(network, output, preprocess.modules(), normalizer)
         self._critic = NumpyMLP(network, "value") if "value" in network.projections else None  # a shared network
-        self._log_std = None if spec.kind == "categorical" else _view(policy.log_std[self._name])
+        head: Any = policy.heads[output]
+        self._log_std = None if spec.kind == "categorical" else _view(head.log_std)
         self._rows = np.arange(0)
         self.usable = self._actor.usable
 

@@ -58,7 +58,6 @@ class Policy(nn.Module):
         settings = parse_heads(config.heads, action, inputs)
         heads = {name: make_head(name, action, config, settings.get(name)) for name in action}
         self.action = action
-        self.mask_conditions: dict[str, str] = {}  # part → the part whose choice selects the row of its mask
         self.heads = nn.ModuleDict({module_key(f"policy/{name}"): head for name, head in heads.items()})
         self.outputs: Shapes = {f"policy/{name}": head.output_shape for name, head in heads.items()}
         # the observation whose places or entities an output is about
@@ -71,11 +70,6 @@ class Policy(nn.Module):
             same_shape = len(spec.shape) == 1 or (spec.kind == "categorical" and not spec.shape)
             self._parts.append(ActionPart(name, heads[name], f"policy/{name}", None if same_shape else spec.shape))
 
-    @property
-    def log_std(self) -> dict[str, nn.Parameter]:
-        """Return the learned, state-independent log standard deviations of Gaussians, by action name."""
-        return {part.name: part.head.log_std for part in self._parts if isinstance(part.head, Gaussian)}
-
     def initialize(self) -> None:
         """Set orthogonal weights of layers between the network's outputs and the distributions; here are none."""
         return
@@ -86,30 +80,18 @@ class Policy(nn.Module):
             if isinstance(head, EntityHead):
                 head.padding = masks.get(head.padding.removesuffix("/mask"), head.padding)
 
-    def sampled_before(self, name: str) -> list[str]:
-        """Return the parts of the action that are sampled before the part ``name``, and known to it."""
-        return []
-
-    def may_lack(self, name: str, other: str) -> bool:
-        """Return whether the part ``name`` may be used where ``other`` is not."""
-        return False
-
     def find_conditional_masks(self, observation: Specs) -> None:
-        """Find the masks that depend on the choice of another part; refuse one whose part is not sampled before."""
+        """Find the masks that depend on the choice of another part."""
         for name in self.action:
-            if not (other := mask_condition(name, self.action, observation)):
-                continue
-            if other not in self.sampled_before(name):
-                raise UserError(
-                    f'The mask of action "{name}" depends on the choice of "{other}", which must be sampled first; '
-                    f'name both in agent.autoregressive (ppo, a2c, vtrace and acer have it), "{other}" first.'
-                )
-            if self.may_lack(name, other):
-                raise UserError(
-                    f'The mask of action "{name}" depends on the choice of "{other}", which agent.arguments leaves '
-                    f'unused where "{name}" is used; use "{other}" wherever "{name}" is.'
-                )
-            self.mask_conditions[name] = other
+            if other := mask_condition(name, self.action, observation):
+                self.set_mask_condition(name, other)
+
+    def set_mask_condition(self, name: str, other: str) -> None:
+        """Let the mask of a part depend on the choice of another; refused, since here no part is sampled before one."""
+        raise UserError(
+            f'The mask of action "{name}" depends on the choice of "{other}", which must be sampled first; name both '
+            f'in agent.autoregressive (ppo, a2c, vtrace and acer have it), "{other}" first.'
+        )
 
     def draw(self, steps: int, batch: int, generator: torch.Generator) -> Tensors:
         """Draw the noise for ``steps`` samples of ``batch`` rows: ``[steps, batch, …]`` by action name."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ludus.core.errors import UserError
 from ludus.core.network import Shapes
+from ludus.core.spec import Specs, is_one_discrete
 from ludus.core.step import Episode
 from ludus.core.types import Tensors
 from ludus.networks.noisy import NoisyLinear
@@ -251,3 +252,14 @@ def make_value_head(
     if kind == "quantile":
         return QuantileValue(actions, atoms, dueling)
     return ImplicitQuantileValue(actions, dueling, noisy) if kind == "implicit" else ExpectedValue(actions, dueling)
+
+
+def number_of_choices(action: Specs) -> int:
+    """Return the number of choices of the only action; refuse anything but one Discrete action."""
+    if is_one_discrete(action):
+        return next(iter(action.values())).sizes[0]
+    found = ", ".join(f"{name} ({spec.kind} of shape {spec.shape})" for name, spec in action.items())
+    raise UserError(
+        f"The agent takes one Discrete action, but the environment has {found}; use ppo, or sac or td3 for "
+        "continuous actions."
+    )

@@ -62,12 +62,9 @@ def clip_fraction(log_ratio: Tensor, clip: float | Tensor) -> Tensor:
     return (log_ratio.expm1().abs() > clip).to(log_ratio.dtype)
 
 
-def shares(real: Tensor, weight: Tensor | None = None, sum_over_ranks: SumOverRanks = single_rank) -> Tensor:
-    """Return real · weight / max(Σ real, 1), the weight of each row in a mean over real rows (``share_sum``).
-
-    ``weight`` are importance weights, finite also in padding; they are not normalized.
-    """
-    return (real if weight is None else real * weight) / sum_over_ranks(real.sum()).clamp(min=1)
+def shares(real: Tensor, sum_over_ranks: SumOverRanks = single_rank) -> Tensor:
+    """Return real / max(Σ real, 1), the weight of each row in a mean over real rows (``share_sum``)."""
+    return real / sum_over_ranks(real.sum()).clamp(min=1)
 
 
 def shares_of_each(real: Sequence[Tensor], sum_over_ranks: SumOverRanks = single_rank) -> list[Tensor]:

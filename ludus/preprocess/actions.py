@@ -90,9 +90,13 @@ def _make(name: str, spec: Spec, transform: str) -> Callable[[Array], Array] | N
             f'Action "{name}" has infinite bounds, to which "{transform}" cannot rescale; give the Box finite bounds '
             "or set agent.distribution to gaussian."
         )
-    low, high = spec.bounds
-    scale, shift = rescaling(spec)
-    cast = _cast(spec)
+    (low, high), (scale, shift), dtype = spec.bounds, rescaling(spec), np.dtype(spec.dtype)
+    integers = np.issubdtype(dtype, np.integer)
+
+    def cast(x: Array) -> Array:
+        x = np.clip(x, low, high)  # rounding errors at the bounds
+        return np.rint(x).astype(dtype) if integers else x.astype(dtype, copy=False)
+
     if transform == "tanh":
         return lambda x: cast(np.tanh(x, dtype=np.float64) * scale + shift)
     if transform == "unit":
@@ -105,12 +109,3 @@ def rescaling(spec: Spec) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return scale and shift from [−1, 1] to the Box; 1 and 0 for elements without finite bounds."""
     low, high = (np.where(spec.bounded, bound, 0.0) for bound in spec.bounds)
     return np.where(spec.bounded, high / 2 - low / 2, 1.0), high / 2 + low / 2
-
-
-def _cast(spec: Spec) -> Callable[[Array], Array]:
-    """Return a function that clips rounding errors at the bounds and casts to the spec's dtype."""
-    low, high = spec.bounds
-    dtype = np.dtype(spec.dtype)
-    if np.issubdtype(dtype, np.integer):
-        return lambda x: np.rint(np.clip(x, low, high)).astype(dtype)
-    return lambda x: np.clip(x, low, high).astype(dtype, copy=False)

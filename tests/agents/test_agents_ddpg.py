@@ -40,7 +40,7 @@ def test_updates_equal_those_of_stable_baselines3(name: str) -> None:
         action = batch.action["action"][0]
         torch.manual_seed(update)
         normal = action.clone().normal_(0, 1).unsqueeze(0)
-        agent.draw = lambda *shape, normal=normal: normal
+        agent.draw = lambda batch, *shape, normal=normal: normal
         ours = agent.learn(batch, worker.updater).metrics
         torch.manual_seed(update)
         theirs = peer.learn(batch, action)

@@ -190,7 +190,7 @@ def test_a_burn_in_gives_the_state_that_acting_had() -> None:
         worker.seat.env_step, worker.seat.hidden_state = worker.manager.step(said.action), said.state
         worker.cache.env_write(worker.seat.env_step, said.state)
     batch = worker.cache.read()
-    warm = agent.burn_in_state(batch, ("q",))
+    warm = agent.burn_in_state(batch, "q")
     time, row = (batch.index // 4).tolist(), (batch.index % 4).tolist()
     for column, (at, of) in enumerate(zip(time, row, strict=True)):
         for name, x in warm.items():

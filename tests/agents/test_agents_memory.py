@@ -102,7 +102,7 @@ def filled(agent: str, memory: str, steps: int = 40) -> tuple[Any, Batch, dict[i
 @pytest.mark.parametrize("memory", REPLAYS)
 def test_a_burn_in_gives_the_states_of_acting(memory: str) -> None:
     worker, batch, states = filled("dqn", memory)
-    warm = worker.agent.burn_in_state(batch, ("q",))
+    warm = worker.agent.burn_in_state(batch, "q")
     assert warm
     time, row = (batch.index // 4).tolist(), (batch.index % 4).tolist()
     for column, (at, of) in enumerate(zip(time, row, strict=True)):

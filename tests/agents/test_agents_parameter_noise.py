@@ -47,7 +47,7 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("case", AGENTS)
 def test_a_perturbed_network_acts_and_its_noise_adapts(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ludus.agents.off_policy.ADAPT_EVERY", 5)
+    monkeypatch.setattr("ludus.agents.parameter_noise.ADAPT_EVERY", 5)
     worker = make(case, agent__epochs=1) if case.startswith(("ppo", "appo", "pqn")) else make(case)
     agent, noise = worker.agent, worker.agent.parameter_noise
     assert not agent.use_numpy()

@@ -51,7 +51,7 @@ def test_updates_equal_those_of_stable_baselines3(learned: bool) -> None:
         squashed = batch.action["action"][0]
         torch.manual_seed(update)
         drawn = [standard_normal(16, 3).unsqueeze(0) for _ in range(2)]
-        agent.draw = lambda *shape, drawn=drawn: drawn.pop(0)
+        agent.draw = lambda batch, *shape, drawn=drawn: drawn.pop(0)
         ours = agent.learn(replace(batch, action={"action": squashed.atanh().unsqueeze(0)}), worker.updater).metrics
         torch.manual_seed(update)
         theirs = peer.learn(batch, squashed)
@@ -141,7 +141,7 @@ def test_sequences_teach_what_their_transitions_teach(n: int) -> None:
     kept = []
     for sequence in (5, 0):
         agent: Any = make_worker(POINT, "sac", agent__sequence=sequence, agent__n_step=n).agent
-        agent.draw = lambda *shape: torch.full(shape, 0.3)
+        agent.draw = lambda batch, *shape: torch.full(shape, 0.3)
         batch = random_batch("observation", 8, 5, seed=2)
         batch = agent.prepare(batch if sequence else transitions_of(batch, n))
         kept.append(scalars(agent.compute_loss(batch)[0]))

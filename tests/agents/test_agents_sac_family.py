@@ -18,7 +18,7 @@ from ludus.networks.norm import BatchRenorm
 
 
 def prepared(agent: Any, rows: int = 16) -> Any:
-    agent.draw = lambda *shape: torch.full(shape, 0.3)
+    agent.draw = lambda batch, *shape: torch.full(shape, 0.3)
     return agent.prepare(random_batch("observation", rows, seed=4))
 
 
@@ -79,7 +79,7 @@ def test_sequences_teach_what_their_transitions_teach(n: int) -> None:
     kept = []
     for sequence in (5, 0):
         agent: Any = make_worker(POINT, "tqc", agent__quantiles=4, agent__sequence=sequence, agent__n_step=n).agent
-        agent.draw = lambda *shape: torch.full(shape, 0.3)
+        agent.draw = lambda batch, *shape: torch.full(shape, 0.3)
         batch = random_batch("observation", 8, 5, seed=2)
         batch = agent.prepare(batch if sequence else transitions_of(batch, n))
         kept.append(scalars(agent.compute_loss(batch)[0]))

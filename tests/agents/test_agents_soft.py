@@ -115,7 +115,7 @@ def test_the_value_of_a_constant_reward_is_exact_for_every_n(name: str, memory: 
     agent = worker.agent
     if name == "sac":
         normal = 0.3  # of a standard normal and tanh of it, twice
-        agent.draw = lambda *shape: torch.full(shape, normal)
+        agent.draw = lambda batch, *shape: torch.full(shape, normal)
         log_prob = -0.5 * normal**2 - 0.5 * math.log(2 * math.pi) - math.log(1 - math.tanh(normal) ** 2)
         value = (1 - GAMMA * ALPHA * 2 * log_prob) / (1 - GAMMA)
     else:

@@ -7,7 +7,8 @@ from gymnasium import spaces
 from ludus.core.errors import UserError
 from ludus.environments.check import sample_allowed
 from ludus.environments.config import EnvConfig
-from ludus.environments.masks import ActionMasks, ObservationReader
+from ludus.environments.masks import ActionMasks
+from ludus.environments.observations import ObservationReader
 from ludus.environments.spaces import Layout
 
 DISCRETE = Layout(spaces.Discrete(3), "action").specs

@@ -69,7 +69,7 @@ def contents(replay: ExperienceReplay) -> dict[str, Any]:
     (group,) = replay._groups.values()
     numbers = torch.from_numpy(group.numbers[-replay.config.batch_size :])
     replay.generator.manual_seed(0)  # draws goals
-    batch = replay.read_items(numbers)
+    batch = replay._reader.read(numbers, None, replay.generator)
     return {
         "numbers": group.numbers,
         "observation": {k: x.clone() for k, x in batch.observation.items()},

@@ -183,12 +183,12 @@ def test_a_burn_in_makes_stale_states_fresh(tmp_path: Path, monkeypatch: pytest.
     assert result.evaluation is not None
     assert result.evaluation.mean > 0.9  # of 1; without a memory: 0
     (agent, batch), replay = kept[0], cache[0]
-    warm = agent.burn_in_state(batch, ("q",))
+    warm = agent.burn_in_state(batch, "q")
     assert batch.index is not None
     row, slot = batch.index % replay.batch, (batch.index // replay.batch + 8) // 8 % replay._hidden.length
     seen = batch.first[:8].any(0)  # the burn-in holds a start
     blank = replace(batch, state=batch.state.map(torch.zeros_like))
-    exact = agent.burn_in_state(blank, ("q",))
+    exact = agent.burn_in_state(blank, "q")
     stale = {name: replay._hidden.columns[name][row, slot] for name in warm}
     assert seen.sum() > 5
     for name, x in exact.items():

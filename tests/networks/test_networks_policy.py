@@ -81,8 +81,7 @@ def test_action_transforms_and_outputs():
         assert policy.action_transform == {"a": "none", "b": action_transform, "c": "none", "d": "none"}
     assert Policy(mixed).outputs == {"policy/a": (4,), "policy/b": (2,), "policy/c": (3,), "policy/d": (7,)}
     assert Policy(mixed, PolicyConfig(distribution="beta")).outputs["policy/b"] == (4,)
-    assert set(Policy(mixed, PolicyConfig(log_std_init=-1.0)).log_std) == {"b"}
-    assert Policy(mixed, PolicyConfig(log_std_init=-1.0)).log_std["b"].tolist() == [-1.0, -1.0]
+    assert Policy(mixed, PolicyConfig(log_std_init=-1.0)).heads["policy/b"].log_std.tolist() == [-1.0, -1.0]
 
 
 def draws(policy, outputs, observation, n=10_000):

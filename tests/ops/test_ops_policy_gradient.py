@@ -150,12 +150,11 @@ def test_shares_make_a_mean_over_real_rows() -> None:
     assert pg.shares(torch.zeros(3)).tolist() == [0, 0, 0]
 
 
-def test_shares_with_importance_weights_and_over_ranks() -> None:
+def test_shares_over_ranks() -> None:
     real = torch.tensor([[True, False, True], [True, True, False]])
-    weight = torch.tensor([[0.5, 1.0, 1.0], [0.25, 1.0, 0.75]])
-    assert pg.shares(real, weight).tolist() == [[0.125, 0, 0.25], [0.0625, 0.25, 0]]
-    assert pg.shares(real, weight, lambda count: 2 * count).tolist() == [[0.0625, 0, 0.125], [0.03125, 0.125, 0]]
-    assert pg.shares(torch.zeros(2, 3, dtype=torch.bool), torch.ones(2, 3)).tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert pg.shares(real).tolist() == [[0.25, 0, 0.25], [0.25, 0.25, 0]]
+    assert pg.shares(real, lambda count: 2 * count).tolist() == [[0.125, 0, 0.125], [0.125, 0.125, 0]]
+    assert pg.shares(torch.zeros(2, 3, dtype=torch.bool)).tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
 def test_explained_variance() -> None:
