@@ -5,6 +5,7 @@ A PettingZoo ``ParallelEnv``, an ``AECEnv`` (through PettingZoo's converters) or
 
 - observations ``agent_0/observation`` (``agent_0/<key>`` for each key of a Dict), masks ``action_mask/agent_0``;
 - actions ``agent_0`` (``agent_0/<key>`` for each key of a Dict);
+- turn-based games: ``agent_0/turn``, 1 if it is the agent's turn and 0 if it waits;
 - results of the last step ``reward/agent_0`` and ``status/agent_0``, which networks do not see;
 - ``state``, the state of the world, with ``env.global_state``.
 
@@ -29,7 +30,7 @@ from ludus.environments.spaces import ResultSpace
 # status: in the world; left it in this step, in two ways; not in it; entered in this step, later than at the reset
 ACTIVE, TERMINATED, TRUNCATED, ABSENT, ENTERED = range(5)
 PRESENT = (ACTIVE, ENTERED)
-REWARD, STATUS, STATE, OBSERVATION = "reward", "status", "state", "observation"
+REWARD, STATUS, STATE, OBSERVATION, TURN = "reward", "status", "state", "observation", "turn"
 
 
 def has_agents(env: Any) -> bool:
@@ -46,7 +47,8 @@ class JointEnv(gymnasium.Env[Any, Any]):
     Where it is not an agent's turn, its observation is a real one, and its mask allows the first choice only, which is
     not used: so the choice has a log-probability of 0 and no gradient, and rewards of other players' moves reach it
     through n-step returns, GAE and bootstrapping like those of its own. The same goes for an agent whose mask allows
-    nothing. An agent that is not in the world keeps its last observation.
+    nothing. In PettingZoo's turn-based games each agent also observes ``turn``: the same board may be seen by who is to
+    move and by who waits, and has another value. An agent that is not in the world keeps its last observation.
     """
 
     def __init__(self, env: Any, name: str, mask: str = "action_mask", global_state: bool = False) -> None:
@@ -65,7 +67,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
             if (isinstance(space, spaces.Dict) and mask and mask in space.spaces)
             or (mask and self._turns is not None and isinstance(self._choices[agent], spaces.Discrete))
         }
-        self._parts = {agent: self._without_mask(space) for agent, space in observed.items()}
+        self._parts = {agent: self._observed_parts(space) for agent, space in observed.items()}
         self._blank = {agent: blank_value(space) for agent, space in self._parts.items()}
         self._own_state: bool | None = None  # whether the environment has a state; None: it is not observed
         whole: OrderedDict[str, spaces.Space[Any]] = OrderedDict(self._parts)
@@ -130,7 +132,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
     def _observe(self, observations: Mapping[Any, Any], rewards: Mapping[str, float]) -> dict[str, Any]:
         for agent, id in self._ids.items():
             if id in observations:
-                self._last[agent] = self._part(agent, observations[id])
+                self._last[agent] = self._part(agent, observations[id], self._acts(agent))
         observation: dict[str, Any] = dict(self._last)
         observation[REWARD] = {agent: np.asarray(reward, np.float32) for agent, reward in rewards.items()}
         observation[STATUS] = {agent: np.asarray(status, np.uint8) for agent, status in self._status.items()}
@@ -173,9 +175,12 @@ class JointEnv(gymnasium.Env[Any, Any]):
         single = not more and not isinstance(space, spaces.Dict | spaces.Tuple)
         return info | {self._mask: next(iter(masks.values())) if single else masks}
 
-    def _part(self, agent: str, observation: Any) -> dict[str, Any]:
-        """Return an agent's observation as in ``_parts``, without its mask."""
+    def _part(self, agent: str, observation: Any, acts: bool | None = None) -> dict[str, Any]:
+        """Return an agent's observation as in ``_parts``, without its mask; by default the mask says if it acts."""
         seen = observation if isinstance(observation, Mapping) else {OBSERVATION: observation}
+        if self._turns is not None:
+            acts = bool(np.any(seen.get(self._mask, True))) if acts is None else acts
+            seen = {TURN: np.int64(acts), **seen}
         return {key: seen[key] for key in self._parts[agent].spaces}
 
     def _info(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> dict[str, Any]:
@@ -220,13 +225,13 @@ class JointEnv(gymnasium.Env[Any, Any]):
             raise UserError(f'{self._name}: the {kind} space of agent "{id}" is a {type(space).__name__}; return one.')
         return space
 
-    def _without_mask(self, space: spaces.Space[Any]) -> spaces.Dict:
-        if not isinstance(space, spaces.Dict):
-            return spaces.Dict({OBSERVATION: space})
-        rest = {key: child for key, child in space.spaces.items() if key != self._mask}
+    def _observed_parts(self, space: spaces.Space[Any]) -> spaces.Dict:
+        """Return what an agent observes, without its mask, and with ``turn`` in turn-based games."""
+        parts = space.spaces if isinstance(space, spaces.Dict) else {OBSERVATION: space}
+        rest = {key: child for key, child in parts.items() if key != self._mask}
         if not rest:
             raise UserError(f'{self._name}: an agent observes nothing but "{self._mask}"; add something to observe.')
-        return _dict(rest)
+        return _dict(rest if self._turns is None else {**rest, TURN: rest.get(TURN, spaces.Discrete(2))})
 
     def _make_state_space(self) -> spaces.Box:
         """Return the space of ``state``: that of the environment, else all observations in one vector."""

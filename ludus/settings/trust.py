@@ -23,7 +23,7 @@ LUDUS_ENVIRONMENTS = tuple(
     f"ludus.environments.{name}" for name in ("toy", "goal_toy", "image_toy", "entity_toy", "command_toy", "agents_toy")
 )
 # trusted too, except for those that write files
-WRAPPERS = ("gymnasium.wrappers", "ludus.environments.trajectory")
+WRAPPERS = ("gymnasium.wrappers", "ludus.environments.openings", "ludus.environments.trajectory")
 WRITING_WRAPPERS = ("RecordVideo",)
 # settings of agents that may have a colon; names of actions and observations, folders
 NAMES_NO_CODE = ("agent.replay_folder", "agent.teacher", "agent.heads", "agent.autoregressive", "agent.arguments")

@@ -127,6 +127,8 @@ def test_turn_based_games_of_pettingzoo_alternate() -> None:
     for turn in range(5):
         mover = f"player_{turn % 2 + 1}"
         action = {"player_1": 8, "player_2": 8} | {mover: moves[mover][turn // 2]}  # the other's is not used
+        other = f"player_{2 - turn % 2}"
+        assert (observation[mover]["turn"], observation[other]["turn"]) == (1, 0)  # the board alone does not say it
         observation, reward, terminated, truncated, info = env.step(action)
         if turn < 4:
             assert info["action_mask"][mover].tolist() == waits

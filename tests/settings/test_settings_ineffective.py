@@ -314,8 +314,9 @@ def test_flags_and_files_are_refused_but_not_defaults_presets_and_arguments(tmp_
 @pytest.mark.parametrize("name", [name for name, (_, values) in presets().items() if "env.backend" not in values])
 def test_presets_have_no_ineffective_settings(name: str) -> None:
     environment, values = presets()[name]
-    if environment.startswith("ALE/"):
-        pytest.importorskip("ale_py")
+    for start, package in (("ALE/", "ale_py"), ("mpe2.", "mpe2"), ("pettingzoo.", "pettingzoo")):
+        if environment.startswith(start):
+            pytest.importorskip(package)
     settings = resolve_settings(environment.replace("*", "Pong-v5"), name.rpartition("/")[2]).settings
     manager = build_manager(settings)
     assert not values.keys() & {key for key, _ in find_ineffective(settings, manager.observation, manager.action)}

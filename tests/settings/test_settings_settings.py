@@ -148,6 +148,7 @@ TUNED: dict[str, dict[str, Any]] = {  # what each preset was tuned with, where t
     },
     "pendulum/ppo": OFF | {"rollout": 1024, "epochs": 10, "learning_rate": 1e-3, "learning_rate_schedule": "constant"},
     "pong/ppo": OFF | {"rollout": 128, "epochs": 4, "learning_rate": 2.5e-4, "learning_rate_schedule": "linear"},
+    "tictactoe/ppo": OFF | {"rollout": 8, "epochs": 8, "learning_rate": 2e-3, "learning_rate_schedule": "linear"},
 }
 
 
