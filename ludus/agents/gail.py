@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -76,6 +76,9 @@ class DiscriminatorConfig(AgentConfig):
 @dataclass(frozen=True)
 class GAILConfig(DiscriminatorConfig, PPOConfig):
     """Settings of GAIL with PPO."""
+
+    # linear: falls to 0 at nb_step, so that policy and discriminator settle instead of following each other
+    learning_rate_schedule: Literal["constant", "linear", "kl"] = "linear"  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def test_the_loss_is_the_negative_log_likelihood(tmp_path: Path) -> None:
     batch.share = torch.full((1, 7), 1 / 7)
     losses, _ = agent.compute_loss(batch)
     outputs, _ = agent.outputs({"observation": seen}, agent.initial_state(7), batch.first)
-    normal = torch.distributions.Normal(outputs["policy/action"], agent.policy.log_std["action"].exp())
+    normal = torch.distributions.Normal(outputs["policy/action"], agent.policy.heads["policy/action"].log_std.exp())
     torch.testing.assert_close(losses["policy"], -normal.log_prob(action).sum(-1).mean())
 
 

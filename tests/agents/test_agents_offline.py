@@ -114,7 +114,7 @@ def test_the_losses_of_iql() -> None:
             agent.run("value", x, HiddenState(), first)[0]["value"][0, :, 0].double().numpy() for x in (seen, later)
         )
         outputs, _ = agent.run("actor", seen, HiddenState(), first)
-        mean, log_std = outputs["policy/action"][0], agent.policy.log_std["action"]
+        mean, log_std = outputs["policy/action"][0], agent.policy.heads["policy/action"].log_std
         log_prob = torch.distributions.Normal(mean, log_std.exp()).log_prob(batch.action["action"][0]).sum(-1)
     advantage = target_q.min(-1) - v
     y = batch.reward[0].numpy() + batch.discount[0].numpy() * next_v

@@ -16,6 +16,7 @@ from ludus.containers.loop import begin, collect
 from ludus.core.batch import Batch
 from ludus.core.errors import UserError
 from ludus.core.updater import NonFiniteError
+from ludus.networks.continuous_heads import Gaussian
 from ludus.ops.natural_gradient import conjugate_gradient
 from ludus.settings.settings import resolve_settings
 
@@ -64,8 +65,9 @@ def dense_fisher(worker: Any, agent: Any, batch: Batch) -> Array:
     (output,) = outputs.values()
     share = batch.share.flatten().double().numpy()
     j = jacobian(output, parameters, index, size).reshape(len(share), -1, size)
-    if agent.policy.log_std:
-        std = next(iter(agent.policy.log_std.values())).detach().double().exp().numpy()
+    (head,) = agent.policy.heads.values()
+    if isinstance(head, Gaussian):
+        std = head.log_std.detach().double().exp().numpy()
         fisher = np.einsum("n,nkp,k,nkq->pq", share, j, 1 / std**2, j)
         place = index[-1].numpy().ravel()  # log_std is the last parameter; its Fisher information is 2
         fisher[place, place] += 2 * share.sum()

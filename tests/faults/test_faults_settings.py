@@ -29,7 +29,7 @@ MAY_BE_ZERO = {
     *("evaluation.environments", "network_check.every", "distrib.ranks", "impala.unrolls", "impala.gpus_per_worker"),
     *("agent.gamma", "agent.gae_lambda", "agent.n_step", "agent.entropy_coef", "agent.value_coef"),
     *("agent.weight_decay", "agent.max_grad_norm", "agent.value_clip", "agent.target_kl"),
-    *("agent.parameter_noise", "self_play.every", "self_play.latest"),
+    *("agent.parameter_noise", "self_play.every", "self_play.latest", "impala.host_cpus", "impala.host_gpus"),
 }
 
 

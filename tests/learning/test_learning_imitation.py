@@ -99,14 +99,9 @@ def imitate_cartpole(folder: Path, seed: int, agent: str = "gail", **changes: An
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1_800)  # five runs
-def test_gail_on_cartpole_from_10_episodes(tmp_path: Path) -> None:
-    """The last policy of a run may be one in a dip: the discriminator and the policy follow each other."""
-    found = []
-    for seed in range(5):
-        (folder := tmp_path / str(seed)).mkdir()
-        found.append(imitate_cartpole(folder, seed))
-    assert sorted(found)[1] >= 450, found
+@pytest.mark.parametrize("seed", range(5))
+def test_gail_on_cartpole_from_10_episodes(seed: int, tmp_path: Path) -> None:
+    assert imitate_cartpole(tmp_path, seed) >= 450
 
 
 @pytest.mark.slow
