@@ -1,87 +1,112 @@
-"""MAPPO on mpe2's simple_spread against BenchMARL's: ``python -m benchmarks.multiagent --peer PYTHON``.
+"""MAPPO, MADDPG and QMIX on mpe2's worlds against BenchMARL's: ``python -m benchmarks.multiagent --peer PYTHON``.
 
 PYTHON is the interpreter of a virtual environment of its own with ``pip install benchmarl mpe2``. Rounds are
-interleaved, each in a new process with one thread. Both sides step 8 worlds one after the other and have the same
-rollouts, minibatches, epochs and network sizes; steps are those of worlds. A round measures steps per second; with
-``--steps N`` it trains for N steps, after which the mean returns of recent training episodes can be compared.
+interleaved, each in a new process with one thread. Both sides step 8 worlds one after the other and have the settings
+of ``benchmarks/benchmarl.py``; steps are those of worlds. A round measures steps per second; with ``--steps N`` it
+trains for N steps and plays 100 greedy episodes, whose return is the mean of the agents' returns.
 ``python -m benchmarks.multiagent --round`` runs one round of Ludus and prints one line of JSON.
 """
 
 from __future__ import annotations
 
-import argparse
+import statistics
 import tempfile
+import time
 from typing import Any
 
-from benchmarks.benchmarl import (
-    CLIP,
-    ENVIRONMENTS,
-    EPOCHS,
-    GAE_LAMBDA,
-    GAMMA,
-    HIDDEN,
-    LEARNING_RATE,
-    MAX_GRAD_NORM,
-    MINIBATCHES,
-    PEER,
-    ROLLOUT,
-    STEPS,
-    WORLD,
-)
+from benchmarks import benchmarl as shared
+from benchmarks.benchmarl import PEER
 from benchmarks.protocol import Meter, emit
 from benchmarks.report import quartiles, ratios
 
 TARGET = 2.0  # how many times faster Ludus must be, by the median
-SETTINGS: dict[str, Any] = {
-    "env.num": ENVIRONMENTS,
+COMMON: dict[str, Any] = {
+    "env.num": shared.ENVIRONMENTS,
     "env.backend": "simple",
-    "env.options": tuple(f"{name}={str(value).lower()}" for name, value in WORLD.items()),
-    "network.hidden": HIDDEN,
-    "network.activation": "tanh",
-    "agent.rollout": ROLLOUT,
-    "agent.epochs": EPOCHS,
-    "agent.minibatches": MINIBATCHES,
-    "agent.learning_rate": LEARNING_RATE,
-    "agent.gamma": GAMMA,
-    "agent.gae_lambda": GAE_LAMBDA,
-    "agent.clip": CLIP,
-    "agent.max_grad_norm": MAX_GRAD_NORM,
-    "agent.entropy_coef": 0.0,
+    "network.hidden": shared.HIDDEN,
+    "agent.gamma": shared.GAMMA,
+    "agent.max_grad_norm": shared.MAX_GRAD_NORM,
+    "agent.optimizer_eps": shared.ADAM_EPS,
     "agent.normalize_observation": False,
     "evaluation.every": 0,
-    "evaluation.episodes": 1,
+    "evaluation.episodes": shared.EPISODES,
     "checkpoint_every": 0,
     "compile": "off",
     "threads": 1,
     "quiet": True,
 }
+OFF_POLICY: dict[str, Any] = {
+    "agent.batch_size": shared.BATCH,
+    "agent.updates_per_step": shared.UPDATES_PER_STEP,
+    "agent.tau": shared.TAU,
+    "agent.replay": shared.REPLAY,
+    "agent.warmup": shared.WARM_UP,
+}
 
 
-def play(warm_up: float, seconds: float, seed: int, steps: int) -> dict[str, float]:
-    """Train Ludus for some seconds, or ``steps``; return steps per second and the mean return of recent episodes."""
+def exploration(agent: str, scale: float = 1.0) -> str:
+    """Return the schedule of noise or ε."""
+    start, end = (scale * x for x in shared.EXPLORATION[agent])
+    return f"linear({start}, {end}, share={shared.EXPLORATION_SHARE:.6f})"
+
+
+OWN: dict[str, dict[str, Any]] = {
+    "mappo": {
+        "agent.rollout": shared.ROLLOUT,
+        "agent.epochs": shared.EPOCHS,
+        "agent.minibatches": shared.MINIBATCHES,
+        "agent.gae_lambda": shared.GAE_LAMBDA,
+        "agent.clip": shared.CLIP,
+        "agent.entropy_coef": 0.0,
+    },
+    "maddpg": OFF_POLICY | {"agent.noise_sigma": exploration("maddpg", 2.0)},  # of actions scaled to [-1, 1]
+    "qmix": OFF_POLICY
+    | {"agent.target_every": 1, "agent.mixing": shared.MIXING, "agent.epsilon_start": exploration("qmix")},
+}
+
+
+def settings(agent: str, world: str) -> dict[str, Any]:
+    """Return the settings of Ludus; agents of MAPPO that differ in what they see and do have a policy each."""
+    options = shared.world_options(world, agent)
+    return (
+        COMMON
+        | OWN[agent]
+        | {
+            "env.options": tuple(f"{name}={str(value).lower()}" for name, value in options.items()),
+            "network.activation": shared.ACTIVATION[agent],
+            "agent.learning_rate": shared.LEARNING_RATE[agent],
+        }
+        | ({"roles": "each"} if agent == "mappo" and world == "simple_speaker_listener_v4" else {})
+    )
+
+
+def play(agent: str, world: str, warm_up: float, seconds: float, seed: int, steps: int) -> dict[str, float]:
+    """Train Ludus for some seconds, or ``steps``; return what ``benchmarks.benchmarl`` does."""
     import ludus
 
     meter, found = Meter(warm_up, seconds), {"return": 0.0}
 
     def watch(values: Any) -> bool:
         found["return"] = float(values.get("return", found["return"]))
-        enough = meter.update(int(values["step"]))
-        return int(values["step"]) < steps if steps else not enough
+        return not meter.update(int(values["step"]))
 
     with tempfile.TemporaryDirectory(prefix="ludus-") as runs:
-        ludus.train(
-            "mpe2.simple_spread_v3:parallel_env",
-            "mappo",
-            nb_step=STEPS,
+        result = ludus.train(
+            f"mpe2.{world}:parallel_env",
+            agent,
+            nb_step=steps or shared.STEPS,
             seed=seed,
             preset="none",
-            settings=SETTINGS | {"runs": runs},
-            on_update=watch,
+            settings=settings(agent, world) | {"runs": runs},
+            on_update=None if steps else watch,
         )
-    return {"rate": meter.rate, **found}
+    if not steps:
+        return {"rate": meter.rate, **found}
+    assert result.evaluation is not None
+    return {"return": result.evaluation.mean, "cpu": time.process_time(), "steps": result.steps}
 
 
-def table(rounds: dict[str, list[dict[str, Any]]]) -> str:
+def rate_table(rounds: dict[str, list[dict[str, Any]]]) -> str:
     """Return one row per side; the target is met if the median of the ratio reaches it."""
     lines = [
         "| | steps/s, median (quartiles) | ratio (quartiles) | target | met | return | rounds |",
@@ -100,18 +125,25 @@ def table(rounds: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def return_table(rounds: dict[str, list[dict[str, Any]]]) -> str:
+    """Return one row per side with the mean returns of greedy episodes."""
+    lines = ["| | mean return | by seed | CPU time |", "|---|---|---|---|"]
+    for side, played in rounds.items():
+        returns, cpu = [r["return"] for r in played], statistics.mean(r["cpu"] for r in played)
+        each = ", ".join(f"{x:.1f}" for x in returns)
+        lines.append(f"| {side} | {statistics.mean(returns):.1f} | {each} | {cpu:.0f} s |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="MAPPO: Ludus against BenchMARL.")
+    parser = shared.arguments("Several agents: Ludus against BenchMARL.")
     parser.add_argument("--peer", help="the interpreter of an environment with BenchMARL and mpe2")
     parser.add_argument("--round", action="store_true", help="run one round of Ludus")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warm-up", type=float, default=5.0)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=0, help="train for this many steps instead of seconds")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of both sides, with seeds from --seed on")
     args = parser.parse_args()
     if args.round:
-        emit(side="ludus", **play(args.warm_up, args.seconds, args.seed, args.steps))
+        result = play(args.agent, args.world, args.warm_up, args.seconds, args.seed, args.steps)
+        emit(side="ludus", seed=args.seed, **result)
         return
     if not args.peer:
         parser.error("give --peer PYTHON, the interpreter of an environment with benchmarl and mpe2")
@@ -119,17 +151,19 @@ def main() -> None:
 
     taken_on = machine()
     rounds: dict[str, list[dict[str, Any]]] = {PEER: [], "ludus": []}
+    given = {name: getattr(args, name) for name in ("agent", "world", "warm_up", "seconds", "steps")}
+    words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     for round_ in range(args.rounds):
-        words = ["--warm-up", str(args.warm_up), "--seconds", str(args.seconds), "--steps", str(args.steps)]
+        seed = ("--seed", str(args.seed + round_))
         for side in list(rounds) if round_ % 2 == 0 else list(rounds)[::-1]:
             if side == PEER:
-                result = call("benchmarks.benchmarl", *words, "--seed", str(round_), python=args.peer)
+                result = call("benchmarks.benchmarl", *words, *seed, python=args.peer)
             else:
-                result = call("benchmarks.multiagent", "--round", *words, "--seed", str(round_))
+                result = call("benchmarks.multiagent", "--round", *words, *seed)
             rounds[side].append(result)
-    save("multiagent", {"rounds": rounds}, taken_on)
-    print(f"\n{table(rounds)}")
-    if taken_on["load"] > BUSY:
+    save(f"multiagent_{args.agent}_{args.world}", {"rounds": rounds}, taken_on)
+    print(f"\n{return_table(rounds) if args.steps else rate_table(rounds)}")
+    if taken_on["load"] > BUSY and not args.steps:
         print(f"\nThe load was {taken_on['load']:.1f} at the start: do not publish these results.")
 
 

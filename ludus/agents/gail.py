@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,8 +77,8 @@ class DiscriminatorConfig(AgentConfig):
 class GAILConfig(DiscriminatorConfig, PPOConfig):
     """Settings of GAIL with PPO."""
 
-    # linear: falls to 0 at nb_step, so that policy and discriminator settle instead of following each other
-    learning_rate_schedule: Literal["constant", "linear", "kl"] = "linear"  # type: ignore[assignment]
+    # the paper's λ: raise when the policy becomes deterministic before it has found the expert's states
+    entropy_coef: float = 0.01
 
 
 @dataclass(frozen=True)

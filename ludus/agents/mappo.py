@@ -33,7 +33,10 @@ class MAPPO(PPO):
 
     @classmethod
     def requirements(cls, observation: Specs, action: Specs, config: Any, shared: bool) -> dict[str, NetworkSpec]:
-        """Ask for the networks of PPO; refuse environments with a single agent, which have no ``state``."""
+        """Ask for the networks of PPO; refuse a role without ``state``, where other roles have another agent."""
         if STATE not in observation:
-            raise UserError("mappo is for environments with several agents, but this one has a single agent; use ppo.")
+            raise UserError(
+                "mappo needs the state of the world, which is observed by default only if all roles are mappo; turn on "
+                "env.global_state, or use ppo."
+            )
         return super().requirements(observation, action, config, shared)

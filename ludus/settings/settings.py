@@ -426,13 +426,17 @@ class Settings(Generic[A]):
         name, own = self.roles.names().get(role, self.agent_name), self.per_role.get(role, {})
         config, same = agent_config(name), name == self.agent_name
         agent, given = dict(own.get("agent", {})), dict(own.get("network", {}))
-        single = {key: given.pop(key) for key, value in list(given.items()) if isinstance(value, Mapping)}
+        single, network, tables = _pop_tables(given), self.network, self.per_network
+        if not same:
+            defaults = _unflatten(dict(config.NETWORK_DEFAULTS))
+            tables = _pop_tables(defaults)
+            network = NetworkConfig(**defaults)
         return replace(
             self,
             agent_name=name,
             agent=replace(self.agent, **agent) if same else config(**agent),
-            network=replace(self.network if same else NetworkConfig(**config.NETWORK_DEFAULTS), **given),
-            per_network={**(self.per_network if same else {}), **single},
+            network=replace(network, **given),
+            per_network={key: {**tables.get(key, {}), **single.get(key, {})} for key in {**tables, **single}},
             env=replace(self.env, agents=agents),
             roles=RolesConfig(),
             per_role={},
@@ -646,7 +650,8 @@ def adapt_defaults(resolved: Resolved, images: bool = False, one_discrete: bool 
     if settings.container == "offline" and origins.get("evaluation.every") in ("default", ADAPTED):
         settings = replace(settings, evaluation=replace(settings.evaluation, every=max(1, settings.nb_step // 10)))
         origins["evaluation.every"] = ADAPTED
-    if kind.global_state and not settings.env.global_state:
+    kinds = [resolve(name, AGENTS, "agent") for name in settings.roles.names().values()] or [kind]
+    if all(each.global_state for each in kinds) and not settings.env.global_state:
         settings = replace(settings, env=replace(settings.env, global_state=True))
         origins["env.global_state"] = ADAPTED
     rollout = settings.batch_rows // settings.env.agents * settings.agent.plan(settings.batch_rows).rollout

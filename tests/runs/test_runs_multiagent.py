@@ -203,9 +203,22 @@ def test_a_policy_for_each_agent(tmp_path: Path) -> None:
     assert ludus.resume(run, nb_step=100).steps >= 100
 
 
+def test_only_the_critics_of_mappo_see_the_state_in_every_role(tmp_path: Path) -> None:
+    """Also if mappo is named by the roles alone, and one network has other settings of its own."""
+    roles = {"roles__agents": "agent=mappo, guide=mappo", "roles__guide__network__actor__hidden": (8,)}
+    run = train(tmp_path, TEAM, **{"nb_step": 60, "env__options": GUIDED} | roles).run
+    policy: Any = ludus.load(run).agent
+    for role in ("agent", "guide"):
+        networks = policy.actor(role).networks
+        assert list(networks["actor"].inputs) == ["observation"]
+        assert list(networks["critic"].inputs) == ["observation", "state"]
+    assert len(ludus.load(run).evaluate(episodes=2).returns) == 2
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"roles__agents": "agent=mappo, guide=ppo"}, "mappo needs the state of the world, .* env.global_state"),
         ({"roles__agents": "agent=ppo, guide"}, 'roles.agents has the role "guide" without an agent; write it like'),
         ({"roles__agents": "agent=ppo, guide="}, 'roles.agents has the role "guide" without an agent'),
         ({"roles__agents": "agent=ppo"}, r"guide_0 has no role \(roles.agents\); give every agent of the environment"),
