@@ -13,12 +13,12 @@ from ludus.containers.build import choose_device
 from ludus.containers.channel import ActingState, Delivery, HostChannel
 from ludus.containers.evaluate import Evaluator
 from ludus.containers.hook import OnUpdate
-from ludus.containers.impala_worker import WORKER_PHASES, SeatUnrolls, make_seats
+from ludus.containers.impala_worker import WORKER_PHASES, SeatUnrolls, make_seats, match_unrolls
 from ludus.containers.local import LocalWorker
 from ludus.containers.loop import begin, collect
 from ludus.containers.roles import role_settings
 from ludus.containers.shared_channel import SharedHostChannel
-from ludus.containers.team import members
+from ludus.containers.team import Team, members
 from ludus.core.agent import Agent
 from ludus.core.cache import CacheWriter, UnrollWriter
 from ludus.core.environment import EnvironmentManager
@@ -55,9 +55,8 @@ class ImpalaHost(LocalWorker):
         evaluator: Evaluator,
         on_update: OnUpdate | None = None,
     ) -> None:
-        own, agents = role_settings(settings, manager.roles), members(agent)
-        for role, member in agents.items():
-            refuse_unsuitable(own[role], member, f" of role {role}" if settings.roles.agents else "")
+        own = role_settings(settings, manager.roles)
+        refuse_unsuitable_agents(settings, agent, manager)
         if not settings.impala.cluster:
             choose_device(settings.impala.device)  # refused here if it does not exist
         self._replaying = {role for role in own if replays(own[role])}  # roles whose unrolls go to a replay of all rows
@@ -315,7 +314,16 @@ def needs_ray() -> Iterator[None]:
         raise UserError("Clusters need Ray, which is not installed: run `pip install 'ludus[cluster]'`.") from error
 
 
-def refuse_unsuitable(settings: Settings[Any], agent: Agent, role: str = "") -> None:
+def refuse_unsuitable_agents(settings: Settings[Any], agent: Agent | Team, manager: EnvironmentManager) -> None:
+    """Refuse agents that cannot learn from unrolls of older policies, and roles with unrolls of different lengths."""
+    own, agents = role_settings(settings, manager.roles), members(agent)
+    for role, member in agents.items():
+        refuse_unsuitable(own[role], member, f" of role {role}" if settings.roles.agents else "")
+    if len(agents) > 1:
+        match_unrolls(agents)
+
+
+def refuse_unsuitable(settings: Settings[Any], agent: Agent, role: str) -> None:
     """Refuse an agent that cannot learn from unrolls of older policies; ``role`` is put after its name."""
     name = f"{settings.agent_name}{role}"
     if not agent.corrects_old_unrolls:

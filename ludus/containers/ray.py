@@ -58,6 +58,7 @@ from ludus.containers.machines import (
     uses_token,
     versions,
 )
+from ludus.containers.threads import VARIABLE
 from ludus.core.cache import Unroll
 from ludus.core.encoding import from_bytes, to_bytes
 from ludus.core.errors import UserError
@@ -595,7 +596,8 @@ class RemoteHost:
     def _given(self) -> dict[str, Any]:
         needs = {"versions": versions(), "needs_token": not is_loopback(_address())}
         own = {"environment": dict(os.environ)} if self.here else {}
-        return code_folders() | needs | own | {"cwd": os.getcwd(), "gpus": "GPU" in self._reserved}
+        reserved = {"gpus": "GPU" in self._reserved, "cpus": "CPU" in self._reserved}
+        return code_folders() | needs | own | reserved | {"cwd": os.getcwd()}
 
     def _control(self, method: str, *arguments: Any) -> Any:
         return getattr(self._actor, method).options(concurrency_group=CONTROL).remote(*arguments)
@@ -655,6 +657,8 @@ class RayHost:
             _refuse_missing_token(given)
             if "environment" in given:
                 use_environment(given["environment"], given["gpus"])
+            elif not given["cpus"]:
+                os.environ.pop(VARIABLE, None)  # Ray sets it to the CPUs that an actor reserves, and at least 1
             for folder, seen in ((given["cwd"], given["cwd"]), (given["folder"], given["marker"])):
                 if not os.path.exists(seen):
                     raise UserError(

@@ -20,7 +20,8 @@ PATIENCE = 10.0  # seconds that a call of an environment may take after a signal
 SLOW = 3  # or this many times its longest call so far
 INTERRUPTED = 130  # exit code
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
-exits = False  # whether this is a process of the command line, which may be ended; set by ludus.cli.main
+# whether this is a process of the command line or of its host in a cluster, which may be ended; set where those start
+exits = False
 
 
 class StopOnSignals:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ludus.logging.console import Console
 
@@ -18,11 +18,20 @@ LATER = 1.05  # updates are sent this much less often than they are shown, so th
 Message = tuple[str, tuple[Any, ...]]  # method of Terminal, or of its console, and its arguments
 
 
+class OpenedRun(NamedTuple):
+    """A run that has begun in another process."""
+
+    path: str
+    settings: dict[str, Any]
+    origins: dict[str, str]
+
+
 class RemoteTerminal:
     """The terminal of the command, in the process of the run: collects messages, which the command asks for."""
 
     def __init__(self) -> None:
         self.every, self.width = 10.0, 1000  # seconds between two updates of the display; columns
+        self._opened: list[Message] = []  # is never dropped
         self._waiting: deque[Message] = deque(maxlen=LIMIT)
         self._changed = threading.Condition()
 
@@ -35,8 +44,8 @@ class RemoteTerminal:
     def take(self, seconds: float) -> list[Message]:
         """Wait for messages, for at most ``seconds``, and return them."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting, seconds)
-            taken = list(self._waiting)
+            self._changed.wait_for(lambda: self._waiting or self._opened, seconds)
+            taken, self._opened = [*self._opened, *self._waiting], []
             self._waiting.clear()
             return taken
 
@@ -45,9 +54,11 @@ class RemoteTerminal:
         """Whether no message waits."""
         return not self._waiting
 
-    def opened(self, run: Path) -> None:
-        """Tell the folder of the run, which can be resumed from now on."""
-        self.send("opened", str(run))
+    def opened(self, run: Path, settings: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+        """Tell the folder of the run, which can be resumed from now on, and its settings with their origins."""
+        with self._changed:
+            self._opened = [("opened", (OpenedRun(str(run), dict(settings), dict(origins)),))]
+            self._changed.notify()
 
 
 class RemoteConsole(Console):
@@ -114,7 +125,7 @@ class Terminal:
 
     def __init__(self, quiet: bool) -> None:
         self.console = None if quiet else Console()
-        self.run: Path | None = None  # the folder of the run, once there is one
+        self.run: OpenedRun | None = None  # once there is one
 
     @property
     def shape(self) -> tuple[float, int]:
@@ -125,7 +136,7 @@ class Terminal:
         """Do what the messages say."""
         for what, arguments in messages:
             if what == "opened":
-                self.run = Path(*arguments)
+                (self.run,) = arguments
             elif what == "write":
                 name, text = arguments
                 print(text, end="", file=getattr(sys, name), flush=True)

@@ -13,13 +13,10 @@ from ludus.containers.hook import OnUpdate
 from ludus.containers.impala import needs_ray
 from ludus.containers.signals import handle_signals
 from ludus.core.errors import UserError
-from ludus.core.imports import search_folders, set_search_folders
 from ludus.logging.logfile import LogFile
 from ludus.logging.remote import Terminal
 from ludus.runs.folder import RunDirectory
-from ludus.settings.config_file import read_origins
 from ludus.settings.settings import Flat, from_flat
-from ludus.settings.trust import read_run_settings
 
 
 class Order(NamedTuple):
@@ -57,8 +54,10 @@ def run_in_cluster(
             except HostDied as error:
                 died += 1
                 terminal.close()
-                found = terminal.run or order.run
-                run = RunDirectory(Path(found)) if found else None
+                if terminal.run is not None:  # resumed with the settings that the host has decided
+                    opened = terminal.run
+                    order = order._replace(run=opened.path, settings=opened.settings, origins=opened.origins)
+                run = RunDirectory(Path(order.run)) if order.run else None
                 next_step = _what_next(run, host.stopping > 0, died > impala.max_restarts)
                 if run is not None and run.path.is_dir():
                     LogFile(run.log).warning(f"{error}; {next_step}.\n{error.__cause__}")
@@ -70,8 +69,6 @@ def run_in_cluster(
                 terminal.note(f"{error}; {next_step}.")
                 if host.stopping:
                     raise interruption(host.stopping) from error
-                if run is not None:
-                    order = _resume(run, order, trust=not host.here)
             finally:
                 terminal.close()
                 host.end()
@@ -87,14 +84,3 @@ def _what_next(run: RunDirectory | None, stops: bool, too_many: bool) -> str:
     if run.latest_checkpoint() is None:
         return "there is no checkpoint yet, so a new one starts the run again"
     return "a new one resumes the run from its newest checkpoint"
-
-
-def _resume(run: RunDirectory, order: Order, trust: bool) -> Order:
-    """Return the order to resume the run that a host has begun, with the settings that it has written.
-
-    ``trust`` them, if another machine has signed them.
-    """
-    folders = search_folders()
-    flat = read_run_settings(run.path, run.config, trust, writes=True).flat
-    set_search_folders(folders)
-    return Order(flat, read_origins(run.config), order.trust, str(run.path), order.signs)

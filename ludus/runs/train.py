@@ -30,12 +30,13 @@ from ludus.containers.evaluate import Evaluation
 from ludus.containers.guard import TrainingFailed
 from ludus.containers.hang import warn_of_hangs
 from ludus.containers.hook import OnUpdate
-from ludus.containers.impala import refuse_unsuitable
+from ludus.containers.impala import refuse_unsuitable_agents
 from ludus.containers.local import LocalWorker
 from ludus.containers.network_check import NetworkCheck
 from ludus.containers.rank_processes import refuse_local_code
 from ludus.containers.ranks import RankGroup, torchrun
 from ludus.containers.roles import adapt_to_manager, build_learners, choose_all_engines, outline_learners
+from ludus.containers.self_play import make_games
 from ludus.containers.signals import StopOnSignals, without_signals
 from ludus.containers.threads import VARIABLE, requested_threads, use_threads
 from ludus.containers.updater import LocalUpdater
@@ -234,10 +235,14 @@ def _train_in_host(
 def _check_before_cluster(
     resolved: Resolved, environment: Callable[..., Any] | None, trust: bool, saved: SavedRun | None = None
 ) -> None:
-    """Refuse here what the host would refuse before its first step, so that nobody waits for the cluster first."""
+    """Refuse here what the host would refuse before its first step, so that nobody waits for the cluster first.
+
+    A host that reserves resources may be on a machine with other memory and GPUs, so it checks everything itself.
+    """
     settings = resolved.settings
-    if settings.device == "auto" or settings.impala.host_reserved():  # the host may have another GPU
-        resolved = Resolved(replace(settings, device="cpu"), resolved.origins)
+    if settings.impala.host_reserved():
+        return
+    resolved = Resolved(replace(settings, device="cpu"), resolved.origins)
     with torch.random.fork_rng([]):
         if saved is None:
             check_settings(resolved, trust, environment)
@@ -366,7 +371,7 @@ def _build(
     step, backend = worker.local_step_count, worker.backend
     reporter = Reporter(run, decided, origins, engines, agent, step, signs, backend, console)
     if terminal is not None:
-        terminal.opened(run.path)
+        terminal.opened(run.path, to_flat(decided), origins)
     stack.callback(reporter.close)
     worker.reporter = reporter
     if transfer is not None:
@@ -419,10 +424,12 @@ def check_settings(resolved: Resolved, trust: bool = False, environment: Callabl
         settings = resolved.settings
         agent = build_learners(resolved, manager, settings.device)
         choose_all_engines(settings, agent)
+        if settings.container == "impala":
+            refuse_unsuitable_agents(settings, agent, manager)
         if not isinstance(agent, Agent):
             return
-        if settings.container == "impala":
-            refuse_unsuitable(settings, agent)
+        if settings.self_play.every:
+            make_games(settings, agent, manager, Rows.all(manager.batch))
         give_teacher(agent, settings, manager, trust)
         if settings.init_from:
             initialise_from(agent, decide_sharing(settings, manager.observation, manager.action), trust)

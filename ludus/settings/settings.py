@@ -521,6 +521,11 @@ class Settings(Generic[A]):
             self.distrib.validate(self.env.num)
         if self.container == "impala":
             self.impala.validate(self.env.num)
+            if self.impala.host_gpus and self.device == "cpu":
+                raise UserError(
+                    f"impala.host_gpus is {self.impala.host_gpus:g}, but device is cpu, so the host would not use "
+                    "them; leave one of them out."
+                )
         for name, group in {"distrib": self.distrib, "impala": self.impala}.items():  # settings of one container alone
             changed = [key for key, value in vars(group).items() if value != getattr(type(group), key)]
             if changed and self.container != name:

@@ -21,6 +21,8 @@ REFUSED = {
     "--agent dqn --agent.sequence 8": ["agent.sequence is 8", "not recurrent"],
     "--init-from nowhere": ['The run "nowhere" does not exist'],
     "--network no_such:Net": ["there is no module no_such"],
+    "--self-play.every 1000": ["self_play.every is 1000", "has no players that share a policy"],
+    "--container impala --agent ppo": ["agent ppo cannot learn from unrolls of older policies"],
 }
 
 

@@ -201,10 +201,11 @@ def test_tensors_keep_values_and_strides(x: torch.Tensor) -> None:
         ({"cluster": "auto", "host_cpus": -1.0}, "impala.host_cpus is -1; give 0 or a positive number"),
         ({"cluster": "auto", "host_resources": "gpu=1"}, "impala.host_resources is gpu=1, but impala.cluster is auto"),
         ({"cluster": "a:1", "host_resources": "gpu"}, 'impala.host_resources has "gpu"; give NAME=AMOUNT'),
+        ({"cluster": "a:1", "host_gpus": 1.0}, "impala.host_gpus is 1, but device is cpu"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], words: str) -> None:
-    given = {"container": "impala"} | {f"impala.{name}": value for name, value in changes.items()}
+    given = {"container": "impala", "device": "cpu"} | {f"impala.{name}": value for name, value in changes.items()}
     with pytest.raises(UserError, match=words):
         resolve_settings("CartPole-v1", "vtrace", "none", None, given)
 

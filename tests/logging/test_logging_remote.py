@@ -10,7 +10,7 @@ from test_logging_console import LOSSES, SHARES, run
 
 from ludus.logging import remote
 from ludus.logging.console import Console
-from ludus.logging.remote import RemoteConsole, RemoteStream, RemoteTerminal, Terminal
+from ludus.logging.remote import LIMIT, RemoteConsole, RemoteStream, RemoteTerminal, Terminal
 
 
 def test_the_command_shows_what_a_local_console_shows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,13 +30,22 @@ def test_what_is_printed_comes_in_order_and_the_folder_is_told(capsys: pytest.Ca
     console = RemoteConsole(sent)
     print("one", file=RemoteStream(sent, "stdout"))
     console.note("not shown: the run is quiet")
-    sent.opened(Path("runs/x"))
+    sent.opened(Path("runs/x"), {"seed": 1}, {"seed": "flag"})
     print("two", file=RemoteStream(sent, "stderr"))
     print("three", file=RemoteStream(sent, "stdout"))
     terminal.show(sent.take(0.0))
     assert capsys.readouterr() == ("one\nthree\n", "two\n")
-    assert str(terminal.run) == "runs/x"
+    assert terminal.run == ("runs/x", {"seed": 1}, {"seed": "flag"})
     assert sent.take(0.0) == []
+
+
+def test_the_folder_is_told_however_much_is_printed() -> None:
+    sent, terminal = RemoteTerminal(), Terminal(quiet=True)
+    sent.opened(Path("runs/x"), {}, {})
+    for _ in range(LIMIT + 1):
+        sent.send("note", "again")
+    terminal.show(sent.take(0.0))
+    assert terminal.run is not None
 
 
 def test_updates_are_not_due_while_nobody_takes_them() -> None:
