@@ -74,6 +74,7 @@ class DAgger(BC):
 
     Config: type[Any] = DAggerConfig
     needs_dataset = learns_offline = False
+    needs_teacher = True
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

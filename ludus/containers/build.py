@@ -107,8 +107,10 @@ def refuse_too_large(agent: nn.Module) -> None:
     check_fits("The networks need", bytes_of(agent), free_memory(), fix)
 
 
-def build_learner(resolved: Resolved, observation: Specs, action: Specs, device: str, new: bool = True) -> Agent:
-    """Build the agent that a run trains; refuse bad settings before anything large is allocated."""
+def build_learner(
+    resolved: Resolved, observation: Specs, action: Specs, device: str, new: bool = True, role: str = ""
+) -> Agent:
+    """Build the agent that a run trains, or that of a role; refuse bad settings before anything large is allocated."""
     settings = resolved.settings
     if new:
         refuse_ineffective(resolved, observation, action)
@@ -119,6 +121,11 @@ def build_learner(resolved: Resolved, observation: Specs, action: Specs, device:
         raise UserError(
             f"preprocess.reward is {' '.join(settings.preprocess.reward)}, but {settings.agent_name} learns from the "
             "rewards of each agent, to which it does not apply; change them in the environment."
+        )
+    if role and agent.needs_teacher:
+        raise UserError(
+            f"Role {role} has agent {settings.agent_name}, which learns from a teacher, and roles have none; train it "
+            "alone."
         )
     agent.check_trainable()
     return agent

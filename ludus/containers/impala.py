@@ -17,7 +17,7 @@ from ludus.containers.impala_worker import WORKER_PHASES, SeatUnrolls, make_seat
 from ludus.containers.local import LocalWorker
 from ludus.containers.loop import begin, collect
 from ludus.containers.roles import role_settings
-from ludus.containers.shared_channel import SharedHostChannel
+from ludus.containers.shared_channel import COPIES, SharedHostChannel
 from ludus.containers.team import Team, members
 from ludus.core.agent import Agent
 from ludus.core.cache import CacheWriter, UnrollWriter
@@ -82,13 +82,16 @@ class ImpalaHost(LocalWorker):
         environments = [Rows(i * each, (i + 1) * each, settings.env.num) for i in range(impala.workers)]
         given = {"settings": to_flat(settings), "env_seed": self.env_seed, "noise_seed": self.seeds[0]}
         unroll = outline_unroll(settings, agent, manager, each)
-        check_fits(
-            f"impala.queue is {impala.queue}, and memory for the unrolls of {impala.workers} workers takes",
-            impala.workers * (impala.queue + 1) * sum(x.nbytes for x in unroll.values()),
-            free_memory(),
-            "lower impala.queue, env.num or the length of unrolls",
-        )
         opponents = None if self.pool is None else self.pool.to_workers()
+        here = impala.workers if impala.cluster in ("", LOCAL_CLUSTER) else 0  # workers with a pool on this machine
+        check_fits(
+            f"impala.queue is {impala.queue}, and memory for the unrolls of {impala.workers} workers"
+            f"{'' if self.pool is None else f' and {self.pool.size} opponents (self_play.size)'} takes",
+            impala.workers * (impala.queue + 1) * sum(x.nbytes for x in unroll.values())
+            + (COPIES + here) * sum(x.nbytes for x in (opponents or {}).values()),
+            free_memory(),
+            f"lower impala.queue, {'' if self.pool is None else 'self_play.size, '}env.num or the length of unrolls",
+        )
         self.channel: HostChannel = make_channel(impala, environments, unroll, self._acting_state(), given, opponents)
         self.channel.on_warning = lambda text: manager.on_warning(f"{manager.name}: {text}")
 
@@ -143,8 +146,8 @@ class ImpalaHost(LocalWorker):
         lag = self.version - unroll.version
         self._lags[lag] += 1
         old = lag > self.settings.impala.max_lag
-        self._dropped += old and not self._replays
         if old and not self._replaying:
+            self._dropped += 1
             self.channel.release(delivery)
             return False
         self._learned_steps += report.steps

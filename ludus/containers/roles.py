@@ -98,7 +98,7 @@ def build_learners(resolved: Resolved, manager: EnvironmentManager, device: str,
     if not settings.roles.agents or not isinstance(manager, RolesManager):
         return build_learner(resolved, manager.observation, manager.action, device, new)
     agents = {
-        role: build_learner(Resolved(own, {}), *manager.roles[role][:2], device, new)
+        role: build_learner(Resolved(own, {}), *manager.roles[role][:2], device, new, role)
         for role, own in role_settings(settings, manager.roles).items()
     }
     return Team(agents, manager.parts)

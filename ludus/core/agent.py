@@ -94,7 +94,8 @@ class Agent(Actor):
     corrects_old_unrolls = False  # whether it can learn from unrolls of policies that are some updates old
     learns_from_single_unrolls = False  # whether each unroll of a worker is a batch, whatever the settings
     unroll_steps = 0  # several roles: steps of an unroll, for agents that can choose; the container sets it
-    teacher_run = ""  # the run whose policy is the ``teacher``, which must be set before acting
+    needs_teacher = False  # whether a ``teacher`` must be set before acting in training
+    teacher_run = ""  # the run whose policy is the ``teacher``
     teacher: Teacher | None = None
     needs_goal_reward = False  # hindsight replay: ``goal_reward`` must be set before ``make_cache``
     goal_reward: GoalReward | None = None  # the environments' reward function

@@ -92,7 +92,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
         self._masked |= {agent for agent, id in self._ids.items() if self._mask and self._mask in infos.get(id, {})}
         self._last = dict(self._blank)
         self._last_masks: dict[str, Any] = {}
-        self._returns = dict.fromkeys(self._ids, 0.0)
+        self.restart_returns()
         self._status = {agent: ACTIVE if id in observations else ABSENT for agent, id in self._ids.items()}
         return self._observe(observations, dict.fromkeys(self._ids, 0.0)), self._info(observations, infos)
 
@@ -121,6 +121,10 @@ class JointEnv(gymnasium.Env[Any, Any]):
         info = self._info(observations, infos) | {"return": dict(self._returns)}
         observation = self._observe(observations, rewards)
         return observation, sum(rewards.values()) / len(rewards), over and not truncated, truncated, info
+
+    def restart_returns(self) -> None:
+        """Count each agent's return from here on, as if the episode had begun now."""
+        self._returns = dict.fromkeys(self._ids, 0.0)
 
     def render(self) -> Any:
         return self.env.render()

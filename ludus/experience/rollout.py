@@ -194,7 +194,8 @@ class RolloutCache(ExperienceCache):
         elif groups:  # without what an earlier rollout left behind the last step
             written = max(1, *(group.cursor for group in groups.values()))
             blocks = {name: x[: written + _has_last_step(name)] for name, x in blocks.items()}
-        return {
+        received: State = {} if self.versions is None else {"versions": self.versions}
+        return received | {
             "consumed": self.consumed,
             "blocks": dict(blocks),
             "groups": [
@@ -205,7 +206,7 @@ class RolloutCache(ExperienceCache):
         }
 
     def load_state_dict(self, state: State) -> None:
-        self.consumed = state["consumed"]
+        self.consumed, self.versions = state["consumed"], state.get("versions")
         start = self.length if self.consumed else 0
         for name, x in state["blocks"].items():
             self._allocate({name: x[0]}, self.length + _has_last_step(name))

@@ -129,14 +129,16 @@ def test_one_worker_with_several_agents_in_lockstep_is_the_local_worker(
 def test_roles_with_rollouts_and_with_a_replay_learn_from_the_same_unrolls(monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"env__options": GUIDED, "roles__agents": "agent=vtrace, guide=dqn", "roles__guide__agent__warmup": 40}
     changes |= {"roles__guide__agent__batch_size": 8, "impala__workers": 2, "impala__max_lag": 0, "impala__queue": 2}
-    with host_here(monkeypatch, "vtrace", TEAM, **changes) as host:
+    with host_here(monkeypatch, "vtrace", TEAM, **changes, log_every=0) as host:
         host.run(400)
         second = host.channel.made[1]
         for _ in range(2):
             second.run(1)  # too old for the rollouts when they are received, but not for the replay
         host.run(500, host.local_step_count)
         numbers = host.progress()
-        assert numbers["impala/dropped"] > 0
+        assert numbers["impala/lag"] > 0
+        assert numbers["impala/dropped"] == 0
+        assert numbers["impala/copies"] == 1
         assert numbers["guide/replay/size"] > 100
         agent, guide = host.learners
         assert agent.metrics.keys() >= {"agent/loss/policy"}
@@ -338,6 +340,22 @@ def test_what_cannot_work_is_refused_before_training(
     with pytest.raises(UserError, match=words):
         train(tmp_path, TEAM if environment else "CartPole-v1", agent, **given)
     assert not list(tmp_path.iterdir())
+
+
+def test_memory_for_opponents_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = LOCKSTEP | {"self_play__every": 60, "self_play__size": 2}
+    with host_here(monkeypatch, "vtrace", NIM, **changes) as host:
+        assert host.pool is not None
+        (unroll,) = host.channel._workers[0].memory.unrolls
+        pool = sum(x.nbytes for x in host.pool.to_workers().values())
+        needed = sum(x.nbytes for x in unroll.values()) + 3 * pool  # two are sent in turn, and the worker has one
+    monkeypatch.setattr("ludus.containers.impala.free_memory", lambda: needed)
+    with host_here(monkeypatch, "vtrace", NIM, **changes):
+        pass
+    monkeypatch.setattr("ludus.containers.impala.free_memory", lambda: needed - 1)
+    words = r"1 workers and 2 opponents \(self_play.size\) takes .* lower impala.queue, self_play.size, env.num"
+    with pytest.raises(UserError, match=words), host_here(monkeypatch, "vtrace", NIM, **changes):
+        pass
 
 
 def test_an_environment_that_only_this_process_has_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludus.core.batch import Batch
+from ludus.core.cache import Unroll
 from ludus.core.hidden_state import HiddenState
+from ludus.core.rows import Rows
 from ludus.core.step import AgentStep, EnvStep
 from ludus.experience.rollout import RolloutCache
 from ludus.ops.returns import gae
@@ -110,6 +112,34 @@ def test_state_dict_of_an_unfinished_rollout() -> None:
     assert torch.equal(expected.action["action"], got.action["action"])
     assert torch.equal(expected.observation["x"], got.observation["x"])
     assert torch.equal(expected.state["h"], got.state["h"])
+
+
+def test_state_dict_of_a_batch_with_one_of_two_unrolls() -> None:
+    whole, half = (RolloutCache(T, 2 * B, GAMMA, torch.device("cpu")) for _ in range(2))
+    unrolls = []
+    for number in range(3):
+        part = RolloutCache(T, B, GAMMA, torch.device("cpu"))
+        batch, _ = fill(part, 0)
+        tensors = {name: x + number if x.is_floating_point() else x for name, x in part.blocks.items()}
+        tensors |= {"state/h": batch.state["h"] + number, "last_state/h": batch.last_state["h"] + number}
+        unrolls.append(Unroll(tensors, Rows.all(B), 5 + number, number))
+    whole.receive(unrolls[0])
+    half.load_state_dict(whole.state_dict())
+    assert not half.ready()
+    for cache in (whole, half):
+        cache.receive(unrolls[1])
+        assert cache.ready()
+    expected, got = whole.read(), half.read()
+    assert got.version is not None
+    assert got.version.tolist() == [5] * B + [6] * B
+    for name in ("observation", "action", "experience", "state", "last_state"):
+        mine, its = getattr(expected, name), getattr(got, name)
+        assert list(mine) == list(its)
+        assert all(torch.equal(x, its[key]) for key, x in mine.items()), name
+    for name in ("reward", "first", "real", "discount"):
+        assert torch.equal(getattr(expected, name), getattr(got, name))
+    half.receive(unrolls[2])  # starts a new batch
+    assert not half.ready()
 
 
 def numbered_batch(time: int, columns: int) -> Batch:

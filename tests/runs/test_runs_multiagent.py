@@ -234,6 +234,7 @@ def test_only_the_critics_of_mappo_see_the_state_in_every_role(tmp_path: Path) -
         ),
         ({"roles__agents": "each", "data__path": "x.npz"}, "data.path is x.npz, but with several roles"),
         ({"roles__agents": "agent=ppo, guide=bc"}, "bc learns from recorded episodes"),
+        ({"roles__agents": "agent=ppo, guide=dagger"}, "Role guide has agent dagger, which learns from a teacher"),
         ({"roles__agents": "each", "freeze": ("networks.*",)}, r"freeze is networks.\*, but with several roles"),
         ({}, "the agents agent_0 and guide_0 share a policy, but the observation"),
         (
