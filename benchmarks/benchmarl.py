@@ -21,14 +21,18 @@ WORLDS: dict[str, dict[str, Any]] = {
     "simple_speaker_listener_v4": {},
 }
 EPISODES = 100  # greedy ones after training
-ENVIRONMENTS, HIDDEN, GAMMA, MAX_GRAD_NORM, ADAM_EPS = 8, (64, 64), 0.95, 0.5, 1e-6
+ENVIRONMENTS, HIDDEN, GAMMA, ADAM_EPS = 8, (64, 64), 0.95, 1e-6
+LEARNING_RATE = {"mappo": 1e-3, "maddpg": 1e-3, "qmix": 5e-4}
+ACTIVATION = {"mappo": "tanh", "maddpg": "relu", "qmix": "tanh"}
+MAX_GRAD_NORM = {"mappo": 0.5, "maddpg": 0.5, "qmix": 10.0}
 # MAPPO
-ROLLOUT, EPOCHS, MINIBATCHES, GAE_LAMBDA, CLIP = 128, 4, 4, 0.95, 0.2
+ROLLOUT, EPOCHS, MINIBATCHES, GAE_LAMBDA, CLIP = 50, 8, 4, 0.95, 0.2
 # MADDPG and QMIX
-BATCH, UPDATES_PER_STEP, TAU, REPLAY, WARM_UP, MIXING = 512, 0.1, 0.01, 100_000, 1_000, 32
+REPLAY, WARM_UP, MIXING = 100_000, 1_000, 32
+BATCH = {"maddpg": 512, "qmix": 128}
+UPDATES_PER_STEP = {"maddpg": 0.1, "qmix": 0.25}
+TAU, TARGET_EVERY = 0.01, 200  # of MADDPG, whose targets are averages, and of QMIX, whose targets are copies
 COLLECTED = 80  # steps between updates of BenchMARL, of all worlds
-LEARNING_RATE = {"mappo": 7e-4, "maddpg": 1e-3, "qmix": 1e-3}
-ACTIVATION = {"mappo": "tanh", "maddpg": "relu", "qmix": "relu"}
 EXPLORATION = {"maddpg": (0.5, 0.05), "qmix": (1.0, 0.05)}  # σ of actions in [0, 1], and ε: at first, and at its end
 EXPLORATION_SHARE = 1 / 3  # of the run, after which the end is reached
 STEPS = 100_000_000  # more than a timed round can reach
@@ -79,18 +83,20 @@ def make_experiment(agent: str, world: str, seed: int, steps: int) -> Any:
         "on_policy_minibatch_size": rollout // MINIBATCHES,
         "off_policy_collected_frames_per_batch": COLLECTED,
         "off_policy_n_envs_per_worker": ENVIRONMENTS,
-        "off_policy_n_optimizer_steps": round(COLLECTED * UPDATES_PER_STEP),
-        "off_policy_train_batch_size": BATCH,
+        "off_policy_n_optimizer_steps": round(COLLECTED * UPDATES_PER_STEP.get(agent, 0)),
+        "off_policy_train_batch_size": BATCH.get(agent, 1),
         "off_policy_memory_size": REPLAY,
         "off_policy_init_random_frames": WARM_UP,
         "exploration_eps_init": start,
         "exploration_eps_end": end,
         "exploration_anneal_frames": round(steps * EXPLORATION_SHARE),
+        "soft_target_update": agent != "qmix",
         "polyak_tau": TAU,
+        "hard_target_update_frequency": TARGET_EVERY,
         "lr": LEARNING_RATE[agent],
         "gamma": GAMMA,
         "adam_eps": ADAM_EPS,
-        "clip_grad_val": MAX_GRAD_NORM,
+        "clip_grad_val": MAX_GRAD_NORM[agent],
         "prefer_continuous_actions": agent == "maddpg",
         "evaluation": False,
         "render": False,

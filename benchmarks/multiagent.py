@@ -25,7 +25,6 @@ COMMON: dict[str, Any] = {
     "env.backend": "simple",
     "network.hidden": shared.HIDDEN,
     "agent.gamma": shared.GAMMA,
-    "agent.max_grad_norm": shared.MAX_GRAD_NORM,
     "agent.optimizer_eps": shared.ADAM_EPS,
     "agent.normalize_observation": False,
     "evaluation.every": 0,
@@ -35,17 +34,20 @@ COMMON: dict[str, Any] = {
     "threads": 1,
     "quiet": True,
 }
-OFF_POLICY: dict[str, Any] = {
-    "agent.batch_size": shared.BATCH,
-    "agent.updates_per_step": shared.UPDATES_PER_STEP,
-    "agent.tau": shared.TAU,
-    "agent.replay": shared.REPLAY,
-    "agent.warmup": shared.WARM_UP,
-}
+
+
+def replayed(agent: str) -> dict[str, Any]:
+    """Return the settings of an agent with a replay buffer."""
+    return {
+        "agent.batch_size": shared.BATCH[agent],
+        "agent.updates_per_step": shared.UPDATES_PER_STEP[agent],
+        "agent.replay": shared.REPLAY,
+        "agent.warmup": shared.WARM_UP,
+    }
 
 
 def exploration(agent: str, scale: float = 1.0) -> str:
-    """Return the schedule of noise or ε."""
+    """Return the schedule of noise."""
     start, end = (scale * x for x in shared.EXPLORATION[agent])
     return f"linear({start}, {end}, share={shared.EXPLORATION_SHARE:.6f})"
 
@@ -59,9 +61,20 @@ OWN: dict[str, dict[str, Any]] = {
         "agent.clip": shared.CLIP,
         "agent.entropy_coef": 0.0,
     },
-    "maddpg": OFF_POLICY | {"agent.noise_sigma": exploration("maddpg", 2.0)},  # of actions scaled to [-1, 1]
-    "qmix": OFF_POLICY
-    | {"agent.target_every": 1, "agent.mixing": shared.MIXING, "agent.epsilon_start": exploration("qmix")},
+    "maddpg": replayed("maddpg")
+    | {
+        "agent.tau": shared.TAU,
+        "agent.cooperative": True,  # as BenchMARL's
+        "agent.noise_sigma": exploration("maddpg", 2.0),  # of actions scaled to [-1, 1]
+    },
+    "qmix": replayed("qmix")
+    | {
+        "agent.target_every": shared.TARGET_EVERY,
+        "agent.mixing": shared.MIXING,
+        "agent.epsilon_start": shared.EXPLORATION["qmix"][0],
+        "agent.epsilon_end": shared.EXPLORATION["qmix"][1],
+        "agent.epsilon_share": shared.EXPLORATION_SHARE,
+    },
 }
 
 
@@ -75,6 +88,7 @@ def settings(agent: str, world: str) -> dict[str, Any]:
             "env.options": tuple(f"{name}={str(value).lower()}" for name, value in options.items()),
             "network.activation": shared.ACTIVATION[agent],
             "agent.learning_rate": shared.LEARNING_RATE[agent],
+            "agent.max_grad_norm": shared.MAX_GRAD_NORM[agent],
         }
         | ({"roles": "each"} if agent == "mappo" and world == "simple_speaker_listener_v4" else {})
     )

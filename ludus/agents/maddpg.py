@@ -48,6 +48,8 @@ class MADDPGConfig(ReplayConfig):
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     gamma: float = 0.95  # discount: nearer 1 looks further ahead and learns slower
     tau: float = 0.01  # Polyak coefficient of the target networks: higher is faster and less stable
+    # each actor raises the values of all agents, not only its own: learns faster where agents work together
+    cooperative: bool = False
     # policies of each agent, one of which it draws for an episode: more are harder to exploit and learn slower
     policies: int = 1
     temperature: float = 1.0  # Discrete actions: of the Gumbel-softmax; lower: less biased, noisier gradients
@@ -269,14 +271,23 @@ class MADDPG(OffPolicy):
         )
 
     def actor_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Return −Q of each agent's critic, given that agent's new action and the others' actions of the replay."""
+        """Return −Q of each agent's critic, given that agent's new action and the others' actions of the replay.
+
+        If cooperative, given the new actions of all, so that each actor learns from the critics of all.
+        """
         joint, given = self.joint, batch.experience
         inputs, first = at_time(self.inputs(batch.observation), batch.first, CURRENT)
         mask = joint.masks({name: x[CURRENT] for name, x in batch.observation.items()})
         output = self.outputs(inputs, first, given.get("policy"))
         new = self.to_actions(output, mask, given.get("gumbel"))
-        own = torch.eye(joint.size, dtype=torch.bool, device=new.device).unsqueeze(-1)  # [N, N, 1]
-        actions = torch.where(own, new.unsqueeze(2), given["actions"].unsqueeze(2))  # [T, B, N critics, N agents, A]
+        if self.config.cooperative:
+            active = joint.active({name: x[CURRENT] for name, x in batch.observation.items()})
+            actions = (new * active.unsqueeze(-1)).unsqueeze(2).expand(-1, -1, joint.size, -1, -1)
+        else:
+            own = torch.eye(joint.size, dtype=torch.bool, device=new.device).unsqueeze(-1)  # [N, N, 1]
+            actions = torch.where(
+                own, new.unsqueeze(2), given["actions"].unsqueeze(2)
+            )  # [T, B, N critics, N agents, A]
         q = self.q(inputs, actions.flatten(3), first)
         squares = (output.square() * joint.exists).sum(-1) / joint.exists.sum(-1)
         return {

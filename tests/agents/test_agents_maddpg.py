@@ -56,9 +56,10 @@ def as_double(batch: Any) -> Any:
 
 
 @pytest.fixture
-def two_agents() -> Any:
+def two_agents(request: Any) -> Any:
     """Speaker and listener in float64, whose targets differ from what they follow, and a prepared batch."""
-    worker = make_worker("Speech", "maddpg", network__activation="tanh", agent__gamma=0.9, agent__temperature=0.7)
+    settings = {"network__activation": "tanh", "agent__gamma": 0.9, "agent__temperature": 0.7}
+    worker = make_worker("Speech", "maddpg", **settings, agent__cooperative=getattr(request, "param", False))
     agent: Any = worker.agent
     begin(worker, 0)
     batch = batch_of(worker)
@@ -109,8 +110,12 @@ def test_the_critics_gradient_is_that_by_hand(two_agents: Any) -> None:
         np.testing.assert_allclose(ours.numpy(), np.stack(theirs), rtol=1e-5, atol=1e-8)
 
 
-def test_the_actors_gradient_is_that_by_hand(two_agents: Any) -> None:
-    """−∇Q_i(x, a) with the own action replaced, through the soft choice of the Gumbel-softmax at τ = 0.7."""
+@pytest.mark.parametrize(("two_agents", "cooperative"), [(False, False), (True, True)], indirect=["two_agents"])
+def test_the_actors_gradient_is_that_by_hand(two_agents: Any, cooperative: bool) -> None:
+    """−∇Q_i(x, a) with the own action replaced, through the soft choice of the Gumbel-softmax at τ = 0.7.
+
+    If cooperative, −∇Σ_i Q_i(x, a) with the actions of all replaced.
+    """
     agent, batch = two_agents
     actors = [Layers(agent.networks["actor"], "policy", i) for i in range(2)]
     critics = [Layers(agent.networks["critic"], "value", i) for i in range(2)]
@@ -118,18 +123,20 @@ def test_the_actors_gradient_is_that_by_hand(two_agents: Any) -> None:
     gradients = [[np.zeros_like(x) for x in (a.w1, a.b1, a.w2, a.b2)] for a in actors]
     for row, (own, everything) in enumerate(rows_of(batch, 0)):
         taken = [one_hot(int(batch.action[name][0, row]), 5) for name in ("speaker", "listener")]
-        for i, n in enumerate((3, 5)):
-            logits = actors[i](own[i])[:n]
-            soft = softmax((logits + batch.experience["gumbel"][0, row, i, :n].numpy()) / 0.7)
-            actions = [one_hot(int(soft.argmax()), 5) if j == i else taken[j] for j in range(2)]
+        drawn = batch.experience["gumbel"][0, row].numpy()
+        soft = [softmax((actors[i](own[i])[:n] + drawn[i, :n]) / 0.7) for i, n in enumerate((3, 5))]
+        for i in range(2):
+            replaced = [j for j in range(2) if cooperative or j == i]
+            actions = [one_hot(int(soft[j].argmax()), 5) if j in replaced else taken[j] for j in range(2)]
             x = np.concatenate([everything, *actions])
             loss -= float(critics[i](x)[0]) / size
-            _, slope = critics[i].backward(x, np.array([-1 / size]))
-            slope = slope[len(everything) + 5 * i :][:n]
-            through = np.zeros(5)
-            through[:n] = soft * (slope - soft @ slope) / 0.7
-            found, _ = actors[i].backward(own[i], through)
-            gradients[i] = [a + b for a, b in zip(gradients[i], found, strict=True)]
+            _, slopes = critics[i].backward(x, np.array([-1 / size]))
+            for j in replaced:
+                slope = slopes[len(everything) + 5 * j :][: len(soft[j])]
+                through = np.zeros(5)
+                through[: len(soft[j])] = soft[j] * (slope - soft[j] @ slope) / 0.7
+                found, _ = actors[j].backward(own[j], through)
+                gradients[j] = [a + b for a, b in zip(gradients[j], found, strict=True)]
     losses, _ = agent.actor_loss(batch)
     assert float(losses["actor"].detach()) == pytest.approx(loss, rel=1e-6)
     actor = agent.networks["actor"]

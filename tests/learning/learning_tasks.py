@@ -142,6 +142,9 @@ CLASSIC = (
     Task("acrobot/ars", "Acrobot-v1", "ars", -100, 500_000, 5, every=20_000),
     Task("cartpole/pqn", "CartPole-v1", "pqn", 475, 500_000, 5, every=20_000),
     Task("acrobot/pqn", "Acrobot-v1", "pqn", -100, 500_000, 5, every=20_000),
+    Task("acrobot/reinforce", "Acrobot-v1", "reinforce", -100, 500_000, 5, every=20_000),
+    Task("pendulum/ars", "Pendulum-v1", "ars", -250, 2_000_000, 5, every=100_000),
+    Task("lunarlandercontinuous/trpo", "LunarLanderContinuous-v3", "trpo", 200, 200_000, 5, every=20_000, whole=True),
 )
 
 # MinAtar's Breakout, each cell as 4×4 pixels, since nature_cnn needs 36×36
@@ -270,6 +273,9 @@ OFF_POLICY = (
         for agent in ("dueling_dqn", "c51", "rainbow", "acer", "acer_vtrace", "discrete_sac")
     ),
     Task("novelocity/r2d2", BLIND_CARTPOLE, "r2d2", 475, 200_000, 5),
-    *(Task(f"pendulum/{agent}", "Pendulum-v1", agent, -200, 20_000, 5) for agent in ("ddpg", "td3", "sac", "tqc")),
+    *(
+        Task(f"pendulum/{agent}", "Pendulum-v1", agent, -200, 20_000, 5)
+        for agent in ("ddpg", "td3", "sac", "tqc", "crossq")
+    ),
 )
 TASKS = {task.name: task for task in (*CLASSIC, *IMAGES, *OFF_POLICY, *TOYS, *IDENTITY, *OFF_POLICY_TOYS)}
