@@ -143,7 +143,6 @@ CLASSIC = (
     Task("cartpole/pqn", "CartPole-v1", "pqn", 475, 500_000, 5, every=20_000),
     Task("acrobot/pqn", "Acrobot-v1", "pqn", -100, 500_000, 5, every=20_000),
     Task("acrobot/reinforce", "Acrobot-v1", "reinforce", -100, 500_000, 5, every=20_000),
-    Task("pendulum/ars", "Pendulum-v1", "ars", -250, 2_000_000, 5, every=100_000),
     Task("lunarlandercontinuous/trpo", "LunarLanderContinuous-v3", "trpo", 200, 200_000, 5, every=20_000, whole=True),
 )
 
