@@ -301,51 +301,54 @@ class DQN(OffPolicy):
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return the Huber loss of TD errors, or the distributional loss, weighted by importance; and CQL's, if on."""
-        config = self.config
-        now, selecting, target_now, target_next = self._outputs(batch)
+        config, head, action = self.config, self.head, batch.action[self.name]
+        ready = self.inputs(batch.observation)
         taus = [batch.experience.get(name) for name in TAUS]
-        action, mask = batch.action[self.name], None if self.mask is None else batch.observation[self.mask][NEXT]
-        prediction = self.head.evaluate(now, action, taus[0])
+        later: Tensors = {}
+        if config.sequence:
+            outputs, _ = self.run("q", ready, batch.state, batch.first)
+            now, later = ({name: x[part] for name, x in outputs.items()} for part in (CURRENT, NEXT))
+        else:
+            now, _ = self.run("q", {name: x[CURRENT] for name, x in ready.items()}, batch.state, batch.first[CURRENT])
         with torch.no_grad():
-            if config.values != "expected":
-                selector = self.head if config.double else self._of_target[0]  # of the network that selects
-                next_action = greedy(selector.q(selecting, taus[1]), mask)
-                target = self._of_target[0].target(target_next, next_action, batch.reward, batch.discount, taus[2])
-            else:
-                target = self._expected_target(batch, selecting, target_now, target_next, mask)
-        loss = self.head.loss(prediction, target, taus[0])
-        metrics = {"q": share_sum(self.head.mean(prediction.detach()), batch.experience[MEAN])}
+            target = self._target(batch, ready, later, taus)
+        prediction = head.evaluate(now, action, taus[0])
+        loss = head.loss(prediction, target, taus[0])
+        metrics = {"q": share_sum(head.mean(prediction.detach()), batch.experience[MEAN])}
         if config.prioritized:
-            priority = self.head.priority(prediction.detach(), target, loss.detach())
+            priority = head.priority(prediction.detach(), target, loss.detach())
             metrics["priority"] = (
                 mixed_priority(priority, batch.real, config.priority_mix) if config.sequence else priority[0]
             )
         losses = {"value": share_sum(loss, batch.share)}
         if self.conservative:
             allowed = None if self.mask is None else batch.observation[self.mask][CURRENT]
-            penalty = conservative_loss(self.head.q(now, taus[0]), action, allowed)
+            penalty = conservative_loss(head.q(now, taus[0]), action, allowed)
             losses["conservative"] = share_sum(penalty, batch.share)
         return losses, metrics
 
-    def _outputs(self, batch: Batch) -> tuple[Tensors, Tensors, Tensors, Tensors]:
-        """Return online outputs, the outputs that select next actions, and target outputs now and next."""
-        config, first = self.config, batch.first
-        ready = self.inputs(batch.observation)
+    def _target(self, batch: Batch, ready: Tensors, later: Tensors, taus: list[Tensor | None]) -> Tensor:
+        """Return the target of predictions; ``later`` are the online outputs of next states, if they are known."""
+        config, state, target_now = self.config, batch.state, dict[str, Tensor]()
         if config.sequence:
-            outputs, _ = self.run("q", ready, batch.state, first)
-            with torch.no_grad():
-                target, _ = self.run("q", ready, batch.state.select("target"), first, target=True)
-            online_next = {name: x[1:].detach() for name, x in outputs.items()}
-            target_next, target_now = ({name: x[part] for name, x in target.items()} for part in (NEXT, CURRENT))
-            now = {name: x[:-1] for name, x in outputs.items()}
-            return now, online_next if config.double else target_next, target_now, target_next
-        sooner, later = ({name: x[part] for name, x in ready.items()} for part in (CURRENT, NEXT))
-        now, _ = self.run("q", sooner, batch.state, first[:-1])
-        with torch.no_grad():
-            target_next, _ = self.run("q", later, batch.state, first[1:], target=True)
-            selecting = self.run("q", later, batch.state, first[1:])[0] if config.double else target_next
-            target_now = self.run("q", sooner, batch.state, first[:-1], target=True)[0] if self.munchausen else {}
-        return now, selecting, target_now, target_next
+            target, _ = self.run("q", ready, state.select("target"), batch.first, target=True)
+            target_now, target_next = ({name: x[part] for name, x in target.items()} for part in (CURRENT, NEXT))
+        else:
+            following, first = {name: x[NEXT] for name, x in ready.items()}, batch.first[NEXT]
+            target_next, _ = self.run("q", following, state, first, target=True)
+            if config.double:
+                later, _ = self.run("q", following, state, first)
+            if self.munchausen:
+                current = {name: x[CURRENT] for name, x in ready.items()}
+                target_now, _ = self.run("q", current, state, batch.first[CURRENT], target=True)
+        selecting = later if config.double else target_next
+        mask = None if self.mask is None else batch.observation[self.mask][NEXT]
+        if config.values == "expected":
+            return self._expected_target(batch, selecting, target_now, target_next, mask)
+        selector = self.head if config.double else self._of_target[0]  # of the network that selects
+        next_action = greedy(selector.q(selecting, taus[1]), mask)
+        found: Tensor = self._of_target[0].target(target_next, next_action, batch.reward, batch.discount, taus[2])
+        return found
 
     def _expected_target(
         self, batch: Batch, selecting: Tensors, target_now: Tensors, target_next: Tensors, mask: Any

@@ -55,6 +55,7 @@ class DistribUpdater(LocalUpdater):
     def agree(self, flag: bool) -> bool:
         return int(self.sum(torch.tensor(int(flag)))) == self.ranks
 
+    @torch.no_grad()
     def reduce(self, gradient: Tensor, metrics: Tensors, traced: bool = False) -> Tensors:
         scalars = [name for name, x in metrics.items() if not x.dim()]
         term = torch.cat([gradient, torch.stack([metrics[name] for name in scalars]).to(gradient)])

@@ -43,10 +43,9 @@ class Guard:
         self.agent, self.updater, self._manager = agent, updater, manager
         observation, self._action, _ = role or Role(manager.observation, manager.action)
         self._name = manager.name
-        self._device = device_of(agent)
         self._masked = any(map(is_mask, observation))
         replaced = "" if agent.goal_reward is None else "desired_goal"  # replaced by achieved goals in hindsight replay
-        self._bounds = Bounds({k: spec for k, spec in observation.items() if k != replaced}, self._device)
+        self._bounds = Bounds({k: spec for k, spec in observation.items() if k != replaced}, device_of(agent))
         self._calls = 0
         self.step = 0  # environment steps so far, for messages; set by the container
         self.diverged = False
@@ -55,7 +54,7 @@ class Guard:
         """Learn from a batch."""
         # replayed batches are only checked when a loss is not finite
         flags = finite_flags(batch, self._action) if batch.index is None or self._masked else []
-        if self._device.type == "cpu":
+        if batch.reward.is_cpu:
             if not all_finite(flags):
                 self._check(batch)
             flags = []

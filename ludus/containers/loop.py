@@ -44,7 +44,7 @@ class SeatRows:
     def __init__(self, seat: Seat, manager: RoleManager, group: int) -> None:
         agents, environments = manager.roles[seat.role].agents, manager.groups[group]
         self.seat, self.rows = seat, slice(environments.start * agents, environments.stop * agents)
-        self.start, self.whole = self.rows.start, len(manager.groups) == 1
+        self.start, self.whole, self.agents = self.rows.start, len(manager.groups) == 1, agents
         assert seat.env_step is not None, "begin comes before collect"
         self.step = seat.env_step if self.whole else seat.env_step.rows(self.rows)
         self.state = seat.hidden_state if self.whole else seat.hidden_state.rows(self.rows)
@@ -90,7 +90,7 @@ def collect(loop: Collector, agree: Callable[[bool], bool] = bool) -> int:
     groups = range(len(manager.groups))
     parts = [[SeatRows(seat, manager, group) for seat in seats] for group in groups]
     environments = [rows.stop - rows.start for rows in manager.groups]
-    agents = [manager.roles[seat.role].agents for seat in seats]
+    agents = [part.agents for part in parts[0]]
     numbers: list[Tensors] = [{} for _ in seats]
     count: int | Tensor = 0
 

@@ -18,7 +18,7 @@ from ludus.core.types import State, Tensors
 from ludus.core.updater import Group, LossFunction, NonFiniteError, Updater
 from ludus.networks.module_checks import depends_on_training_mode
 from ludus.networks.placement import is_placed
-from ludus.ops.optimizers import adam_, clip_norm_, fused_adam_, rmsprop_, rmsprop_tf_, sgd_
+from ludus.ops.optimizers import ONE, adam_, clip_norm_, fused_adam_, rmsprop_, rmsprop_tf_, sgd_
 
 ALIGN = 16  # elements: parameters start at multiples of 64 bytes, for vector instructions
 BETA2, RMSPROP_ALPHA = 0.999, 0.99
@@ -88,6 +88,35 @@ class ParameterBlock(NamedTuple):
         return block if self.whole else block[self.rows]
 
 
+class TrainingMode:
+    """A context in which the networks are in training mode, and denormal numbers are flushed to 0.
+
+    The moments of dead units are denormal, and would make Adam three times slower. Frozen modules stay in evaluation
+    mode.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        # only modules that behave differently in training mode are switched, since a switch visits every layer; the
+        # agent's own flag is False only in evaluations and loaded policies
+        modules = [module.eval() for module in agent.children()]
+        learning = [module for module in modules if any(p.requires_grad for p in module.parameters())]
+        self._modal = [module for module in learning if depends_on_training_mode(module)]
+        self._frozen = [part for module in self._modal for part in frozen_modules(module)]
+        self._flushed = bool(torch.tensor(2e-38).mul(0.1) == 0)  # the user's setting
+
+    def __enter__(self) -> None:
+        torch.set_flush_denormal(True)
+        for module in self._modal:
+            module.train()
+        for module in self._frozen:
+            module.eval()
+
+    def __exit__(self, *_: object) -> None:
+        for module in self._modal:
+            module.eval()
+        torch.set_flush_denormal(self._flushed)
+
+
 StepWatcher = Callable[[LossFunction, Batch, ParameterBlock, Callable[[], Tensors]], Tensors]
 
 
@@ -114,16 +143,15 @@ class LocalUpdater(Updater):
         for part in self.parts.values():
             if part.group.optimizer == "rmsprop_tf":
                 part.of(self._moments["square"]).fill_(1)
+        self._optimizer_tensors = {
+            name: {"value": self.flat.value, "steps": part.steps, "lr": part.lr} | self._moments
+            for name, part in self.parts.items()
+        }
         self.read_coefficients()
         self.schedule(0.0)
         self._norms: list[Tensor] = []
         self._step: Callable[[LossFunction, Batch, ParameterBlock], Tensors] = self._eager
-        # only modules that behave differently in training mode are switched, since a switch visits every layer
-        modules = [module.eval() for module in agent.children()]
-        learning = [module for module in modules if any(p.requires_grad for p in module.parameters())]
-        self._modal = [module for module in learning if depends_on_training_mode(module)]
-        self._frozen = [part for module in self._modal for part in frozen_modules(module)]
-        self._flushed = bool(torch.tensor(2e-38).mul(0.1) == 0)  # the user's setting
+        self._learning = TrainingMode(agent)
         # glibc keeps free memory up to twice the largest block that was freed, and returns the rest to the system,
         # which would have to map the intermediate results of every update again, at hundreds of page faults
         torch.empty(KEPT, dtype=torch.uint8)
@@ -164,7 +192,7 @@ class LocalUpdater(Updater):
     def step(self, loss: LossFunction, batch: Batch, group: str) -> Tensors:
         """Take one step; return losses, metrics and the gradient norm as 0-dimensional tensors."""
         part = self._part(group)
-        with self._learning():
+        with self._learning:
             metrics = self._step(loss, batch, part)
         norm = metrics["gradient_norm"]
         if not norm.is_cpu:
@@ -175,7 +203,7 @@ class LocalUpdater(Updater):
 
     def gradient(self, loss: LossFunction, batch: Batch, group: str) -> tuple[Tensor, Tensors]:
         """Return a copy of the flat gradient, and the metrics."""
-        with self._learning():
+        with self._learning:
             gradient, metrics = self._gradient(loss, batch, self._part(group))
         return gradient.clone(), metrics
 
@@ -183,7 +211,7 @@ class LocalUpdater(Updater):
     def apply(self, gradient: Tensor, group: str) -> Tensors:
         """Clip the gradient and take the optimizer step; the norm is checked after ``learn``."""
         part = self._part(group)
-        with self._learning():
+        with self._learning:
             norm = self.optimize(gradient.clone(), self.optimizer_tensors(part), part, eager=True)
         self.flat.publish()
         self._norms.append(norm)
@@ -214,24 +242,6 @@ class LocalUpdater(Updater):
             )
         return self.parts[group]
 
-    @contextmanager
-    def _learning(self) -> Iterator[None]:
-        """Put the networks in training mode, and flush denormal numbers to 0.
-
-        The moments of dead units are denormal, and would make Adam three times slower.
-        """
-        torch.set_flush_denormal(True)
-        for module in self._modal:  # the agent's own flag is False only in evaluations and loaded policies
-            module.train()
-        for module in self._frozen:
-            module.eval()
-        try:
-            yield
-        finally:
-            for module in self._modal:
-                module.eval()
-            torch.set_flush_denormal(self._flushed)
-
     def pop_gradient_norms(self) -> list[Tensor]:
         """Return the gradient norms since the last call that were not checked yet."""
         norms, self._norms = self._norms, []
@@ -261,8 +271,7 @@ class LocalUpdater(Updater):
 
     def _eager(self, loss: LossFunction, batch: Batch, part: ParameterBlock) -> Tensors:
         gradient, metrics = self._gradient(loss, batch, part)
-        with torch.no_grad():
-            metrics["gradient_norm"] = self.optimize(gradient, self.optimizer_tensors(part), part, eager=True)
+        metrics["gradient_norm"] = self.optimize(gradient, self.optimizer_tensors(part), part, eager=True)
         if self.flat.placed:
             self.flat.publish()
         return metrics
@@ -271,14 +280,14 @@ class LocalUpdater(Updater):
         """Compute the gradient of one group into the block; return it and the metrics."""
         losses, metrics = loss(batch)
         found = gradients(self.total(losses), part.group.parameters)
-        with torch.no_grad():
-            gradient = part.of(self.flat.gradient)
-            reached = [(view, x) for view, x in zip(part.gradients, found, strict=True) if x is not None]
-            if len(reached) < len(found):
-                gradient.zero_()
-            if reached:
-                torch._foreach_copy_([view for view, _ in reached], [x for _, x in reached])
-            return gradient, self.reduce(gradient, self.report(losses, metrics))
+        gradient, views = part.of(self.flat.gradient), part.gradients
+        reached = [x for x in found if x is not None]
+        if len(reached) < len(found):
+            gradient.zero_()
+            views = [view for view, x in zip(views, found, strict=True) if x is not None]
+        if reached:
+            torch._foreach_copy_(views, reached)
+        return gradient, self.reduce(gradient, self.report(losses, metrics))
 
     def reduce(self, gradient: Tensor, metrics: Tensors, traced: bool = False) -> Tensors:
         """Sum the gradient, in place, and the 0-dimensional metrics over ranks; return the metrics.
@@ -305,7 +314,7 @@ class LocalUpdater(Updater):
 
     def optimizer_tensors(self, part: ParameterBlock) -> Tensors:
         """Return the optimizer's tensors: parameters, moments, step count and learning rate."""
-        return {"value": self.flat.value, "steps": part.steps, "lr": part.lr} | self._moments
+        return self._optimizer_tensors[part.name]
 
     def optimize(self, gradient: Tensor, at: Tensors, part: ParameterBlock, eager: bool = False) -> Tensor:
         """Clip the gradient and take the optimizer step in place; return the norm before clipping.
@@ -391,8 +400,9 @@ def gradients(total: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor | N
     """
     if not total.requires_grad:
         raise UserError("The loss does not depend on any trainable parameter, so there is no gradient.")
+    one = ONE if total.is_cpu and total.dtype == ONE.dtype else torch.ones_like(total)
     found: tuple[Tensor | None, ...] = torch.autograd.Variable._execution_engine.run_backward(
-        (total,), (torch.ones_like(total),), False, False, parameters, allow_unreachable=True, accumulate_grad=False
+        (total,), (one,), False, False, parameters, allow_unreachable=True, accumulate_grad=False
     )
     return found
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from ludus.core.hidden_state import HiddenState
 from ludus.core.types import Tensors
 
+NO_SHARE = torch.empty(0)
+
 
 class Learned(NamedTuple):
     """The result of learning from a batch: metrics (0-dimensional tensors) and new priorities for a replay buffer."""
@@ -35,7 +37,7 @@ class Batch:
     weight: Tensor  # [T, B] importance weights of a prioritized replay, else 1; also set for padding
     experience: Tensors  # [T, B, …] more by name: what acting stored, and what learn adds for the loss
     # [T, B] weight of each row in a mean over the rows of all ranks, 0 for padding; set in learn, before the loss
-    share: Tensor = field(default_factory=lambda: torch.empty(0))
+    share: Tensor = NO_SHARE
     state: HiddenState = field(default_factory=HiddenState)  # [B, …] at t=0
     last_state: HiddenState = field(default_factory=HiddenState)  # [B, …] at t=T
     # [T, B, …] same-step resets: the last observation of an episode that ended at t (observation[t+1] is the first of

@@ -92,7 +92,7 @@ class Reader:
         self._span, self._drawn = config.span, config.batch_size  # transitions of an item; items of a batch
         self._n_step = self._span > 1 and not self._sequence
         self._window = window and self._n_step
-        states = self._span + 1
+        self._states = states = self._span + 1
         self._slots = torch.zeros((states, self._drawn), dtype=torch.int64)  # [states, M]
         self._flags, views = self._outputs([FLAGS], states)
         flags = PackedFlags(views[FLAGS])
@@ -113,8 +113,7 @@ class Reader:
         """Return the batch of these items; ``weight`` are their importance weights."""
         if not self._action:
             self._allocate()
-        self._slot_index.slots(numbers, len(self._slots), self._slots)
-        slots = self._slots.to(self._device)
+        slots = self._slot_index.slots(numbers, self._states, self._slots).to(self._device)
         weight = self._weight if weight is None else weight.to(self._device)[None]
         self._gather(slots)
         if self._sequence:

@@ -79,6 +79,7 @@ class ExperienceReplay(ExperienceCache):
         self._agent_keys: list[tuple[int, str]] = []  # (field, name) in AgentStep of each agent column
         self._drawable = np.zeros((batch, self.length), np.bool_)  # whether the transition that led to a step is
         self._slot_index = SlotIndex(self.length, batch)
+        self._positions = torch.zeros(config.batch_size, dtype=torch.int64)  # of the items that are drawn
         self._groups: dict[int, RowGroup] = {}  # by first row
         self._priorities = Priorities(self._slot_index, config.priority_exponent) if config.prioritized else None
         self._hindsight = None
@@ -469,7 +470,7 @@ class ExperienceReplay(ExperienceCache):
             self._credit += over * self.updates_per_step
 
     def _draw_uniform(self) -> Tensor:
-        drawn: Integers = torch.randint(self.size, (self.config.batch_size,), generator=self.generator).numpy()
+        drawn: Integers = self._positions.random_(self.size, generator=self.generator).numpy()
         if len(self._groups) == 1:
             return torch.from_numpy(next(iter(self._groups.values())).pick(drawn))
         numbers, low = np.empty_like(drawn), 0

@@ -94,10 +94,10 @@ class SlotIndex:
         """Return the slots ``[steps, n]`` of items and of the steps after them."""
         out = torch.empty((steps, len(numbers)), dtype=torch.int64) if out is None else out
         if self._library is not None:
-            numbers = numbers.long().contiguous()
+            numbers, count = numbers.long().contiguous(), numbers.numel()
             assert out.is_contiguous()
-            assert out.shape == (steps, len(numbers))
-            self._library.ludus_slots(self.pointer, len(numbers), steps, numbers.data_ptr(), out.data_ptr())
+            assert out.numel() == steps * count
+            self._library.ludus_slots(self.pointer, count, steps, numbers.data_ptr(), out.data_ptr())
             return out
         time, row = self.split(numbers.numpy())
         slots = out.numpy()

@@ -7,6 +7,8 @@ NaN. Targets and temperatures are detached.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -146,7 +148,8 @@ def _masked_logits(q: Tensor, temperature: float, mask: Tensor | None) -> Tensor
 
 def huber(prediction: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
     """Return ½x² where |x| ≤ δ, else δ(|x| − ½δ), for the error x (Huber 1964); both have the same shape."""
-    loss: Tensor = torch.ops.aten.huber_loss.default(prediction, target.detach(), 0, delta)  # 0: no reduction
+    none: Any = 0  # no reduction
+    loss: Tensor = torch._C._nn.huber_loss(prediction, target.detach(), none, delta)
     return loss
 
 
