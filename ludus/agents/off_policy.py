@@ -296,13 +296,13 @@ class OffPolicy(Agent):
 
     def finish_update(self, target_every: int = 1) -> None:
         """Count an update, and move the target networks at every ``target_every``-th."""
-        vars(self)["updates"] += 1  # nn.Module takes several times as long for an assignment
+        self.updates += 1
         if self.updates % target_every == 0:
             self.target.update(self.config.tau)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Also keep the progress, with which a checkpoint restores scheduled values."""
-        vars(self)["progress"] = progress
+        self.progress = progress
         return super().schedule(progress)
 
     def get_extra_state(self) -> dict[str, float]:
