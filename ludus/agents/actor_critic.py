@@ -341,16 +341,11 @@ class ActorCritic(Agent):
     def _values(self, batch: Batch) -> Tensor:
         """Return V of all observations ``[T+1, B]``; only the last is computed where acting stored the others."""
         stored = batch.experience.get("value")
-        if stored is not None:
-            last = {name: x[-1:] for name, x in batch.observation.items()}
-            outputs, _ = self.outputs(last, batch.last_state, batch.first[-1:], self.value_networks)
-            return torch.cat([stored, outputs["value"].squeeze(-1)])
-        values = []
+        values, state = ([], HiddenState()) if stored is None else ([stored], batch.last_state)
         steps = max(1, VALUE_ROWS // batch.first.shape[1])
-        for start in range(0, len(batch.first), steps):
-            part = slice(start, start + steps)
-            observation = {name: x[part] for name, x in batch.observation.items()}
-            outputs, _ = self.outputs(observation, HiddenState(), batch.first[part], self.value_networks)
+        for start in range(0 if stored is None else len(stored), len(batch.first), steps):
+            observation = {name: x[start : start + steps] for name, x in batch.observation.items()}
+            outputs, _ = self.outputs(observation, state, batch.first[start : start + steps], self.value_networks)
             values.append(outputs["value"].squeeze(-1))
         return torch.cat(values)
 
@@ -362,13 +357,10 @@ class ActorCritic(Agent):
 
     def _final_values(self, batch: Batch) -> Tensor | None:
         """Return V of ``batch.final`` ``[T, B]``; recurrent networks stored it while acting."""
-        if "final_value" in batch.experience:
-            return batch.experience["final_value"]
         if not batch.final:
-            return None
-        time, rows = batch.reward.shape
+            return batch.experience.get("final_value")
         final = {name: x.flatten(0, 1) for name, x in batch.final.items()}
-        return self._value_of(final, HiddenState()).view(time, rows)
+        return self._value_of(final, HiddenState()).view_as(batch.reward)
 
     def _value_of(self, observation: Tensors, state: HiddenState) -> Tensor:
         """Return V of observations ``[B, …]`` that do not begin an episode, in scaled rewards."""
@@ -428,15 +420,11 @@ class ActorCritic(Agent):
         """Take one optimizer step on the whole rollout."""
         prepared = self.prepare(batch, updater.sum)
         rows = self.with_shares(prepared.without_last_observation(), updater.sum)
-        metrics = updater.step(self.compute_loss, rows, "all")
+        metrics = with_perplexity(updater.step(self.compute_loss, rows, "all"))
         self.update_statistics(batch, updater.sum)
-        return Learned(with_perplexity(metrics) | self.explained_variance(prepared, updater.sum))
-
-    @staticmethod
-    def explained_variance(prepared: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Tensors:
-        """Return the share of the returns' variance that the values before learning explain, as a metric."""
-        kept = prepared.experience
-        return {"explained_variance": explained_variance(kept["value"], kept["return"], prepared.real, sum_over_ranks)}
+        value, target = prepared.experience["value"], prepared.experience["return"]
+        metrics["explained_variance"] = explained_variance(value, target, prepared.real, updater.sum)
+        return Learned(metrics)
 
     @torch.no_grad()
     def update_statistics(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> None:

@@ -33,6 +33,7 @@ from ludus.ops.policy_gradient import (
     clip_fraction,
     clipped_value_loss,
     entropy_loss,
+    explained_variance,
     ppo_clip_loss,
     share_sum,
     value_loss,
@@ -200,8 +201,10 @@ class PPO(ActorCritic):
         self.update_statistics(batch, updater.sum)
         rows = torch.stack([x for metrics in learned for x in metrics.values()]).view(len(learned), -1)
         means = dict(zip(learned[0], rows.double().mean(0).float().unbind(), strict=True))
-        means["optimizer_steps"] = torch.tensor(float(len(learned)))
-        return Learned(with_perplexity(means) | self.explained_variance(prepared, updater.sum))
+        means = with_perplexity(means | {"optimizer_steps": torch.tensor(float(len(learned)))})
+        value, target = prepared.experience["value"], prepared.experience["return"]
+        means["explained_variance"] = explained_variance(value, target, prepared.real, updater.sum)
+        return Learned(means)
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return the clipped objective, value and entropy losses of a batch ``with_shares``."""
@@ -219,17 +222,12 @@ class PPO(ActorCritic):
             "entropy": share_sum(entropy_loss(terms["entropy"]), share),
         }
         with torch.no_grad():
-            metrics = {
-                "kl": share_sum(self._kl(outputs, log_ratio, batch), share),
-                "clip_fraction": share_sum(clip_fraction(log_ratio, self.clip), share),
-            }
-        return losses, metrics
-
-    def _kl(self, outputs: Tensors, log_ratio: Tensor, batch: Batch) -> Tensor:
-        if not self.stores_distribution:
-            return approx_kl(log_ratio)
-        old = {name.removeprefix("old/"): x for name, x in batch.experience.items() if name.startswith("old/")}
-        return self.policy.kl(old, outputs, batch.action, batch.observation)
+            kl = approx_kl(log_ratio)
+            if self.stores_distribution:
+                before = {name.removeprefix("old/"): x for name, x in old.items() if name.startswith("old/")}
+                kl = self.policy.kl(before, outputs, batch.action, batch.observation)
+            fraction = share_sum(clip_fraction(log_ratio, self.clip), share)
+            return losses, {"kl": share_sum(kl, share), "clip_fraction": fraction}
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Also set the clip range."""

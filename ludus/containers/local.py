@@ -14,7 +14,7 @@ from ludus.containers.build import make_actor
 from ludus.containers.evaluate import Evaluation, Evaluator
 from ludus.containers.hook import HOOK, OnUpdate, UpdateHook, UpdateNumbers
 from ludus.containers.learner import SeatLearner
-from ludus.containers.loop import begin, collect
+from ludus.containers.loop import begin, collect, improve
 from ludus.containers.roles import by_role, role_settings
 from ludus.containers.self_play import start_self_play
 from ludus.containers.team import Team, members
@@ -153,8 +153,9 @@ class LocalWorker(Container):
         due = check is not None and check.due(step)
         with check.watch(step, self.updates, self._checked) if check and due else nullcontext():
             for learner in self.learners:
-                found, updates = learner.improve(step)
-                metrics |= found
+                learner.guard.step = step
+                found, updates = improve(learner)
+                metrics |= learner.keep(found) if learner.prefix else found
                 count += updates
         self.clock.lap("learning")
         return metrics, count

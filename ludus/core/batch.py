@@ -78,10 +78,9 @@ class Batch:
         By ``transition`` they are ``[1, M]``, for feed-forward networks. By ``environment`` they are ``[T, b]``: whole
         sequences with the hidden state at their start, for recurrent networks.
         """
-        time, columns = self.reward.shape
         source = self.without_last_observation()
         if by == "transition":
-            source = source._map(lambda x: x.reshape(1, time * columns, *x.shape[2:]))
+            source = source._map(lambda x: x.flatten(0, 1).unsqueeze(0))
         if n == 1:  # no need to shuffle
             yield source
             return
@@ -96,15 +95,8 @@ class Batch:
 
     def without_last_observation(self) -> Batch:
         """Return the batch without the observation at T, for losses that need no successor."""
-        time = self.reward.shape[0]
-        return replace(
-            self,
-            observation={k: x[:time] for k, x in self.observation.items()},
-            first=self.first[:time],
-            last_state=HiddenState(),
-            final={},
-            row_state={},
-        )
+        time = len(self.reward)
+        return replace(self._map(lambda x: x[:time]), state=self.state, index=self.index)
 
     def skip_steps(self, n: int) -> Batch:
         """Return the batch without its first ``n`` steps; it has no initial hidden state."""

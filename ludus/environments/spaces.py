@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec, Specs
-from ludus.environments.padded import Padded, make_padded, smallest_integers
+from ludus.environments.padded import Padded, flatten_rows, make_padded, smallest_integers
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -88,11 +88,7 @@ class Layout:
         arrays = self.flatten_leaves(value)
         for path, part in self.padded.items():
             own = reduce(getitem, path, value)
-            if batched:
-                rows = [part.flatten(row) for row in own]
-                arrays |= {name: np.stack([row[name] for row in rows]) for name in part.specs}
-            else:
-                arrays |= part.flatten(own)
+            arrays |= flatten_rows(part, own) if batched else part.flatten(own)
         return arrays
 
     def flatten_leaves(self, value: Any) -> Arrays:
