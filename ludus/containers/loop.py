@@ -40,7 +40,7 @@ class SeatRows:
     """The rows of one seat that are in one group of environments."""
 
     def __init__(self, seat: Seat, manager: RoleManager, group: int) -> None:
-        agents, environments = manager.roles[seat.role].agents, manager.groups[group]
+        environments, agents = manager.groups[group], seat.rows.size // manager.groups[-1].stop  # agents of each
         self.seat, self.rows = seat, slice(environments.start * agents, environments.stop * agents)
         self.start, self.whole = self.rows.start, len(manager.groups) == 1
         assert seat.env_step is not None, "begin comes before collect"
@@ -114,9 +114,8 @@ def collect(loop: Collector, agree: Callable[[bool], bool] = bool) -> int:
                 goes_on = agree(all([part.seat.cache.accepts(part.start) for part in parts[0]]))
             if goes_on:
                 act(group)
-    last = manager.last_roles()
     for seat, *mine in zip(seats, *parts, strict=True):
-        seat.env_step = mine[0].step if mine[0].whole else last[seat.role].to(seat.device)
+        seat.env_step = mine[0].step if mine[0].whole else manager.last_roles()[seat.role].to(seat.device)
         seat.hidden_state = HiddenState.concatenate([part.state for part in mine])
     clock.lap("other")
     return int(count)

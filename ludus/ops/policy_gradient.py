@@ -108,7 +108,9 @@ def explained_variance(
     share = shares(real).flatten()
     x = torch.where(real > 0, torch.stack([target, target - value]), 0).flatten(1)
     mean = x @ share
-    own = Moments.of(real.sum(), mean, (x - mean.unsqueeze(-1)).square() @ share)
-    (moments,) = pool_moments([own], sum_over_ranks)
-    variance, unexplained = moments.variance.to(x.dtype).unbind()
+    variances = (x - mean.unsqueeze(-1)).square() @ share
+    if sum_over_ranks is not single_rank:  # else they are those of all ranks
+        (pooled,) = pool_moments([Moments.of(real.sum(), mean, variances)], sum_over_ranks)
+        variances = pooled.variance.to(x.dtype)
+    variance, unexplained = variances.unbind()
     return torch.where(variance > 0, 1 - unexplained / variance, 0)

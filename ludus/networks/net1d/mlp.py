@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from math import prod, sqrt
 from typing import Literal
@@ -51,10 +52,24 @@ class MLP(SubModule):
         self.layers = nn.ModuleList(initialize(nn.Linear(n, m), sqrt(2), config.orthogonal) for n, m in pairwise(sizes))
         self.activation = activation or config.activation
         self.plain = norm == "none" and dropout == 0  # faster engines compute plain MLPs only
-        self.dropout_first, self.norm_inputs = dropout_first, norm_inputs
-        if not self.plain:
+        activate = ACTIVATIONS[self.activation]
+        self._steps: list[Callable[[Tensor], Tensor]] = []  # in a list, so that PyTorch does not register them twice
+        if self.plain:
+            for layer in self.layers:
+                self._steps += [layer, activate]
+        else:
             self.norms = nn.ModuleList(make_norm(norm, size, rank=1) for size in (sizes if norm_inputs else sizes[1:]))
             self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+            norms = list(self.norms)
+            if norm_inputs:
+                self._steps.append(norms.pop(0))
+            for layer, after in zip(self.layers, norms, strict=True):
+                if norm_inputs:
+                    self._steps += [layer, activate, self.dropout, after]
+                elif dropout_first:
+                    self._steps += [layer, self.dropout, after, activate]
+                else:
+                    self._steps += [layer, after, activate, self.dropout]
         self._size = sizes[-1]
 
     def output_shape(self, dim: int | None = None) -> Shape:
@@ -63,20 +78,6 @@ class MLP(SubModule):
     def forward(
         self, x: Tensor, state: HiddenState, first: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, HiddenState]:
-        activate = ACTIVATIONS[self.activation]
-        if self.plain:
-            for layer in self.layers:
-                x = activate(layer(x))
-            return x, state
-        if self.norm_inputs:
-            first_norm, *norms = self.norms
-            x = first_norm(x)
-            for layer, norm in zip(self.layers, norms, strict=True):
-                x = norm(self.dropout(activate(layer(x))))
-        elif self.dropout_first:
-            for layer, norm in zip(self.layers, self.norms, strict=True):
-                x = activate(norm(self.dropout(layer(x))))
-        else:
-            for layer, norm in zip(self.layers, self.norms, strict=True):
-                x = self.dropout(activate(norm(layer(x))))
+        for step in self._steps:
+            x = step(x)
         return x, state
