@@ -14,10 +14,10 @@ from ludus.core.spec import Specs, mask_name
 from ludus.core.types import Tensors
 from ludus.networks.action_heads import Parameters
 from ludus.networks.init import initialize
-from ludus.networks.modular import module_key
 from ludus.networks.policy import ActionPart, Policy
 from ludus.networks.policy_config import PolicyConfig, parse_arguments, sampling_order
 from ludus.networks.projection import output_gain
+from ludus.networks.slots import module_key
 
 
 class Conditioner(nn.Module):

@@ -15,9 +15,10 @@ from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
 from ludus.networks.action_heads import Categorical
 from ludus.networks.continuous_heads import Gaussian
-from ludus.networks.modular import ModularNetwork, module_key
+from ludus.networks.modular import ModularNetwork
 from ludus.networks.module_checks import NoHooks
 from ludus.networks.policy import Policy
+from ludus.networks.slots import module_key
 from ludus.preprocess.normalization import ObsNormalizer
 from ludus.preprocess.observation import ObsPreprocessor
 

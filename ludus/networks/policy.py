@@ -16,8 +16,8 @@ from ludus.core.spec import Specs, mask_condition, mask_name
 from ludus.core.types import Tensors
 from ludus.networks.action_heads import ActionHead, Bernoulli, Categorical, MultiCategorical, Parameters
 from ludus.networks.continuous_heads import GSDE, Beta, Discretized, Gaussian, StateGaussian, TanhGaussian
-from ludus.networks.modular import module_key
 from ludus.networks.policy_config import HeadSetting, PolicyConfig, check_bounds, parse_heads
+from ludus.networks.slots import module_key
 from ludus.networks.spatial_heads import EntityHead, Pointer, Select, Spatial
 
 DEFAULT = PolicyConfig()
