@@ -371,14 +371,10 @@ class ActorCritic(Agent):
         return outputs["value"][0].squeeze(-1)
 
     def scaled_reward(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Tensor:
-        """Return the scaled rewards ``[T, B]``; a fresh rollout updates the scale first, a replayed one does not.
-
-        The scale is updated before it is applied, so the first rollout is scaled as well. This is safe because acting
-        does not depend on it; observation statistics are updated after learning instead.
-        """
+        """Return the scaled rewards ``[T, B]``; a fresh rollout updates the scale first, a replayed one does not."""
         if self.reward_scaler is None:
             return batch.reward
-        if batch.index is None:
+        if batch.index is None:  # before it is applied, so that the first rollout is scaled too
             self.reward_scaler.update(batch.row_state["return"], batch.real, sum_over_ranks)
         return self.reward_scaler.scale(batch.reward)
 

@@ -150,8 +150,7 @@ class LocalWorker(Container):
     def _improve(self, step: int) -> tuple[Tensors, int]:
         """Learn; ``step`` is the number of environment steps so far."""
         metrics, count, check = dict[str, Tensor](), 0, self.network_check
-        due = check is not None and check.due(step)
-        with check.watch(step, self.updates, self._checked) if check and due else nullcontext():
+        with nullcontext() if check is None else check.watch(step, self.updates, self._checked):
             for learner in self.learners:
                 learner.guard.step = step
                 found, updates = improve(learner)

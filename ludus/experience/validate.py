@@ -48,11 +48,9 @@ class Bounds:
         found = {}
         for name, (low, high) in list(self._limits.items()):
             x = observation[name]
-            if not low.dim() and bool(x.amin() >= low) and bool(x.amax() <= high):  # the common case, in two passes
-                continue
-            wrong = (x < low) | (x > high)
-            if bool(wrong.any()):
-                found[name] = float(x[wrong][0])
+            wrong = x[(x < low) | (x > high)]
+            if len(wrong):
+                found[name] = float(wrong[0])
                 del self._limits[name]
         return found
 

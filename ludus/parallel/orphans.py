@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 GRACE = 1.0  # seconds from SIGTERM to SIGKILL
@@ -114,9 +113,7 @@ class StartedProcesses:
                 self._fd = -1
         self._before = self._children()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         now = self._children()
         if now != self._before:
             known = running_processes()
