@@ -10,15 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ludus.agents.actor_critic import (
-    LONG_RUN,
-    ActorCritic,
-    ActorCriticConfig,
-    check_minibatches,
-    larger_learning_rate,
-    with_perplexity,
-)
+from ludus.agents.actor_critic import ActorCritic, ActorCriticConfig, check_minibatches, with_perplexity
 from ludus.agents.parameter_noise import add_parameter_noise
+from ludus.agents.short_runs import LONG_RUN, larger_learning_rate
 from ludus.agents.vtrace import prepare_vtrace
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import Plan, RunOutline

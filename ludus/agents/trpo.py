@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ludus.agents.actor_critic import LONG_RUN, ActorCritic, check_minibatches
+from ludus.agents.actor_critic import ActorCritic, check_minibatches
+from ludus.agents.short_runs import LONG_RUN
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import AgentConfig, Plan, RunOutline
 from ludus.core.errors import check_ranges

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ludus.containers.local import generators
+from ludus.containers.resumable import generators
 from ludus.containers.updater import LocalUpdater, ParameterBlock, gradients
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch

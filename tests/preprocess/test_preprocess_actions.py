@@ -8,7 +8,8 @@ from hypothesis.extra import numpy as hnp
 
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec
-from ludus.preprocess.actions import ActionInverter, ActionPreprocessor
+from ludus.preprocess.action_inverter import ActionInverter
+from ludus.preprocess.actions import ActionPreprocessor
 
 BOX = Spec((2,), "float32", low=(-2.0, 0.0), high=(2.0, 10.0))
 finite = st.floats(-1e6, 1e6, width=32)
