@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ludus.core.hidden_state import HiddenState
 from ludus.core.types import Tensors
+
+# the tensors ``[T, B, …]`` of a batch that it always has, and those by name
+FLAT = ("first", "reward", "terminated", "truncated", "discount", "real", "weight")
+NAMED = ("observation", "action", "experience")
 
 
 class Learned(NamedTuple):
@@ -104,19 +108,10 @@ class Batch:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Apply ``function`` to every ``[T, B, …]`` tensor except ``final`` and ``row_state``, which are dropped."""
-        return Batch(
-            observation={k: function(x) for k, x in self.observation.items()},
-            first=function(self.first),
-            action={k: function(x) for k, x in self.action.items()},
-            reward=function(self.reward),
-            terminated=function(self.terminated),
-            truncated=function(self.truncated),
-            discount=function(self.discount),
-            real=function(self.real),
-            weight=function(self.weight),
-            experience={k: function(x) for k, x in self.experience.items()},
-            share=function(self.share) if self.share.numel() else self.share,
-        )
+        mapped: dict[str, Any] = {name: function(getattr(self, name)) for name in FLAT}
+        for kind in NAMED:
+            mapped[kind] = {name: function(x) for name, x in getattr(self, kind).items()}
+        return Batch(**mapped, share=function(self.share) if self.share.numel() else self.share)
 
 
 def select_columns(x: Tensor, columns: Tensor) -> Tensor:

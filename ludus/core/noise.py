@@ -40,7 +40,7 @@ class Noise:
     def _refill(self) -> None:
         self._start, self._left = self.generator.get_state(), self._chunk
         for name, x in self._draw(self._chunk, self.generator).items():
-            self._drawn[name] = x[:, self._rows.slice].unbind()
+            self._drawn[name] = x[:, self._rows.start : self._rows.stop].unbind()
 
     def state_dict(self) -> State:
         """Return the generator's state before the current chunk, and how many steps of the chunk are left."""

@@ -46,7 +46,7 @@ class Layout:
 
     A plain space is named ``root``; Dict keys and Tuple indices are joined by ``/``, after the root if the space is
     ``inner`` to another. ``flatten`` takes one row or a batch as in Gymnasium's vector environments, nested ``[B, …]``
-    arrays.
+    arrays; padded parts come as one value per row, so that it has to be told.
 
     ``padded`` are the parts that differ in size (Sequence, Graph, OneOf), by their paths; lists are padded to
     ``max_length``, or to their own of ``lengths``. With 0 there may be no such parts, and only then values can be
@@ -79,10 +79,7 @@ class Layout:
         return self._plain is not None
 
     def flatten(self, value: Any, batched: bool = False) -> Arrays:
-        """Return the named arrays of a nested value; discrete values count from 0.
-
-        ``batched`` matters for padded parts alone, which come as one value per row.
-        """
+        """Return the named arrays of a nested value, or of a batch of them; discrete values count from 0."""
         if self._plain is not None:
             return {self.root: _flatten_leaf(value, self._plain)}
         arrays = self.flatten_leaves(value)

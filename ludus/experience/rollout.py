@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ludus.core.batch import Batch
+from ludus.core.batch import NAMED, Batch
 from ludus.core.cache import ExperienceCache, Unroll
 from ludus.core.hidden_state import HiddenState
 from ludus.core.step import AgentStep, EnvStep
@@ -117,23 +118,15 @@ class RolloutCache(ExperienceCache):
         blocks = self.blocks
         if self.columns < self.batch:
             blocks = {name: x[:, : self.columns] for name, x in blocks.items()}
-        terminated, reward = blocks["terminated"], blocks["reward"]
+        given: dict[str, Any] = {name: blocks[name] for name in ("first", *TRANSITION)}
+        given |= {kind: select_prefix(blocks, kind) for kind in (*NAMED, "final", "row_state")}
         return Batch(
-            observation=select_prefix(blocks, "observation"),
-            first=blocks["first"],
-            action=select_prefix(blocks, "action"),
-            reward=reward,
-            terminated=terminated,
-            truncated=blocks["truncated"],
-            discount=(~terminated).to(torch.float32).mul_(self.gamma),
-            real=blocks["real"],
-            weight=torch.ones_like(reward),
-            experience=select_prefix(blocks, "experience"),
+            **given,
+            discount=(~blocks["terminated"]).to(torch.float32).mul_(self.gamma),
+            weight=torch.ones_like(blocks["reward"]),
             state=HiddenState.concatenate([group.state for group in self.groups.values()]),
             last_state=HiddenState.concatenate([group.last_state for group in self.groups.values()]),
-            final=select_prefix(blocks, "final"),
             version=None if self.versions is None else self.versions[: self.columns],
-            row_state=select_prefix(blocks, "row_state"),
         )
 
     def receive(self, unroll: Unroll) -> None:

@@ -34,9 +34,7 @@ class NoHooks:
 
     def __call__(self) -> bool:
         """Return whether none of them has a hook now."""
-        if any(self._hooks):
-            return False
-        return not any(["forward" in x or "_compiled_call_impl" in x for x in self._attributes])
+        return not (any(self._hooks) or any(["forward" in x or "_compiled_call_impl" in x for x in self._attributes]))
 
 
 def uses_methods_of(instance: object, cls: type, names: Iterable[str]) -> bool:

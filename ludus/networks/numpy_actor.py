@@ -85,7 +85,6 @@ class NumpyActor:
         self._mlp = NumpyMLP(network, outputs, preprocess.modules(), normalizer)
         head: Any = policy.heads[output]
         self._log_std = None if spec.kind == "categorical" else head.log_std.detach().numpy()
-        self._rows = np.arange(0)
         self.usable = self._mlp.usable
 
     @classmethod
@@ -111,14 +110,12 @@ class NumpyActor:
         """Return the same as ``Agent.act``."""
         output, *value = self._mlp(step.observation[self._seen].numpy())
         if noise is None:
-            action: NDArray[Any] = output.argmax(1) if self._log_std is None else output.copy()
+            action: NDArray[Any] = output.argmax(1) if self._log_std is None else output
             return AgentStep({self._name: torch.from_numpy(action)}, {}, state)
         drawn = noise[self._name].numpy()
         if self._log_std is None:
             action = (output + drawn).argmax(1)  # drawn: Gumbel noise
-            if len(self._rows) != len(action):
-                self._rows = np.arange(len(action))
-            log_prob = output[self._rows, action] - np.logaddexp.reduce(output, axis=1)
+            log_prob = output[np.arange(len(action)), action] - np.logaddexp.reduce(output, axis=1)
         else:
             action = (output + np.exp(self._log_std) * drawn).astype(np.float32, copy=False)
             constant = self._log_std.sum() + 0.5 * LOG_2PI * output.shape[1]

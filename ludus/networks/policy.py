@@ -33,9 +33,7 @@ class ActionPart(NamedTuple):
 
     def flatten(self, action: Tensor) -> Tensor:
         """Return the action in the shape that the head uses."""
-        if self.shape is None:
-            return action
-        return action.reshape(*action.shape[: action.dim() - len(self.shape)], -1)
+        return action if self.shape is None else action.reshape(*action.shape[: action.dim() - len(self.shape)], -1)
 
     def unflatten(self, flat: Tensor) -> Tensor:
         """Undo ``flatten``."""

@@ -107,10 +107,9 @@ class StartedProcesses:
 
     def __enter__(self) -> None:
         if self._fd is None:
-            try:
+            self._fd = -1  # not Linux, or a kernel without this file
+            with suppress(OSError):
                 self._fd = os.open("/proc/thread-self/children", os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:  # not Linux, or a kernel without this file
-                self._fd = -1
         self._before = self._children()
 
     def __exit__(self, *error: object) -> None:

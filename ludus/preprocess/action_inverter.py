@@ -27,8 +27,7 @@ class ActionInverter:
 
     def __call__(self, actions: Mapping[str, Array]) -> dict[str, Array]:
         """Transform a batch of actions, ``[B, …]`` by name; continuous ones become float32."""
-        functions = self._functions
-        return {name: functions[name](x) if name in functions else x for name, x in actions.items()}
+        return {**actions, **{name: function(actions[name]) for name, function in self._functions.items()}}
 
 
 def _invert(spec: Spec, transform: str) -> Callable[[Array], Array]:

@@ -34,10 +34,7 @@ class ActionPreprocessor:
 
     def __call__(self, actions: dict[str, Array]) -> dict[str, Array]:
         """Transform a batch of actions, ``[B, …]`` by name."""
-        if not self._functions:
-            return actions
-        functions = self._functions
-        return {name: functions[name](x) if name in functions else x for name, x in actions.items()}
+        return actions | {name: function(actions[name]) for name, function in self._functions.items()}
 
 
 def _make(name: str, spec: Spec, transform: str) -> Callable[[Array], Array] | None:
