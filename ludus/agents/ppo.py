@@ -206,10 +206,9 @@ class PPO(ActorCritic):
         outputs, _ = self.outputs(batch.observation, batch.state, batch.first)
         terms, value = self.policy.evaluate(outputs, batch.action, batch.observation), outputs["value"].squeeze(-1)
         log_ratio = terms["log_prob"] - old["log_prob"]
+        value_losses = value_loss(value, old["return"])
         if self.clips_value:
             value_losses = clipped_value_loss(value, old["value"], old["return"], config.value_clip)
-        else:
-            value_losses = value_loss(value, old["return"])
         losses = {
             "policy": share_sum(ppo_clip_loss(log_ratio, old["advantage"], self.clip), share),
             "value": share_sum(value_losses, share),
