@@ -38,7 +38,7 @@ def test_none_returns_the_same_arrays():
     specs = {"a": BOX, "b": Spec((), "int64", "categorical", sizes=(3,))}
     actions = {"a": np.zeros((4, 2), np.float32), "b": np.zeros(4, np.int64)}
     same = ActionPreprocessor(specs, {"a": "none"})(actions)
-    assert list(same) == ["a", "b"] and all(same[name] is x for name, x in actions.items())
+    assert [id(x) for x in same.values()] == [id(x) for x in actions.values()]
     mixed = ActionPreprocessor(specs, {"a": "clip", "b": "none"})(actions)
     assert mixed["b"] is actions["b"]
     assert mixed["a"] is not actions["a"]
