@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import cbrt
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ludus.agents.parameter_noise import adapt_to_kl, perturbed_outputs
+from ludus.agents.short_runs import LONG_RUN, larger_learning_rate, smaller_discount
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import AgentConfig, Plan, RunOutline
@@ -47,23 +47,7 @@ from ludus.ops.returns import gae, n_step_returns
 from ludus.preprocess.normalization import ObsNormalizer, RewardScaler, unused_normalizer
 from ludus.preprocess.observation import ObsPreprocessor
 
-LONG_RUN = 1_000_000  # env steps; shorter runs get other defaults (adapt_defaults)
 VALUE_ROWS = 4096  # most observations per forward pass of the critic over a rollout, to bound its memory
-
-
-def larger_learning_rate(learning_rate: float, nb_step: int, largest: float) -> float:
-    """Scale the learning rate of a run shorter than ``LONG_RUN`` by the cube root of the ratio."""
-    scaled = float(f"{learning_rate * cbrt(LONG_RUN / nb_step):.2g}")
-    return max(learning_rate, min(largest, scaled))
-
-
-def smaller_discount(gamma: float, nb_step: int) -> float:
-    """Bound the horizon 1/(1−γ) by 1/320 of the run's steps, but not below 10 steps.
-
-    Chosen by measurement on SB3's IdentityEnvBox, 3,500 steps, 24 seeds: with 0.99 three end below 90 of 100, with
-    this rule none.
-    """
-    return min(gamma, float(f"{1 - 1 / max(10, nb_step / 320):.3g}"))
 
 
 def with_perplexity(metrics: Tensors) -> Tensors:
@@ -341,16 +325,11 @@ class ActorCritic(Agent):
     def _values(self, batch: Batch) -> Tensor:
         """Return V of all observations ``[T+1, B]``; only the last is computed where acting stored the others."""
         stored = batch.experience.get("value")
-        if stored is not None:
-            last = {name: x[-1:] for name, x in batch.observation.items()}
-            outputs, _ = self.outputs(last, batch.last_state, batch.first[-1:], self.value_networks)
-            return torch.cat([stored, outputs["value"].squeeze(-1)])
-        values = []
+        values, state = ([], HiddenState()) if stored is None else ([stored], batch.last_state)
         steps = max(1, VALUE_ROWS // batch.first.shape[1])
-        for start in range(0, len(batch.first), steps):
-            part = slice(start, start + steps)
-            observation = {name: x[part] for name, x in batch.observation.items()}
-            outputs, _ = self.outputs(observation, HiddenState(), batch.first[part], self.value_networks)
+        for start in range(0 if stored is None else len(stored), len(batch.first), steps):
+            observation = {name: x[start : start + steps] for name, x in batch.observation.items()}
+            outputs, _ = self.outputs(observation, state, batch.first[start : start + steps], self.value_networks)
             values.append(outputs["value"].squeeze(-1))
         return torch.cat(values)
 
@@ -362,13 +341,10 @@ class ActorCritic(Agent):
 
     def _final_values(self, batch: Batch) -> Tensor | None:
         """Return V of ``batch.final`` ``[T, B]``; recurrent networks stored it while acting."""
-        if "final_value" in batch.experience:
-            return batch.experience["final_value"]
         if not batch.final:
-            return None
-        time, rows = batch.reward.shape
+            return batch.experience.get("final_value")
         final = {name: x.flatten(0, 1) for name, x in batch.final.items()}
-        return self._value_of(final, HiddenState()).view(time, rows)
+        return self._value_of(final, HiddenState()).view_as(batch.reward)
 
     def _value_of(self, observation: Tensors, state: HiddenState) -> Tensor:
         """Return V of observations ``[B, …]`` that do not begin an episode, in scaled rewards."""
@@ -379,14 +355,10 @@ class ActorCritic(Agent):
         return outputs["value"][0].squeeze(-1)
 
     def scaled_reward(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Tensor:
-        """Return the scaled rewards ``[T, B]``; a fresh rollout updates the scale first, a replayed one does not.
-
-        The scale is updated before it is applied, so the first rollout is scaled as well. This is safe because acting
-        does not depend on it; observation statistics are updated after learning instead.
-        """
+        """Return the scaled rewards ``[T, B]``; a fresh rollout updates the scale first, a replayed one does not."""
         if self.reward_scaler is None:
             return batch.reward
-        if batch.index is None:
+        if batch.index is None:  # before it is applied, so that the first rollout is scaled too
             self.reward_scaler.update(batch.row_state["return"], batch.real, sum_over_ranks)
         return self.reward_scaler.scale(batch.reward)
 
@@ -428,15 +400,11 @@ class ActorCritic(Agent):
         """Take one optimizer step on the whole rollout."""
         prepared = self.prepare(batch, updater.sum)
         rows = self.with_shares(prepared.without_last_observation(), updater.sum)
-        metrics = updater.step(self.compute_loss, rows, "all")
+        metrics = with_perplexity(updater.step(self.compute_loss, rows, "all"))
         self.update_statistics(batch, updater.sum)
-        return Learned(with_perplexity(metrics) | self.explained_variance(prepared, updater.sum))
-
-    @staticmethod
-    def explained_variance(prepared: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Tensors:
-        """Return the share of the returns' variance that the values before learning explain, as a metric."""
-        kept = prepared.experience
-        return {"explained_variance": explained_variance(kept["value"], kept["return"], prepared.real, sum_over_ranks)}
+        value, target = prepared.experience["value"], prepared.experience["return"]
+        metrics["explained_variance"] = explained_variance(value, target, prepared.real, updater.sum)
+        return Learned(metrics)
 
     @torch.no_grad()
     def update_statistics(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> None:

@@ -24,7 +24,7 @@ from ludus.networks.policy_config import PolicyConfig
 from ludus.ops.distributions import MASKED
 from ludus.ops.policy_gradient import entropy_loss, share_sum, shares, value_loss
 from ludus.ops.returns import lambda_returns
-from ludus.preprocess.actions import ActionInverter
+from ludus.preprocess.action_inverter import ActionInverter
 from ludus.preprocess.normalization import unused_normalizer
 
 

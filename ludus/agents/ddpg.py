@@ -202,7 +202,7 @@ class DDPG(OffPolicy):
         if self._numpy is None or not self._numpy.usable():
             action, state = self._act(step, state, noise)
         else:
-            action = torch.from_numpy(np.tanh(self._numpy(next(iter(step.observation.values())).numpy())))
+            action = torch.from_numpy(np.tanh(self._numpy(next(iter(step.observation.values())).numpy())[0]))
         if noise is not None and self.updates == 0:
             action = noise["random"]
         elif noise is not None and self.parameter_noise is None:

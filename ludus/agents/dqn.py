@@ -204,7 +204,7 @@ class DQN(OffPolicy):
         )
         plain = plain and uses_methods_of(self, DQN, ("act", "_act", "inputs", "run", "run_acting"))
         plain = plain and self.parameter_noise is None
-        skipped: Any = (self.networks["q"], "q", self.preprocess.modules(), self.normalizer)
+        skipped: Any = (self.networks["q"], ["q"], self.preprocess.modules(), self.normalizer)
         self._numpy = NumpyMLP(*skipped) if plain else None
         return plain
 
@@ -229,7 +229,7 @@ class DQN(OffPolicy):
         """Return the greedy choice; with ``noise``, ε-greedy."""
         if self._numpy is None or not self._numpy.usable():
             return self._act(step, state, noise)
-        q = self._numpy(next(iter(step.observation.values())).numpy())
+        (q,) = self._numpy(next(iter(step.observation.values())).numpy())
         drawn = None if noise is None else (noise["explore"].numpy(), noise["choice"].numpy())
         action = q.argmax(-1) if drawn is None else epsilon_greedy_numpy(q, *drawn, self.epsilon.value)
         return AgentStep({self.name: torch.from_numpy(action)}, {}, state)

@@ -30,7 +30,7 @@ from ludus.networks.critic import ACTION
 from ludus.ops.imitation import ImitationReward, discriminator_loss, gradient_penalty, imitation_reward
 from ludus.ops.policy_gradient import share_sum, shares
 from ludus.ops.returns import running_returns
-from ludus.preprocess.actions import ActionInverter
+from ludus.preprocess.action_inverter import ActionInverter
 from ludus.preprocess.normalization import ObsNormalizer
 
 DISCRIMINATOR = "discriminator"  # network, and its parameter group

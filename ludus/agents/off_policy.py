@@ -30,7 +30,7 @@ from ludus.exploration.parameter_noise import ParameterNoise
 from ludus.networks.placement import device_of
 from ludus.networks.target import TargetNetworks
 from ludus.ops.policy_gradient import shares
-from ludus.preprocess.actions import ActionInverter
+from ludus.preprocess.action_inverter import ActionInverter
 from ludus.preprocess.normalization import ObsNormalizer, RewardScaler, StatisticsRows, update_statistics
 from ludus.preprocess.observation import ObsPreprocessor
 

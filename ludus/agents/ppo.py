@@ -10,15 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ludus.agents.actor_critic import (
-    LONG_RUN,
-    ActorCritic,
-    ActorCriticConfig,
-    check_minibatches,
-    larger_learning_rate,
-    with_perplexity,
-)
+from ludus.agents.actor_critic import ActorCritic, ActorCriticConfig, check_minibatches, with_perplexity
 from ludus.agents.parameter_noise import add_parameter_noise
+from ludus.agents.short_runs import LONG_RUN, larger_learning_rate
 from ludus.agents.vtrace import prepare_vtrace
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import Plan, RunOutline
@@ -33,6 +27,7 @@ from ludus.ops.policy_gradient import (
     clip_fraction,
     clipped_value_loss,
     entropy_loss,
+    explained_variance,
     ppo_clip_loss,
     share_sum,
     value_loss,
@@ -200,8 +195,10 @@ class PPO(ActorCritic):
         self.update_statistics(batch, updater.sum)
         rows = torch.stack([x for metrics in learned for x in metrics.values()]).view(len(learned), -1)
         means = dict(zip(learned[0], rows.double().mean(0).float().unbind(), strict=True))
-        means["optimizer_steps"] = torch.tensor(float(len(learned)))
-        return Learned(with_perplexity(means) | self.explained_variance(prepared, updater.sum))
+        means = with_perplexity(means | {"optimizer_steps": torch.tensor(float(len(learned)))})
+        value, target = prepared.experience["value"], prepared.experience["return"]
+        means["explained_variance"] = explained_variance(value, target, prepared.real, updater.sum)
+        return Learned(means)
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return the clipped objective, value and entropy losses of a batch ``with_shares``."""
@@ -209,27 +206,21 @@ class PPO(ActorCritic):
         outputs, _ = self.outputs(batch.observation, batch.state, batch.first)
         terms, value = self.policy.evaluate(outputs, batch.action, batch.observation), outputs["value"].squeeze(-1)
         log_ratio = terms["log_prob"] - old["log_prob"]
+        value_losses = value_loss(value, old["return"])
         if self.clips_value:
             value_losses = clipped_value_loss(value, old["value"], old["return"], config.value_clip)
-        else:
-            value_losses = value_loss(value, old["return"])
         losses = {
             "policy": share_sum(ppo_clip_loss(log_ratio, old["advantage"], self.clip), share),
             "value": share_sum(value_losses, share),
             "entropy": share_sum(entropy_loss(terms["entropy"]), share),
         }
         with torch.no_grad():
-            metrics = {
-                "kl": share_sum(self._kl(outputs, log_ratio, batch), share),
-                "clip_fraction": share_sum(clip_fraction(log_ratio, self.clip), share),
-            }
-        return losses, metrics
-
-    def _kl(self, outputs: Tensors, log_ratio: Tensor, batch: Batch) -> Tensor:
-        if not self.stores_distribution:
-            return approx_kl(log_ratio)
-        old = {name.removeprefix("old/"): x for name, x in batch.experience.items() if name.startswith("old/")}
-        return self.policy.kl(old, outputs, batch.action, batch.observation)
+            kl = approx_kl(log_ratio)
+            if self.stores_distribution:
+                before = {name.removeprefix("old/"): x for name, x in old.items() if name.startswith("old/")}
+                kl = self.policy.kl(before, outputs, batch.action, batch.observation)
+            fraction = share_sum(clip_fraction(log_ratio, self.clip), share)
+            return losses, {"kl": share_sum(kl, share), "clip_fraction": fraction}
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Also set the clip range."""

@@ -78,7 +78,7 @@ def numpy_actor(agent: OffPolicy) -> NumpyMLP | None:
     actor: Any = agent.networks["actor"]
     if not (is_plain_vector(agent.preprocess) and is_plain_mlp(actor)):
         return None
-    return NumpyMLP(actor, "policy", agent.preprocess.modules(), agent.normalizer)
+    return NumpyMLP(actor, ["policy"], agent.preprocess.modules(), agent.normalizer)
 
 
 def random_actions(steps: int, batch: int, size: int, generator: torch.Generator) -> Tensor:

@@ -339,7 +339,7 @@ class SAC(SoftActorCritic):
         if self._numpy is None or not self._numpy.usable():
             u, state = self._act(step, state, noise)
         else:
-            mean, log_std = np.split(self._numpy(next(iter(step.observation.values())).numpy()), 2, axis=1)
+            mean, log_std = np.split(self._numpy(next(iter(step.observation.values())).numpy())[0], 2, axis=1)
             if noise is not None:
                 mean = mean + np.exp(np.clip(log_std, *LOG_STD)) * noise["normal"].numpy()
             u = torch.from_numpy(mean)

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ludus.agents.actor_critic import LONG_RUN, ActorCritic, check_minibatches
+from ludus.agents.actor_critic import ActorCritic, check_minibatches
+from ludus.agents.short_runs import LONG_RUN
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import AgentConfig, Plan, RunOutline
 from ludus.core.errors import check_ranges
@@ -21,7 +22,7 @@ from ludus.core.updater import Group, NonFiniteError, OptimizerName, Updater
 from ludus.networks.policy_config import PolicyConfig
 from ludus.ops.distributions import perplexity
 from ludus.ops.natural_gradient import Product, conjugate_gradient, line_search, step_to_kl, surrogate_loss
-from ludus.ops.policy_gradient import share_sum, shares_of_each, value_loss
+from ludus.ops.policy_gradient import explained_variance, share_sum, shares_of_each, value_loss
 from ludus.preprocess.normalization import unused_normalizer
 
 POLICY, VALUE = "policy", "value"  # parameter groups
@@ -133,7 +134,9 @@ class TRPO(ActorCritic):
                 fitted = updater.step(self.critic_loss, replace(part, share=of_rows), VALUE)
         self.update_statistics(batch, updater.sum)
         metrics["loss/value"] = fitted["loss/value"]
-        return Learned(metrics | self.explained_variance(prepared, updater.sum))
+        value, target = prepared.experience["value"], prepared.experience["return"]
+        metrics["explained_variance"] = explained_variance(value, target, prepared.real, updater.sum)
+        return Learned(metrics)
 
     def step_policy(self, batch: Batch, updater: Updater) -> Tensors:
         """Take the longest step along the natural gradient that improves the objective within the KL bound."""

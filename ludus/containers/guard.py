@@ -12,11 +12,10 @@ from ludus.core.agent import Agent
 from ludus.core.batch import Batch, Learned
 from ludus.core.environment import EnvironmentManager, Role
 from ludus.core.errors import UserError
-from ludus.core.spec import is_mask
 from ludus.core.types import Tensors
 from ludus.core.updater import NonFiniteError, Updater
 from ludus.environments.problems import out_of_bounds
-from ludus.experience.validate import Bounds, NotFinite, check_batch, check_resets, finite_flags
+from ludus.experience.validate import Bounds, NotFinite, check_batch, check_resets, find_masks, finite_flags
 from ludus.networks.placement import device_of
 
 LARGE_REWARD = 100.0  # magnitude above which the message of a divergence mentions rewards
@@ -41,9 +40,9 @@ class Guard:
 
     def __init__(self, agent: Agent, updater: Updater, manager: EnvironmentManager, role: Role | None = None) -> None:
         self.agent, self.updater, self._manager = agent, updater, manager
-        observation, self._action, _ = role or Role(manager.observation, manager.action)
+        observation, action, _ = role or Role(manager.observation, manager.action)
         self._name = manager.name
-        self._masked = any(map(is_mask, observation))
+        self._masks = find_masks(observation, action)
         replaced = "" if agent.goal_reward is None else "desired_goal"  # replaced by achieved goals in hindsight replay
         self._bounds = Bounds({k: spec for k, spec in observation.items() if k != replaced}, device_of(agent))
         self._calls = 0
@@ -53,7 +52,7 @@ class Guard:
     def learn(self, batch: Batch) -> Learned:
         """Learn from a batch."""
         # replayed batches are only checked when a loss is not finite
-        flags = finite_flags(batch, self._action) if batch.index is None or self._masked else []
+        flags = finite_flags(batch, self._masks) if batch.index is None or self._masks else []
         if batch.reward.is_cpu:
             if not all_finite(flags):
                 self._check(batch)
@@ -92,7 +91,7 @@ class Guard:
 
     def _check(self, batch: Batch) -> None:
         try:
-            check_batch(batch, self._action, self._name)
+            check_batch(batch, self._masks, self._name)
         except NotFinite as error:
             raise TrainingFailed(str(error), self.step, batch) from error
 
@@ -104,8 +103,6 @@ def must_be_finite(name: str) -> bool:
 
 def all_finite(values: list[Tensor]) -> bool:
     """Whether all of some 0-dimensional tensors are finite, with one synchronisation on a GPU."""
-    if not values:
-        return True
-    if values[0].is_cpu:
+    if not values or values[0].is_cpu:
         return math.isfinite(sum(map(float, values)))  # in float64, so that the sum of float32 numbers cannot overflow
     return bool(torch.stack([x.detach().float() for x in values]).isfinite().all())

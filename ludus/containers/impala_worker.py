@@ -11,8 +11,8 @@ import torch
 
 from ludus.containers.build import choose_device, divide_environments
 from ludus.containers.channel import Report, WorkerChannel
-from ludus.containers.local import generators
 from ludus.containers.loop import begin, collect
+from ludus.containers.resumable import generators
 from ludus.containers.roles import RolePart, build_agents, by_role
 from ludus.containers.self_play import Pool, make_games
 from ludus.containers.shared_channel import SharedWorkerChannel

@@ -9,7 +9,6 @@ import torch
 
 from ludus.containers.build import build_cache, give_dataset
 from ludus.containers.guard import Guard
-from ludus.containers.loop import improve
 from ludus.containers.roles import RolePart
 from ludus.core.agent import Agent
 from ludus.core.environment import DEFAULT_ROLE, EnvironmentManager
@@ -64,14 +63,10 @@ class SeatLearner(RolePart):
         self.updater.learning_rate = scheduled.get("learning_rate", self.updater.learning_rate)
         self.scheduled = {**scheduled, **self.updater.schedule(progress)}
 
-    def improve(self, step: int) -> tuple[Tensors, int]:
-        """Learn while the cache is ready; ``step`` is the number of environment steps so far."""
-        self.guard.step = step
-        metrics, updates = improve(self)
-        if self.prefix:
-            self.metrics |= self.named({name: x.detach() for name, x in metrics.items()})
-            metrics = self.metrics
-        return metrics, updates
+    def keep(self, metrics: Tensors) -> Tensors:
+        """Keep the metrics of an update by their names with the role; return those of the last update."""
+        self.metrics |= self.named({name: x.detach() for name, x in metrics.items()})
+        return self.metrics
 
     def progress(self) -> dict[str, float]:
         """Return schedules and metrics of the cache."""

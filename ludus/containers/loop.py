@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from ludus.containers.guard import Guard
@@ -42,9 +40,9 @@ class SeatRows:
     """The rows of one seat that are in one group of environments."""
 
     def __init__(self, seat: Seat, manager: RoleManager, group: int) -> None:
-        agents, environments = manager.roles[seat.role].agents, manager.groups[group]
+        environments, agents = manager.groups[group], seat.rows.size // manager.groups[-1].stop  # agents of each
         self.seat, self.rows = seat, slice(environments.start * agents, environments.stop * agents)
-        self.start, self.whole, self.agents = self.rows.start, len(manager.groups) == 1, agents
+        self.start, self.whole = self.rows.start, len(manager.groups) == 1
         assert seat.env_step is not None, "begin comes before collect"
         self.step = seat.env_step if self.whole else seat.env_step.rows(self.rows)
         self.state = seat.hidden_state if self.whole else seat.hidden_state.rows(self.rows)
@@ -89,17 +87,16 @@ def collect(loop: Collector, agree: Callable[[bool], bool] = bool) -> int:
     manager, seats, clock = loop.manager, loop.seats, loop.clock
     groups = range(len(manager.groups))
     parts = [[SeatRows(seat, manager, group) for seat in seats] for group in groups]
-    environments = [rows.stop - rows.start for rows in manager.groups]
-    agents = [part.agents for part in parts[0]]
-    numbers: list[Tensors] = [{} for _ in seats]
+    noise: dict[str, Tensors] = {}
     count: int | Tensor = 0
 
     def act(group: int) -> None:
         actions: dict[str, Tensors] = {}
-        for i, part in enumerate(parts[group]):
+        for part in parts[group]:
+            role = part.seat.role
             if group == 0:
-                numbers[i] = part.seat.noise.next()  # for all groups
-            actions[part.seat.role] = part.act(numbers[i])
+                noise[role] = part.seat.noise.next()  # for all groups
+            actions[role] = part.act(noise[role])
         clock.lap("acting")
         manager.send_roles(actions, group)
 
@@ -112,23 +109,13 @@ def collect(loop: Collector, agree: Callable[[bool], bool] = bool) -> int:
             clock.lap("environment")
             for part in parts[group]:
                 part.write(steps[part.seat.role])
-            if manager.all_real:
-                count = count + environments[group]
-            else:
-                real = steps[seats[0].role].real
-                if agents != [1]:  # a step of an environment is one of any of its agents
-                    parts_real = [steps[seat.role].real.view(-1, n) for seat, n in zip(seats, agents, strict=True)]
-                    real = torch.cat(parts_real, 1).any(1)
-                # on a GPU as a tensor, without waiting for it
-                count = count + (int(np.count_nonzero(real.numpy())) if real.is_cpu else real.sum())
+            count = count + manager.count_real(steps)
             if group == 0:
                 goes_on = agree(all([part.seat.cache.accepts(part.start) for part in parts[0]]))
             if goes_on:
                 act(group)
-    last = manager.last_roles()
-    for i, seat in enumerate(seats):
-        mine = [parts[group][i] for group in groups]
-        seat.env_step = mine[0].step if mine[0].whole else last[seat.role].to(seat.device)
+    for seat, *mine in zip(seats, *parts, strict=True):
+        seat.env_step = mine[0].step if mine[0].whole else manager.last_roles()[seat.role].to(seat.device)
         seat.hidden_state = HiddenState.concatenate([part.state for part in mine])
     clock.lap("other")
     return int(count)

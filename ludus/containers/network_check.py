@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ludus.containers.local import generators
+from ludus.containers.resumable import generators
 from ludus.containers.updater import LocalUpdater, ParameterBlock, gradients
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch
@@ -80,13 +80,12 @@ class NetworkCheck:
         self._layers: dict[str, dict[str, float]] = {}
         self._problems: list[Problem] = []
 
-    def due(self, step: int) -> bool:
-        """Return whether an update at this environment step is to be checked."""
-        return step // self._every > self.checked_at // self._every
-
     @contextmanager
     def watch(self, step: int, updates: int, report: Callable[[NetworkReport], object]) -> Iterator[None]:
-        """Check the updates within the context; ``report`` is called at its end if there was one."""
+        """Check the updates within the context, if that is due; ``report`` is called at its end if there was one."""
+        if step // self._every <= self.checked_at // self._every:
+            yield
+            return
         self._seen, self._layers, self._problems = set(), {}, []
         try:
             with self._updater.watch(self._around):

@@ -115,11 +115,7 @@ class Agent(Actor):
 
     @property
     def config(self) -> Any:
-        """The settings; those that are schedules have their current values.
-
-        In a loss that is being compiled these are tensors, so that they can change later. ``if config.value_clip`` on
-        one of them cannot be compiled: look at the settings that the constructor gets instead.
-        """
+        """The settings; those that are schedules have their current values, see also ``tensor_config``."""
         return self._current
 
     @config.setter
@@ -154,7 +150,11 @@ class Agent(Actor):
         return self._with_config(self._given)
 
     def tensor_config(self) -> AbstractContextManager[None]:
-        """Within the context, settings that are schedules are tensors: buffers of this module with their values."""
+        """Within the context, settings that are schedules are tensors: buffers of this module with their values.
+
+        So it is in a loss that is being compiled, as they change later. ``if config.value_clip`` on one of them cannot
+        be compiled: look at the settings that the constructor gets instead.
+        """
         buffers = {name: getattr(self, _buffer(name)) for name in self._schedules}
         return self._with_config(replace(self._given, **buffers))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.types import Tensors
 
 NO_SHARE = torch.empty(0)
+# the tensors ``[T, B, …]`` of a batch that it always has, and those by name
+FLAT = ("first", "reward", "terminated", "truncated", "discount", "real", "weight")
+NAMED = ("observation", "action", "experience")
 
 
 class Learned(NamedTuple):
@@ -80,10 +83,9 @@ class Batch:
         By ``transition`` they are ``[1, M]``, for feed-forward networks. By ``environment`` they are ``[T, b]``: whole
         sequences with the hidden state at their start, for recurrent networks.
         """
-        time, columns = self.reward.shape
         source = self.without_last_observation()
         if by == "transition":
-            source = source._map(lambda x: x.reshape(1, time * columns, *x.shape[2:]))
+            source = source._map(lambda x: x.flatten(0, 1).unsqueeze(0))
         if n == 1:  # no need to shuffle
             yield source
             return
@@ -98,15 +100,8 @@ class Batch:
 
     def without_last_observation(self) -> Batch:
         """Return the batch without the observation at T, for losses that need no successor."""
-        time = self.reward.shape[0]
-        return replace(
-            self,
-            observation={k: x[:time] for k, x in self.observation.items()},
-            first=self.first[:time],
-            last_state=HiddenState(),
-            final={},
-            row_state={},
-        )
+        time = len(self.reward)
+        return replace(self._map(lambda x: x[:time]), state=self.state, index=self.index)
 
     def skip_steps(self, n: int) -> Batch:
         """Return the batch without its first ``n`` steps; it has no initial hidden state."""
@@ -114,19 +109,10 @@ class Batch:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Apply ``function`` to every ``[T, B, …]`` tensor except ``final`` and ``row_state``, which are dropped."""
-        return Batch(
-            observation={k: function(x) for k, x in self.observation.items()},
-            first=function(self.first),
-            action={k: function(x) for k, x in self.action.items()},
-            reward=function(self.reward),
-            terminated=function(self.terminated),
-            truncated=function(self.truncated),
-            discount=function(self.discount),
-            real=function(self.real),
-            weight=function(self.weight),
-            experience={k: function(x) for k, x in self.experience.items()},
-            share=function(self.share) if self.share.numel() else self.share,
-        )
+        mapped: dict[str, Any] = {name: function(getattr(self, name)) for name in FLAT}
+        for kind in NAMED:
+            mapped[kind] = {name: function(x) for name, x in getattr(self, kind).items()}
+        return Batch(**mapped, share=function(self.share) if self.share.numel() else self.share)
 
 
 def select_columns(x: Tensor, columns: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -57,7 +58,6 @@ class RoleManager(ABC):
     """
 
     groups: list[slice]  # ranges of environments that can be stepped independently
-    all_real: bool = False  # every step after the reset is real, so steps are counted without a device sync
 
     @property
     @abstractmethod
@@ -79,6 +79,10 @@ class RoleManager(ABC):
     @abstractmethod
     def last_roles(self) -> dict[str, EnvStep]:
         """Return the last step of all environments."""
+
+    @abstractmethod
+    def count_real(self, steps: dict[str, EnvStep]) -> int | Tensor:
+        """Return in how many environments a step was real; on a GPU as a tensor, without waiting for it."""
 
 
 class EnvironmentManager(RoleManager):
@@ -116,6 +120,10 @@ class EnvironmentManager(RoleManager):
 
     def last_roles(self) -> dict[str, EnvStep]:
         return {DEFAULT_ROLE: self.last_step()}
+
+    def count_real(self, steps: dict[str, EnvStep]) -> int | Tensor:
+        real = steps[DEFAULT_ROLE].real
+        return int(np.count_nonzero(real.numpy())) if real.is_cpu else real.sum()
 
     @abstractmethod
     def set_action_transform(self, action_transform: Mapping[str, str]) -> None:

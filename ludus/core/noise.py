@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from ludus.core.rows import Rows
 from ludus.core.types import State, Tensors
@@ -25,33 +26,30 @@ class Noise:
         chunk: int = 128,
     ) -> None:
         self._draw, self.generator, self._rows, self._chunk = draw, generator, rows, chunk
-        self._steps: list[Tensors] = []
         self._start = generator.get_state()
+        self._drawn: dict[str, tuple[Tensor, ...]] = {}  # the current chunk by name and step
+        self._left = 0  # steps of it that were not used; they are used from the last to the first
 
     def next(self) -> Tensors:
         """Return the numbers for one step, ``[B, …]`` by name."""
-        if not self._steps:
+        if self._left == 0:
             self._refill()
-        return self._steps.pop()
+        self._left -= 1
+        return {name: steps[self._left] for name, steps in self._drawn.items()}
 
     def _refill(self) -> None:
-        self._start = self.generator.get_state()
-        drawn = self._draw(self._chunk, self.generator)
-        if self._rows.size < self._rows.total:
-            drawn = {name: x[:, self._rows.slice] for name, x in drawn.items()}
-        steps = zip(*(x.unbind() for x in drawn.values()), strict=True)
-        self._steps = (
-            [dict(zip(drawn, step, strict=True)) for step in steps] if drawn else [{} for _ in range(self._chunk)]
-        )
+        self._start, self._left = self.generator.get_state(), self._chunk
+        for name, x in self._draw(self._chunk, self.generator).items():
+            self._drawn[name] = x[:, self._rows.start : self._rows.stop].unbind()
 
     def state_dict(self) -> State:
         """Return the generator's state before the current chunk, and how many steps of the chunk are left."""
-        return {"generator": self._start if self._steps else self.generator.get_state(), "left": len(self._steps)}
+        return {"generator": self._start if self._left else self.generator.get_state(), "left": self._left}
 
     def load_state_dict(self, state: State) -> None:
         """Draw the current chunk again and drop the steps that were used."""
         self.generator.set_state(state["generator"])
-        self._start, self._steps = state["generator"], []
-        if state["left"]:
+        self._left = state["left"]
+        if self._left:
             self._refill()
-            del self._steps[state["left"] :]
+            self._left = state["left"]

@@ -34,9 +34,7 @@ class EnvStep(NamedTuple):
 
     def to(self, device: torch.device) -> EnvStep:
         """Return the step on ``device``."""
-        if self.reward.is_cpu if device.type == "cpu" else self.reward.device == device:
-            return self
-        return self._map(lambda x: x.to(device, non_blocking=True))
+        return self if self.reward.device == device else self._map(lambda x: x.to(device, non_blocking=True))
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> EnvStep:
         observation = {name: function(x) for name, x in self.observation.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -256,6 +256,12 @@ def make_padded(
     if space.edge_space is not None:
         edges = make_list(space.edge_space, f"{name}/edges", True, f"{place}, its edges,")
     return PaddedGraph(nodes, edges, name, place)
+
+
+def flatten_rows(part: Padded, values: Iterable[Any]) -> Arrays:
+    """Return the arrays ``[B, …]`` of the values of several rows."""
+    rows = [part.flatten(value) for value in values]
+    return {name: np.stack([row[name] for row in rows]) for name in part.specs}
 
 
 def smallest_integers(size: int) -> str:

@@ -211,6 +211,15 @@ def is_float_cast(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     return np.issubdtype(found, np.floating) and np.issubdtype(wanted, np.floating)
 
 
+def is_lossless(given: Any, found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Return whether a cast loses nothing, or the value was a plain Python number or list, which has no dtype."""
+    if np.can_cast(found, wanted, "safe"):
+        return True
+    if np.issubdtype(wanted, np.integer):
+        return np.issubdtype(found, np.integer) and (wanted == np.int64 or isinstance(given, int | list))
+    return isinstance(given, int | float | list) and np.issubdtype(found, np.number)
+
+
 def to_float(reward: Any) -> float | None:
     """Convert a reward (a number or an array without dimensions) to a float; None if it is neither."""
     if getattr(reward, "shape", ()) != ():

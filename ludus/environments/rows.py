@@ -19,7 +19,16 @@ from ludus.environments.errors import environment_error
 from ludus.environments.gym import Environment, frame_stack
 from ludus.environments.infos import numeric_info
 from ludus.environments.observations import ObservationReader
-from ludus.environments.problems import FIX_NAN, Problem, describe_result, is_float_cast, observation_problems, to_float
+from ludus.environments.problems import (
+    FIX_NAN,
+    Problem,
+    is_float_cast,
+    is_lossless,
+    observation_problems,
+    reset_problems,
+    step_problems,
+    to_float,
+)
 from ludus.environments.snapshot import restore_snapshot, take_snapshot
 from ludus.environments.spaces import Arrays, Layout
 
@@ -158,7 +167,7 @@ class EnvRows:
         self.seed = seed
         for row, episode in zip(self.rows, episodes, strict=True):
             self._reset_row(row, episode)
-        self._check_rows()
+        self.reader.check(self._own_memory.observation, self._ended, self._start)
 
     def step(self, actions: Arrays) -> dict[int, dict[str, float]]:
         """Step with actions ``[B, …]`` of the whole batch; a row that ended in the step before is reset instead.
@@ -169,7 +178,7 @@ class EnvRows:
         for flags in (memory.first, memory.terminated, memory.truncated):
             flags.fill(False)  # takes a third of the time of [:] = False
         infos = self._step_rows(enumerate(self._unflatten(actions, self._slice)))
-        self._check_rows()
+        self.reader.check(self._own_memory.observation, self._ended, self._start)
         return infos
 
     @property
@@ -200,7 +209,7 @@ class EnvRows:
         reason = self._restore_episode(row, snapshot, actions)
         if reason:
             self._reset_row(row, episode + 1)
-            self._check_rows()
+            self.reader.check(self._own_memory.observation, self._ended, self._start)
         return reason
 
     def seed_of(self, row: int, episode: int) -> int:
@@ -242,9 +251,7 @@ class EnvRows:
             raise environment_error(self.name, "reset", error) from error
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
             return result
-        raise UserError(
-            f"{self.name}: reset returned {describe_result(result)}, but must return 2 values: observation and info."
-        )
+        raise self._error(reset_problems(result))
 
     def _step_rows(self, steps: Iterable[tuple[int, Any]]) -> dict[int, dict[str, float]]:
         """Step environments, given by their index here and their action; ended ones are reset.
@@ -266,38 +273,36 @@ class EnvRows:
             try:
                 observation, reward, terminated, truncated, info = result
             except (TypeError, ValueError) as error:
-                raise UserError(
-                    f"{self.name}: step returned {describe_result(result)}, but must return 5 values: observation, "
-                    "reward, terminated, truncated, info."
-                ) from error
+                raise self._error(step_problems(result)) from error
             if not isinstance(info, dict):
-                raise UserError(f"{self.name}: step returned {info!r} as info; return a dict, which may be empty.")
+                raise self._error(step_problems(result))
             if type(observation) is np.ndarray and observation.shape == shape and observation.dtype == dtype:
                 views[i][...] = observation
             else:
                 self._write(row, observation, info)
-            memory.reward[row] = reward if isinstance(reward, float) else self._to_float(reward)
-            if (terminated is not False or truncated is not False) and self._write_ending(row, terminated, truncated):
-                ended[i], infos[row] = True, numeric_info(info)
+            memory.reward[row] = reward if isinstance(reward, float) else self._to_float(result)
+            if terminated is not False or truncated is not False:
+                try:
+                    memory.terminated[row], memory.truncated[row] = bool(terminated), bool(truncated)
+                except (TypeError, ValueError) as error:
+                    raise self._error(step_problems(result)) from error
+                if terminated or truncated:
+                    ended[i], infos[row] = True, numeric_info(info)
         return infos
 
-    def _to_float(self, reward: Any) -> float:
+    def _error(self, problems: Iterable[Problem]) -> UserError:
+        """Return the error that names the first of some problems that is more than a warning."""
+        return UserError(f"{self.name}: {next(problem for problem in problems if problem.severity == 'error')}")
+
+    def _to_float(self, result: tuple[Any, ...]) -> float:
+        """Return the reward of a step."""
+        reward = result[1]
         number = to_float(reward)
         if number is None:
-            raise UserError(f"{self.name}: the reward is {reward!r}, which is not a number; return a float.")
+            raise self._error(step_problems(result))
         if not isinstance(reward, np.generic) and hasattr(reward, "shape"):
             self.status[WARNING_BITS] |= ARRAY_REWARD
         return number
-
-    def _write_ending(self, row: int, terminated: Any, truncated: Any) -> bool:
-        try:
-            ending = bool(terminated), bool(truncated)
-        except (TypeError, ValueError) as error:
-            raise UserError(
-                f"{self.name}: terminated is {terminated!r} and truncated {truncated!r}; return two bools."
-            ) from error
-        self._memory.terminated[row], self._memory.truncated[row] = ending
-        return any(ending)
 
     def _restore_episode(self, row: int, snapshot: Mapping[str, Any] | None, actions: Arrays | None) -> str:
         """Restore the running episode of a row; return why that failed, or ""."""
@@ -325,18 +330,12 @@ class EnvRows:
             x[row] = value  # a NaN keeps its bits
         return "" if same else DIFFERS
 
-    def _check_rows(self) -> None:
-        """Check choices and masks of all rows at once."""
-        self.reader.check(self._own_memory.observation, self._ended, self._start)
-
     def _write(self, row: int, observation: Any, info: Mapping[str, Any]) -> None:
         try:
             arrays = self.reader.read(observation, info)
         except (KeyError, IndexError, TypeError) as error:
-            what = f"the observation lacks {error} of its observation space"
-            if not isinstance(error, KeyError):
-                what = next((p.what[:-1] for p in observation_problems(self.reader.layout.space, observation)), what)
-            raise UserError(f"{self.name}: {what}; return all its parts.") from error
+            lacks = Problem(f"the observation lacks {error} of its observation space", "Return all its parts.")
+            raise self._error([*observation_problems(self.reader.layout.space, observation), lacks]) from error
         for key, value in arrays.items():
             target, wanted = self._memory.observation[key], self._dtypes.get(key)
             if value.shape != target.shape[1:] or (wanted is not None and value.dtype != wanted):
@@ -347,7 +346,7 @@ class EnvRows:
         """Refuse an array that does not have the shape and type of its space, unless no precision is lost."""
         leaf, shape = self.reader.layout.leaves[key], self._memory.observation[key].shape[1:]
         given = reduce(getitem, leaf.path, observation)
-        if value.shape == shape and _is_lossless(given, value.dtype, leaf.dtype):
+        if value.shape == shape and is_lossless(given, value.dtype, leaf.dtype):
             self.reader.check_choices({key: value})
             return
         if value.shape == shape and is_float_cast(value.dtype, leaf.dtype):
@@ -358,15 +357,6 @@ class EnvRows:
             f'{self.name}: observation "{key}" is {value.dtype} of shape {value.shape}, but its space is '
             f"{leaf.dtype} of shape {shape}; convert it (.astype or .reshape), or change the space."
         )
-
-
-def _is_lossless(given: Any, found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Return whether a cast loses nothing, or the value was a plain Python number or list, which has no dtype."""
-    if np.can_cast(found, wanted, "safe"):
-        return True
-    if np.issubdtype(wanted, np.integer):
-        return np.issubdtype(found, np.integer) and (wanted == np.int64 or isinstance(given, int | list))
-    return isinstance(given, int | float | list) and np.issubdtype(found, np.number)
 
 
 def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:

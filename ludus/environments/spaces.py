@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec, Specs
-from ludus.environments.padded import Padded, make_padded, smallest_integers
+from ludus.environments.padded import Padded, flatten_rows, make_padded, smallest_integers
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -46,7 +46,7 @@ class Layout:
 
     A plain space is named ``root``; Dict keys and Tuple indices are joined by ``/``, after the root if the space is
     ``inner`` to another. ``flatten`` takes one row or a batch as in Gymnasium's vector environments, nested ``[B, …]``
-    arrays.
+    arrays; padded parts come as one value per row, so that it has to be told.
 
     ``padded`` are the parts that differ in size (Sequence, Graph, OneOf), by their paths; lists are padded to
     ``max_length``, or to their own of ``lengths``. With 0 there may be no such parts, and only then values can be
@@ -79,20 +79,13 @@ class Layout:
         return self._plain is not None
 
     def flatten(self, value: Any, batched: bool = False) -> Arrays:
-        """Return the named arrays of a nested value; discrete values count from 0.
-
-        ``batched`` matters for padded parts alone, which come as one value per row.
-        """
+        """Return the named arrays of a nested value, or of a batch of them; discrete values count from 0."""
         if self._plain is not None:
             return {self.root: _flatten_leaf(value, self._plain)}
         arrays = self.flatten_leaves(value)
         for path, part in self.padded.items():
             own = reduce(getitem, path, value)
-            if batched:
-                rows = [part.flatten(row) for row in own]
-                arrays |= {name: np.stack([row[name] for row in rows]) for name in part.specs}
-            else:
-                arrays |= part.flatten(own)
+            arrays |= flatten_rows(part, own) if batched else part.flatten(own)
         return arrays
 
     def flatten_leaves(self, value: Any) -> Arrays:

@@ -13,7 +13,7 @@ from ludus.experience.memory import check_fits, free_bytes
 from ludus.experience.recorded import make_batch, recorded_steps, recorded_stream
 from ludus.experience.rollout import RolloutCache, select_prefix
 from ludus.experience.sequences import SequenceShape, draw_sequences
-from ludus.preprocess.actions import ActionInverter
+from ludus.preprocess.action_inverter import ActionInverter
 
 LABEL = "label/"  # prefix of the teacher's actions in the experience of a rollout
 

@@ -18,7 +18,7 @@ from ludus.core.types import State, Tensors
 from ludus.experience.memory import check_fits, free_bytes
 from ludus.experience.rollout import select_prefix
 from ludus.experience.sequences import SequenceShape, draw_sequences
-from ludus.preprocess.actions import ActionInverter
+from ludus.preprocess.action_inverter import ActionInverter
 
 
 def recorded_steps(dataset: Dataset, inverter: ActionInverter, device: torch.device) -> tuple[Tensors, Tensors]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ludus.core.batch import Batch
+from ludus.core.batch import NAMED, Batch
 from ludus.core.cache import ExperienceCache, Unroll
 from ludus.core.hidden_state import HiddenState
 from ludus.core.step import AgentStep, EnvStep
@@ -18,28 +21,19 @@ FINAL_VALUE = "experience/final_value"  # written by env_write, unlike the rest 
 
 
 class RolloutGroup:
-    """Rows that step together. Views of each time step are created once, since indexing costs more than copying."""
+    """Rows that step together, with views of each time step: indexing the blocks would cost more than copying."""
 
-    def __init__(self, rows: slice, blocks: Tensors, received: bool = False) -> None:
+    def __init__(self, rows: slice, device: torch.device) -> None:
         self.rows, self.size = rows, rows.stop - rows.start
         self.cursor = -1  # time step of the last observation; -1 before the first
         self.state, self.last_state = HiddenState(), HiddenState()  # at the first and at the last time step
-        self.last_return = torch.zeros(self.size, dtype=torch.float64, device=blocks["first"].device)
-        if not received:  # else nothing is written step by step
-            self.make_views(blocks)
+        self.last_return = torch.zeros(self.size, dtype=torch.float64, device=device)
+        # what is written in one call, by time step; the last two are known at their first write
+        self.observation, self.transition, self.agent, self.final = (list[list[Tensor]]() for _ in range(4))
 
-    def make_views(self, blocks: Tensors) -> None:
-        """Create views of all blocks; those of actions and final observations are allocated after the first step."""
-        views = {name: x[:, self.rows].unbind(0) for name, x in blocks.items()}
-        final_value = views.pop(FINAL_VALUE, None)
-        observation, action, experience, final = (
-            [x for name, x in views.items() if name.startswith(kind)]
-            for kind in ("observation/", "action/", "experience/", "final/")
-        )
-        self.observation = _by_time([*observation, views["first"]])
-        self.transition = _by_time([views[name] for name in TRANSITION])
-        self.agent = _by_time([*action, *experience])
-        self.final = _by_time(final if final_value is None else [final_value])
+    def views(self, blocks: Tensors, names: Iterable[str]) -> list[list[Tensor]]:
+        """Return these rows of some blocks by time step."""
+        return [list(step) for step in zip(*[blocks[name][:, self.rows].unbind() for name in names], strict=True)]
 
 
 class RolloutCache(ExperienceCache):
@@ -81,7 +75,7 @@ class RolloutCache(ExperienceCache):
             last = last if final_value is None else {FINAL_VALUE: final_value}
             if not group.final:
                 self._allocate(last, self.length)
-                group.make_views(self.blocks)
+                group.final = group.views(self.blocks, last)
             torch._foreach_copy_(group.final[time - 1], list(last.values()))
         if time == self.length:
             group.last_state = state.map(torch.clone)  # the state given is an inference tensor
@@ -99,9 +93,10 @@ class RolloutCache(ExperienceCache):
             torch._foreach_copy_(group.observation[0], group.observation[self.length])
             group.state, group.cursor, self.consumed = group.last_state, 0, False
         if not group.agent:
-            self._allocate({f"action/{name}": x for name, x in step.action.items()}, self.length)
-            self._allocate({f"experience/{name}": x for name, x in step.experience.items()}, self.length)
-            group.make_views(self.blocks)
+            like = {f"action/{name}": x for name, x in step.action.items()}
+            like |= {f"experience/{name}": x for name, x in step.experience.items()}
+            self._allocate(like, self.length)
+            group.agent = group.views(self.blocks, like)
         torch._foreach_copy_(group.agent[group.cursor], [*step.action.values(), *step.experience.values()])
 
     def ready(self) -> bool:
@@ -123,23 +118,15 @@ class RolloutCache(ExperienceCache):
         blocks = self.blocks
         if self.columns < self.batch:
             blocks = {name: x[:, : self.columns] for name, x in blocks.items()}
-        terminated, reward = blocks["terminated"], blocks["reward"]
+        given: dict[str, Any] = {name: blocks[name] for name in ("first", *TRANSITION)}
+        given |= {kind: select_prefix(blocks, kind) for kind in (*NAMED, "final", "row_state")}
         return Batch(
-            observation=select_prefix(blocks, "observation"),
-            first=blocks["first"],
-            action=select_prefix(blocks, "action"),
-            reward=reward,
-            terminated=terminated,
-            truncated=blocks["truncated"],
-            discount=(~terminated).to(torch.float32).mul_(self.gamma),
-            real=blocks["real"],
-            weight=torch.ones_like(reward),
-            experience=select_prefix(blocks, "experience"),
+            **given,
+            discount=(~blocks["terminated"]).to(torch.float32).mul_(self.gamma),
+            weight=torch.ones_like(blocks["reward"]),
             state=HiddenState.concatenate([group.state for group in self.groups.values()]),
             last_state=HiddenState.concatenate([group.last_state for group in self.groups.values()]),
-            final=select_prefix(blocks, "final"),
             version=None if self.versions is None else self.versions[: self.columns],
-            row_state=select_prefix(blocks, "row_state"),
         )
 
     def receive(self, unroll: Unroll) -> None:
@@ -165,7 +152,7 @@ class RolloutCache(ExperienceCache):
             else:
                 self._allocate({key: x[0]}, len(x))
                 self.blocks[key][:, start:stop].copy_(x)
-        group = RolloutGroup(slice(start, stop), self.blocks, received=True)
+        group = RolloutGroup(slice(start, stop), self.device)
         group.cursor, group.state, group.last_state = self.length, states["state"], states["last_state"]
         self.groups[start] = group
         self.versions[start:stop] = unroll.version
@@ -223,8 +210,11 @@ class RolloutCache(ExperienceCache):
             )
 
     def _add_group(self, start: int, stop: int) -> RolloutGroup:
-        group = self.groups[start] = RolloutGroup(slice(start, stop), self.blocks)
+        group = self.groups[start] = RolloutGroup(slice(start, stop), self.device)
         self.groups = dict(sorted(self.groups.items()))
+        seen = [name for name in self.blocks if name.startswith("observation/")]
+        group.observation = group.views(self.blocks, [*seen, "first"])
+        group.transition = group.views(self.blocks, TRANSITION)
         return group
 
     def _allocate(self, like: Tensors, length: int) -> None:
@@ -246,11 +236,6 @@ def zeros_like_step(x: Tensor, length: int, batch: int, device: torch.device) ->
 def select_prefix(blocks: Tensors, kind: str) -> Tensors:
     """Return the blocks named ``kind/…``, without the prefix."""
     return {name[len(kind) + 1 :]: x for name, x in blocks.items() if name.startswith(f"{kind}/")}
-
-
-def _by_time(views: list[tuple[Tensor, ...]]) -> list[list[Tensor]]:
-    """Return the views of each time step, to be copied in one call."""
-    return [list(step) for step in zip(*views, strict=False)]
 
 
 def _has_last_step(name: str) -> bool:

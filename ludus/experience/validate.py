@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
@@ -48,23 +48,35 @@ class Bounds:
         found = {}
         for name, (low, high) in list(self._limits.items()):
             x = observation[name]
-            if not low.dim() and bool(x.amin() >= low) and bool(x.amax() <= high):  # the common case, in two passes
-                continue
-            wrong = (x < low) | (x > high)
-            if bool(wrong.any()):
-                found[name] = float(x[wrong][0])
+            wrong = x[(x < low) | (x > high)]
+            if len(wrong):
+                found[name] = float(wrong[0])
                 del self._limits[name]
         return found
 
 
-def finite_flags(batch: Batch, action: Specs) -> list[Tensor]:
+class Mask(NamedTuple):
+    """The mask of an action."""
+
+    observation: str  # its name among the observations
+    choices: list[int]  # of each element of the action
+
+
+def find_masks(observation: Specs, action: Specs) -> dict[str, Mask]:
+    """Return the masks of all masked actions by the action's name."""
+    masks = {name: Mask(mask_name(name, action), list(spec.choices)) for name, spec in action.items()}
+    return {name: mask for name, mask in masks.items() if mask.observation in observation}
+
+
+def finite_flags(batch: Batch, masks: Mapping[str, Mask]) -> list[Tensor]:
     """Return scalar tensors, one of which is not finite if ``check_batch`` would raise (or a sum overflows)."""
-    seen = [x for x in batch.observation.values() if x.is_floating_point()]
-    flags = [x.sum() for x in (*seen, batch.reward)]
-    return flags + [torch.where(empty.any(), torch.nan, 0.0) for _, empty in _empty_masks(batch, action)]
+    flags = [x.sum() for x in (*batch.observation.values(), batch.reward) if x.is_floating_point()]
+    for mask in masks.values():
+        flags.append(torch.where(_is_empty(mask, batch).any(), torch.nan, 0.0))
+    return flags
 
 
-def check_batch(batch: Batch, action: Specs, environment: str) -> None:
+def check_batch(batch: Batch, masks: Mapping[str, Mask], environment: str) -> None:
     """Refuse non-finite observations and rewards, and masks of all zeros where the transition is real."""
     if (fault := find_fault(batch)) is not None:
         where = f"{environment} ({describe_row(batch, fault.row)})"
@@ -74,7 +86,8 @@ def check_batch(batch: Batch, action: Specs, environment: str) -> None:
             f'{where}: a number in observation "{fault.name}", at element {fault.element}, is not finite; '
             f"`ludus check {environment}` helps to find the step that returns it."
         )
-    for name, empty in _empty_masks(batch, action):
+    for name, mask in masks.items():
+        empty = _is_empty(mask, batch)
         if bool(empty.any()):
             where = describe_row(batch, int(empty.nonzero()[0, 1]))
             raise UserError(
@@ -117,9 +130,8 @@ def _finite(x: Tensor) -> bool:
     return not x.is_floating_point() or bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
 
 
-def _empty_masks(batch: Batch, action: Specs) -> Iterator[tuple[str, Tensor]]:
-    """Yield each masked action, and where its mask forbids all options of one of its choices, ``[T, B]``."""
-    for name, spec in action.items():
-        if (mask := batch.observation.get(mask_name(name, action))) is not None:
-            parts = [part.any(-1) for part in torch.split(mask[:-1].bool(), list(spec.choices), dim=-1)]
-            yield name, ~torch.stack(parts).all(0) & batch.real
+def _is_empty(mask: Mask, batch: Batch) -> Tensor:
+    """Return where a mask forbids all options of one of its choices, ``[T, B]``."""
+    allowed = batch.observation[mask.observation][:-1].bool()
+    parts = [part.any(-1) for part in torch.split(allowed, mask.choices, dim=-1)]
+    return ~torch.stack(parts).all(0) & batch.real

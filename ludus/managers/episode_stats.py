@@ -58,11 +58,9 @@ class EpisodeStats:
         if 1 in memory.first.tobytes():  # much faster than any()
             self.start_next(memory.first)
         np.logical_or(memory.terminated, memory.truncated, self.ended)
-        if 1 not in self.ended.tobytes():
-            return []
-        rows = self.ended.nonzero()[0]
-        columns = (rows + self.start, self.total[rows], self.length[rows], self.memory.seed[rows])
-        ends = zip(*(column.tolist() for column in columns), strict=True)
-        return [
-            Episode(row, total, length, None if seed < 0 else seed, infos(row)) for row, total, length, seed in ends
-        ]
+        finished = []
+        for i in self.ended.nonzero()[0].tolist():
+            row, seed = self.start + i, int(memory.seed[i])
+            known = None if seed < 0 else seed
+            finished.append(Episode(row, float(self.total[i]), int(self.length[i]), known, infos(row)))
+        return finished

@@ -124,6 +124,11 @@ class RolesManager(EnvironmentManager):
     def last_roles(self) -> dict[str, EnvStep]:
         return self._divide(self.joint.last_step())
 
+    def count_real(self, steps: dict[str, EnvStep]) -> int:
+        """Count the environments in which the step of some agent was real."""
+        real = [self.parts[role].fold(step.real) for role, step in steps.items()]
+        return int(torch.cat(real, 1).any(1).sum())
+
     def _divide(self, step: EnvStep) -> dict[str, EnvStep]:
         return {role: part.divide(step) for role, part in self.parts.items()}
 

@@ -32,7 +32,6 @@ class TensorEnvManager(VectorizedManager):
     """
 
     backend = "tensor"
-    all_real = True
 
     def __init__(self, env: TensorEnvironment, name: str, config: EnvConfig = DEFAULTS, branch: int = 0) -> None:
         actions = Layout(env.action_space, "action", name)
@@ -151,6 +150,10 @@ class TensorEnvManager(VectorizedManager):
         final = None if final is None else self._named(final)
         flags = terminated, truncated, ended, torch.ones_like(ended)
         self._set_step(EnvStep(self._named(observation), reward.to(torch.float32), *flags, final))
+
+    def count_real(self, steps: dict[str, EnvStep]) -> int:
+        """Return the number of all environments, without a look at the device: each step is real."""
+        return self.batch
 
     def _set_step(self, step: EnvStep) -> None:
         self._last, self._steps = step, [step]

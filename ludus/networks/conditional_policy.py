@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +14,10 @@ from ludus.core.spec import Specs, mask_name
 from ludus.core.types import Tensors
 from ludus.networks.action_heads import Parameters
 from ludus.networks.init import initialize
-from ludus.networks.modular import module_key
-from ludus.networks.policy import ActionPart, Policy, where_used
+from ludus.networks.policy import ActionPart, Policy
 from ludus.networks.policy_config import PolicyConfig, parse_arguments, sampling_order
 from ludus.networks.projection import output_gain
+from ludus.networks.slots import module_key
 
 
 class Conditioner(nn.Module):
@@ -58,7 +57,6 @@ class _Visit(NamedTuple):
     part: ActionPart
     p: Parameters
     action: Tensor  # flat, as the head uses it
-    used: Tensor | None  # bool [...]; None: always used
 
 
 class ConditionalPolicy(Policy):
@@ -131,8 +129,8 @@ class ConditionalPolicy(Policy):
             return part.head.mode(p) if noise is None else part.head.sample(p, noise[part.name])
 
         visits = list(self._visit(outputs, observation, choose))
-        log_probs = [where_used(v.used, v.part.head.log_prob(v.p, v.action)) for v in visits]
-        return {v.part.name: v.part.unflatten(v.action) for v in visits}, reduce(torch.add, log_probs)
+        actions = {v.part.name: v.part.unflatten(v.action) for v in visits}
+        return actions, self._sum({v.part.name: v.part.head.log_prob(v.p, v.action) for v in visits}, actions)
 
     def describe(self, outputs: Tensors, observation: Tensors) -> dict[str, Tensors]:
         """Return each part's distribution, given the most likely choices of the parts before it."""
@@ -167,7 +165,11 @@ class ConditionalPolicy(Policy):
                 embedded = embedding(action, features)
                 embedded = embedded if used is None else torch.where(used.unsqueeze(-1), embedded, 0)
                 context = embedded if context is None else context + embedded
-            yield _Visit(part, p, action, used)
+            yield _Visit(part, p, action)
+
+    def _sum(self, terms: Tensors, action: Tensors) -> Tensor:
+        used = self.used_parts(action)
+        return super()._sum({k: torch.where(used[k], x, 0) if k in used else x for k, x in terms.items()}, action)
 
     def used_parts(self, action: Tensors) -> Tensors:
         uses: Tensors = {}

@@ -15,8 +15,8 @@ from ludus.core.network import Network, NetworkSpec, Shape, Shapes
 from ludus.core.types import Tensors
 from ludus.networks.critic import ACTION
 from ludus.networks.init import initialize
-from ludus.networks.modular import module_key
 from ludus.networks.projection import output_gain
+from ludus.networks.slots import module_key
 
 
 class CustomNetwork(Network):

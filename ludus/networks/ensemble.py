@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, Shapes
 from ludus.core.types import Tensors
-from ludus.networks.modular import NO_STATE, ModularNetwork, module_key
+from ludus.networks.modular import ModularNetwork
+from ludus.networks.slots import NO_STATE, module_key
 from ludus.ops.activations import ACTIVATIONS
 
 

@@ -21,11 +21,11 @@ _MODE_INDEPENDENT = (
 )
 
 
-class HookCheck:
-    """Tells whether calling one of some modules would run more than the ``forward`` of its class.
+class NoHooks:
+    """Tells whether calling one of some modules would run just the ``forward`` of its class.
 
-    That is the case for registered hooks, a ``forward`` set on the instance, and compiled modules. The dicts of hooks
-    are collected once, since this is asked before every action.
+    That is not the case with registered hooks, a ``forward`` set on the instance, and compiled modules. The dicts of
+    hooks are collected once, since this is asked before every action.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -33,7 +33,8 @@ class HookCheck:
         self._hooks = [*_GLOBAL_HOOKS, *(attributes[name] for attributes in self._attributes for name in _HOOKS)]
 
     def __call__(self) -> bool:
-        return any(self._hooks) or any(["forward" in x or "_compiled_call_impl" in x for x in self._attributes])
+        """Return whether none of them has a hook now."""
+        return not (any(self._hooks) or any(["forward" in x or "_compiled_call_impl" in x for x in self._attributes]))
 
 
 def uses_methods_of(instance: object, cls: type, names: Iterable[str]) -> bool:

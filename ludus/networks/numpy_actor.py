@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -15,9 +15,10 @@ from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
 from ludus.networks.action_heads import Categorical
 from ludus.networks.continuous_heads import Gaussian
-from ludus.networks.modular import ModularNetwork, module_key
-from ludus.networks.module_checks import HookCheck
+from ludus.networks.modular import ModularNetwork
+from ludus.networks.module_checks import NoHooks
 from ludus.networks.policy import Policy
+from ludus.networks.slots import module_key
 from ludus.preprocess.normalization import ObsNormalizer
 from ludus.preprocess.observation import ObsPreprocessor
 
@@ -31,50 +32,36 @@ LOG_2PI = float(np.log(2 * np.pi))
 
 
 class NumpyMLP:
-    """The hidden layers and one projection of an MLP, as arrays that share memory with its parameters.
+    """The hidden layers and some projections of an MLP, as arrays that share memory with its parameters.
 
     Observations are normalized first if there is a ``normalizer``. ``skipped`` are other modules that are bypassed, as
-    those of preprocessing; if one of them has a hook, torch is used instead.
+    those of preprocessing. Where it is not ``usable``, since one of the modules has a hook, torch is used instead.
     """
 
     def __init__(
         self,
         network: ModularNetwork,
-        output: str,
-        skipped: Iterable[nn.Module] = (),
-        normalizer: ObsNormalizer | None = None,
+        outputs: Sequence[str],
+        skipped: Iterable[nn.Module],
+        normalizer: ObsNormalizer | None,
     ) -> None:
         modules = [*network.modules(), *skipped, *([] if normalizer is None else normalizer.modules())]
+        self.usable = NoHooks(modules)
         self._normalizer, (self._seen, *_) = normalizer, network.inputs
-        self._has_hooks = HookCheck(modules)
         mlp: Any = network.plain_mlp()
         self._activate = ACTIVATIONS[mlp.activation]
-        self._layers = [(_view(layer.weight).T, _view(layer.bias)) for layer in mlp.layers]
-        last: Any = network.projections[output]
-        self._weight, self._bias = _view(last.weight).T, _view(last.bias)
+        self._layers = [_views(layer) for layer in mlp.layers]
+        self._projections = [_views(network.projections[name]) for name in outputs]
 
-    def usable(self) -> bool:
-        """Return whether no module has a hook, which this engine would not call."""
-        return not self._has_hooks()
-
-    def __call__(self, x: Array) -> Array:
-        return self.project(self.features(x))
-
-    def features(self, x: Array) -> Array:
-        """Return the output of the last hidden layer."""
+    def __call__(self, x: Array) -> list[Array]:
+        """Return the outputs that the constructor names."""
         if self._normalizer is not None:
             x = self._normalizer.numpy(x, self._seen)
         for weight, bias in self._layers:
             x = x @ weight
             x += bias
             self._activate(x, out=x)
-        return x
-
-    def project(self, features: Array) -> Array:
-        """Return the output of the projection."""
-        x = features @ self._weight
-        x += self._bias
-        return x
+        return [x @ weight + bias for weight, bias in self._projections]
 
 
 class NumpyActor:
@@ -94,12 +81,11 @@ class NumpyActor:
         ((self._name, spec),) = policy.action.items()
         (self._seen,) = network.inputs
         output = module_key(f"policy/{self._name}")
-        self._actor = NumpyMLP(network, output, preprocess.modules(), normalizer)
-        self._critic = NumpyMLP(network, "value") if "value" in network.projections else None  # a shared network
+        outputs = [output, "value"] if "value" in network.projections else [output]  # a shared network
+        self._mlp = NumpyMLP(network, outputs, preprocess.modules(), normalizer)
         head: Any = policy.heads[output]
-        self._log_std = None if spec.kind == "categorical" else _view(head.log_std)
-        self._rows = np.arange(0)
-        self.usable = self._actor.usable
+        self._log_std = None if spec.kind == "categorical" else head.log_std.detach().numpy()
+        self.usable = self._mlp.usable
 
     @classmethod
     def build(
@@ -122,24 +108,21 @@ class NumpyActor:
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None) -> AgentStep:
         """Return the same as ``Agent.act``."""
-        features = self._actor.features(step.observation[self._seen].numpy())
-        output = self._actor.project(features)
+        output, *value = self._mlp(step.observation[self._seen].numpy())
         if noise is None:
-            action: NDArray[Any] = output.argmax(1) if self._log_std is None else output.copy()
+            action: NDArray[Any] = output.argmax(1) if self._log_std is None else output
             return AgentStep({self._name: torch.from_numpy(action)}, {}, state)
         drawn = noise[self._name].numpy()
         if self._log_std is None:
             action = (output + drawn).argmax(1)  # drawn: Gumbel noise
-            if len(self._rows) != len(action):
-                self._rows = np.arange(len(action))
-            log_prob = output[self._rows, action] - np.logaddexp.reduce(output, axis=1)
+            log_prob = output[np.arange(len(action)), action] - np.logaddexp.reduce(output, axis=1)
         else:
             action = (output + np.exp(self._log_std) * drawn).astype(np.float32, copy=False)
             constant = self._log_std.sum() + 0.5 * LOG_2PI * output.shape[1]
             log_prob = (-0.5 * np.square(drawn).sum(1) - constant).astype(np.float32, copy=False)
         experience = {"log_prob": torch.from_numpy(log_prob)}
-        if self._critic is not None:
-            experience["value"] = torch.from_numpy(self._critic.project(features)[:, 0])
+        if value:
+            experience["value"] = torch.from_numpy(value[0][:, 0])
         return AgentStep({self._name: torch.from_numpy(action)}, experience, state)
 
 
@@ -159,6 +142,6 @@ def is_plain_mlp(network: nn.Module) -> TypeGuard[ModularNetwork]:
     return mlp is not None and mlp.activation in ACTIVATIONS and on_cpu
 
 
-def _view(parameter: torch.Tensor) -> Array:
-    view: Array = parameter.detach().numpy()
-    return view
+def _views(layer: Any) -> tuple[Array, Array]:
+    """Return the transposed weight and the bias of a linear layer."""
+    return layer.weight.detach().numpy().T, layer.bias.detach().numpy()

@@ -16,8 +16,8 @@ from ludus.core.spec import Specs, mask_condition, mask_name
 from ludus.core.types import Tensors
 from ludus.networks.action_heads import ActionHead, Bernoulli, Categorical, MultiCategorical, Parameters
 from ludus.networks.continuous_heads import GSDE, Beta, Discretized, Gaussian, StateGaussian, TanhGaussian
-from ludus.networks.modular import module_key
 from ludus.networks.policy_config import HeadSetting, PolicyConfig, check_bounds, parse_heads
+from ludus.networks.slots import module_key
 from ludus.networks.spatial_heads import EntityHead, Pointer, Select, Spatial
 
 DEFAULT = PolicyConfig()
@@ -33,9 +33,7 @@ class ActionPart(NamedTuple):
 
     def flatten(self, action: Tensor) -> Tensor:
         """Return the action in the shape that the head uses."""
-        if self.shape is None:
-            return action
-        return action.reshape(*action.shape[: action.dim() - len(self.shape)], -1)
+        return action if self.shape is None else action.reshape(*action.shape[: action.dim() - len(self.shape)], -1)
 
     def unflatten(self, flat: Tensor) -> Tensor:
         """Undo ``flatten``."""
@@ -99,22 +97,19 @@ class Policy(nn.Module):
 
     def sample(self, outputs: Tensors, observation: Tensors, noise: Tensors | None) -> tuple[Tensors, Tensor]:
         """Return actions (the mode without ``noise``) and their log-probability; ``observation`` has the masks."""
-        actions: Tensors = {}
-        log_probs = []
+        actions, log_probs = dict[str, Tensor](), dict[str, Tensor]()
         for part, p in self._decode(outputs, {}, observation):
             flat = part.head.mode(p) if noise is None else part.head.sample(p, noise[part.name])
-            log_probs.append(part.head.log_prob(p, flat))
+            log_probs[part.name] = part.head.log_prob(p, flat)
             actions[part.name] = part.unflatten(flat)
-        return actions, reduce(torch.add, log_probs)
+        return actions, self._sum(log_probs, actions)
 
     def evaluate(self, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensors:
         """Return the ``log_prob`` of actions and the ``entropy`` of the distribution."""
-        log_probs, entropies, used = [], [], self.used_parts(action)
+        log_probs, entropies = dict[str, Tensor](), dict[str, Tensor]()
         for part, p in self._decode(outputs, action, observation):
-            log_prob, entropy = part.head.evaluate(p, part.flatten(action[part.name]))
-            log_probs.append(where_used(used.get(part.name), log_prob))
-            entropies.append(where_used(used.get(part.name), entropy))
-        return {"log_prob": reduce(torch.add, log_probs), "entropy": reduce(torch.add, entropies)}
+            log_probs[part.name], entropies[part.name] = part.head.evaluate(p, part.flatten(action[part.name]))
+        return {"log_prob": self._sum(log_probs, action), "entropy": self._sum(entropies, action)}
 
     def distribution(self, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensors:
         """Return the parameters of the distribution that ``action`` came from, by output name, to store for ``kl``."""
@@ -122,27 +117,26 @@ class Policy(nn.Module):
 
     def kl(self, old: Tensors, outputs: Tensors, action: Tensors, observation: Tensors) -> Tensor:
         """Return KL(old‖new), with ``old`` as returned by ``distribution`` for the same ``action``."""
-        terms, used = [], self.used_parts(action)
+        terms: Tensors = {}
         for part, p in self._decode(outputs, action, observation):
-            kl = part.head.kl(part.head.unpack(old[part.output]), p)
-            terms.append(where_used(used.get(part.name), kl))
-        return reduce(torch.add, terms)
+            terms[part.name] = part.head.kl(part.head.unpack(old[part.output]), p)
+        return self._sum(terms, action)
 
     def log_prob_of(self, distribution: Tensors, action: Tensors) -> Tensor:
         """Return the log-probability of ``action`` from what ``distribution`` returned for it."""
-        terms, used = [], self.used_parts(action)
+        terms: Tensors = {}
         for part in self._parts:
             p = part.head.unpack(distribution[part.output])
-            terms.append(where_used(used.get(part.name), part.head.log_prob(p, part.flatten(action[part.name]))))
-        return reduce(torch.add, terms)
+            terms[part.name] = part.head.log_prob(p, part.flatten(action[part.name]))
+        return self._sum(terms, action)
 
     def kl_between(self, old: Tensors, new: Tensors, action: Tensors) -> Tensor:
         """Return KL(old‖new) of what ``distribution`` returned for the same ``action``."""
-        terms, used = [], self.used_parts(action)
+        terms: Tensors = {}
         for part in self._parts:
             p, q = (part.head.unpack(packed[part.output]) for packed in (old, new))
-            terms.append(where_used(used.get(part.name), part.head.kl(p, q)))
-        return reduce(torch.add, terms)
+            terms[part.name] = part.head.kl(p, q)
+        return self._sum(terms, action)
 
     def used_parts(self, action: Tensors) -> Tensors:
         """Return where each part is used, by the names of those that are not always."""
@@ -156,10 +150,9 @@ class Policy(nn.Module):
         """Return each part with the parameters of its distribution, given the parts of ``action`` before it."""
         return [(part, part.head.decode(outputs[part.output], observation)) for part in self._parts]
 
-
-def where_used(used: Tensor | None, term: Tensor) -> Tensor:
-    """Return ``term`` where a part of the action is used, else 0; None: everywhere."""
-    return term if used is None else torch.where(used, term, 0)
+    def _sum(self, terms: Tensors, action: Tensors) -> Tensor:
+        """Return the sum of a term of each part, without those of parts that ``action`` does not use."""
+        return reduce(torch.add, terms.values())
 
 
 def make_head(name: str, action: Specs, config: PolicyConfig, setting: HeadSetting | None) -> ActionHead:

@@ -9,8 +9,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ludus.core.network import Network, NetworkSpec, Shape, Shapes
+from ludus.networks.assembly import Part
 from ludus.networks.custom import example_inputs
-from ludus.networks.modular import ModularNetwork, Part
+from ludus.networks.modular import ModularNetwork
 
 
 class PartSummary(NamedTuple):

@@ -79,7 +79,6 @@ def normalize_each(
     """Normalize each of several minibatches to mean 0 and variance 1 over real rows; return them and their ``shares``.
 
     (x − μ) / √(σ² + ε²) with the population variance, so a single row, or equal rows, give 0 with a finite gradient.
-    There is one sum over ranks for all: mean and variance of each rank's rows are pooled.
     """
     moments: list[Sequence[Tensor]] = []
     for x, rows in zip(values, real, strict=True):
@@ -91,10 +90,11 @@ def normalize_each(
         (pooled,) = pool_moments([Moments.of(*map(torch.stack, zip(*moments, strict=True)))], sum_over_ranks)
         of_all = torch.stack([pooled.n, pooled.mean, pooled.variance], 1).to(values[0].dtype)  # [n, 3]
         moments = [row.unbind() for row in of_all]
-    normalized = [
-        (x - mean) * (variance + eps * eps).rsqrt() for x, (_, mean, variance) in zip(values, moments, strict=True)
-    ]
-    return normalized, [rows / count.clamp(min=1) for rows, (count, _, _) in zip(real, moments, strict=True)]
+    normalized, share_of_each = [], []
+    for x, rows, (count, mean, variance) in zip(values, real, moments, strict=True):
+        normalized.append((x - mean) * (variance + eps * eps).rsqrt())
+        share_of_each.append(rows / count.clamp(min=1))
+    return normalized, share_of_each
 
 
 @torch.no_grad()
@@ -108,7 +108,9 @@ def explained_variance(
     share = shares(real).flatten()
     x = torch.where(real > 0, torch.stack([target, target - value]), 0).flatten(1)
     mean = x @ share
-    own = Moments.of(real.sum(), mean, (x - mean.unsqueeze(-1)).square() @ share)
-    (moments,) = pool_moments([own], sum_over_ranks)
-    variance, unexplained = moments.variance.to(x.dtype).unbind()
+    variances = (x - mean.unsqueeze(-1)).square() @ share
+    if sum_over_ranks is not single_rank:  # else they are those of all ranks
+        (pooled,) = pool_moments([Moments.of(real.sum(), mean, variances)], sum_over_ranks)
+        variances = pooled.variance.to(x.dtype)
+    variance, unexplained = variances.unbind()
     return torch.where(variance > 0, 1 - unexplained / variance, 0)

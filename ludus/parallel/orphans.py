@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 GRACE = 1.0  # seconds from SIGTERM to SIGKILL
@@ -108,15 +107,12 @@ class StartedProcesses:
 
     def __enter__(self) -> None:
         if self._fd is None:
-            try:
+            self._fd = -1  # not Linux, or a kernel without this file
+            with suppress(OSError):
                 self._fd = os.open("/proc/thread-self/children", os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:  # not Linux, or a kernel without this file
-                self._fd = -1
         self._before = self._children()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         now = self._children()
         if now != self._before:
             known = running_processes()

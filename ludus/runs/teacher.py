@@ -14,7 +14,8 @@ from ludus.core.spec import Spec, Specs
 from ludus.core.step import EnvStep
 from ludus.core.types import Tensors
 from ludus.networks.placement import device_of
-from ludus.preprocess.actions import ActionInverter, ActionPreprocessor
+from ludus.preprocess.action_inverter import ActionInverter
+from ludus.preprocess.actions import ActionPreprocessor
 from ludus.runs.policy import Player, load
 from ludus.settings.settings import Settings
 

@@ -27,8 +27,6 @@ class SpeakerListener(RoleManager):
     case of three.
     """
 
-    all_real = True
-
     def __init__(self, environments: int, groups: int = 1) -> None:
         size = environments // groups
         self.groups = [slice(i * size, (i + 1) * size) for i in range(groups)]
@@ -70,6 +68,9 @@ class SpeakerListener(RoleManager):
 
     def last_roles(self) -> dict[str, EnvStep]:
         return self._last
+
+    def count_real(self, steps: dict[str, EnvStep]) -> int:
+        return len(steps["speaker"].real)
 
     def _step(self, rows: slice, reward: Tensor, ended: Tensor, real: Tensor, first: Tensor) -> dict[str, EnvStep]:
         seen = {

@@ -45,7 +45,7 @@ def stepped(*args, **kwargs):
         (BOX, np.zeros(2, np.int64), 'MyEnv: observation "observation" is int64 .*is float32'),
         (BOX, np.zeros(3), "float64 of shape"),
         (BOX, None, "object"),
-        (spaces.Dict(a=BOX), {"b": np.zeros(2, np.float32)}, "lacks 'a'"),
+        (spaces.Dict(a=BOX), {"b": np.zeros(2, np.float32)}, r"has the parts \['b'\], but its space has \['a'\]"),
         (spaces.Dict(a=BOX), {"a": np.zeros((1, 2), np.float32)}, '"a" is float32 of shape'),
         (spaces.Discrete(3), 1.5, "float64"),
         (spaces.Discrete(3), np.array([1]), r"shape \(1,\)"),
@@ -59,8 +59,8 @@ def test_observations_that_do_not_match_their_space_raise(space, later, says):
 @pytest.mark.parametrize(
     ("kwargs", "says"),
     [
-        ({"reward": "many"}, "reward is 'many'"),
-        ({"reward": None}, "reward is None"),
+        ({"reward": "many"}, "reward is of type str, which is not a number; return the reward as a float"),
+        ({"reward": None}, "reward is of type NoneType"),
         ({"reward": np.zeros(2)}, "not a number"),
         ({"reward": np.zeros(1)}, "not a number"),
         ({"reward": torch.zeros(1)}, "not a number"),

@@ -16,7 +16,7 @@ from ludus.core.network import NetworkSpec, Shape, Shapes, SubModule
 from ludus.networks.build import build_network
 from ludus.networks.config import NetworkConfig
 from ludus.networks.critic import ACTION
-from ludus.networks.modular import _Recurrence
+from ludus.networks.slots import Recurrence
 
 T, B = 3, 2
 FIRST = torch.tensor([[True, True], [False, True], [False, False]])
@@ -203,7 +203,7 @@ def test_any_observations_join_in_a_body_of_any_rank_or_are_refused(data: st.Dat
         with pytest.raises(UserError, match=r"cannot be joined for the body identity[234]d"):
             build_network(config, NetworkSpec(inputs, {"v": (2,)}, masks=masks))
         return
-    recurrence = _Recurrence(HiddenState(), FIRST, HiddenState())
+    recurrence = Recurrence(HiddenState(), FIRST, HiddenState())
     joined, mask = network._join([source.run(x, recurrence) for source in network._sources])
     assert joined.shape == (T * B, *network._join.shape)
     assert mask is None or mask.shape == (T * B, joined.shape[2])
