@@ -3,7 +3,8 @@
 PYTHON is the interpreter of a virtual environment of its own with ``pip install benchmarl mpe2``. Rounds are
 interleaved, each in a new process with one thread. Both sides step 8 worlds one after the other and have the settings
 of ``benchmarks/benchmarl.py``; steps are those of worlds. A round measures steps per second; with ``--steps N`` it
-trains for N steps and plays 100 greedy episodes, whose return is the mean of the agents' returns.
+trains for N steps and plays 100 greedy episodes, whose return is the mean of the agents' returns, and Ludus has the
+settings of ``TUNED`` too.
 ``python -m benchmarks.multiagent --round`` runs one round of Ludus and prints one line of JSON.
 """
 
@@ -76,6 +77,20 @@ OWN: dict[str, dict[str, Any]] = {
         "agent.epsilon_share": shared.EXPLORATION_SHARE,
     },
 }
+# where returns are compared
+TUNED: dict[tuple[str, str], dict[str, Any]] = {
+    ("mappo", "simple_spread_v3"): {"agent.normalize_observation": True},
+    ("mappo", "simple_speaker_listener_v4"): {
+        "agent.normalize_reward": False,
+        "agent.learning_rate_schedule": "linear",
+    },
+    ("maddpg", "simple_spread_v3"): {
+        "agent.learning_rate": 2e-3,
+        "agent.output_coef": 0.0,
+        "network.orthogonal": False,
+    },
+    ("qmix", "simple_speaker_listener_v4"): {"agent.learning_rate_schedule": "linear"},
+}
 
 
 def settings(agent: str, world: str) -> dict[str, Any]:
@@ -111,7 +126,7 @@ def play(agent: str, world: str, warm_up: float, seconds: float, seed: int, step
             nb_step=steps or shared.STEPS,
             seed=seed,
             preset="none",
-            settings=settings(agent, world) | {"runs": runs},
+            settings=settings(agent, world) | (TUNED.get((agent, world), {}) if steps else {}) | {"runs": runs},
             on_update=None if steps else watch,
         )
     if not steps:
