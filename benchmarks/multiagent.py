@@ -3,7 +3,7 @@
 PYTHON is the interpreter of a virtual environment of its own with ``pip install benchmarl mpe2``. Rounds are
 interleaved, each in a new process with one thread. Both sides step 8 worlds one after the other and have the settings
 of ``benchmarks/benchmarl.py``; steps are those of worlds. A round measures steps per second; with ``--steps N`` it
-trains for N steps and plays 100 greedy episodes, whose return is the mean of the agents' returns, and Ludus has the
+trains for N steps and plays 1,000 greedy episodes, whose return is the mean of the agents' returns, and Ludus has the
 settings of ``TUNED`` too.
 ``python -m benchmarks.multiagent --round`` runs one round of Ludus and prints one line of JSON.
 """
