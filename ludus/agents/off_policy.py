@@ -65,7 +65,6 @@ class OffPolicy(Agent):
         self.config, self.observation, self.action = config, observation, action
         self.networks = nn.ModuleDict(networks)
         self.target = TargetNetworks({name: networks[name] for name in self.with_target} | dict(more or {}))
-        self._run_by_target = dict(networks), dict(self.target.networks.items())  # for ``run``: faster than modules
         self.preprocess = ObsPreprocessor(observation)
         # of stacks the replay keeps single frames, so the statistics of new steps cannot be those of stacks
         stacks = [result for name, result in self.preprocess.names if observation[name].stack > 1]
@@ -239,7 +238,7 @@ class OffPolicy(Agent):
 
         ``more`` are arguments of some kinds of networks, such as ``members`` of an ensemble.
         """
-        network = self._run_by_target[target][name]
+        network = (self.target.networks if target else self.networks)[name]
         outputs, new = network(observation, state.select(name) if state else state, first, **more)
         return outputs, new.with_prefix(name) if new else new
 

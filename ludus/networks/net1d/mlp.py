@@ -6,7 +6,6 @@ from itertools import pairwise
 from math import prod, sqrt
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from ludus.core.arguments import Fraction, Sizes
@@ -66,7 +65,6 @@ class MLP(SubModule):
     ) -> tuple[Tensor, HiddenState]:
         activate = ACTIVATIONS[self.activation]
         if self.plain:
-            activate = torch.relu_ if self.activation == "relu" else activate  # in place saves memory
             for layer in self.layers:
                 x = activate(layer(x))
             return x, state
