@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ludus.core.errors import UserError
-from ludus.core.spec import Spec, Specs, mask_name, network_inputs
+from ludus.core.spec import Specs, mask_name, network_inputs
 from ludus.core.types import Tensors
 from ludus.environments.multiagent import ACTIVE, ENTERED, REWARD, STATUS, TERMINATED, TRUNCATED
 from ludus.preprocess.observation import ObsPreprocessor
@@ -123,20 +123,14 @@ def _pad(x: Tensor, size: int) -> Tensor:
 def _action_of(agent: str, action: Specs, algorithm: str, continuous: bool) -> str:
     """Return the name of an agent's only action; refuse any other."""
     found = {name: spec for name, spec in action.items() if name == agent or name.startswith(f"{agent}/")}
-    fits = [name for name, spec in found.items() if _is_choice(spec) or (continuous and _is_bounded(spec))]
+    choices = [name for name, spec in found.items() if spec.kind == "categorical" and spec.shape == ()]
+    boxes = [name for name, spec in found.items() if spec.kind == "continuous" and spec.bounded.all()]
+    fits = choices + (boxes if continuous else [])
     if len(found) == len(fits) == 1:
         return fits[0]
     taken = "a Discrete action, or a Box with finite bounds" if continuous else "a Discrete action"
     given = ", ".join(f"{spec.kind} of shape {spec.shape}" for spec in found.values()) or "none"
     raise UserError(f"{algorithm} takes {taken} of each agent, but {agent} has {given}; use ippo or mappo.")
-
-
-def _is_choice(spec: Spec) -> bool:
-    return spec.kind == "categorical" and spec.shape == ()
-
-
-def _is_bounded(spec: Spec) -> bool:
-    return spec.kind == "continuous" and bool(spec.bounded.all())
 
 
 def _check_vectors(algorithm: str, agent: str, shapes: dict[str, tuple[int, ...]]) -> None:

@@ -277,17 +277,15 @@ class MADDPG(OffPolicy):
         """
         joint, given = self.joint, batch.experience
         inputs, first = at_time(self.inputs(batch.observation), batch.first, CURRENT)
-        mask = joint.masks({name: x[CURRENT] for name, x in batch.observation.items()})
+        now = {name: x[CURRENT] for name, x in batch.observation.items()}
         output = self.outputs(inputs, first, given.get("policy"))
-        new = self.to_actions(output, mask, given.get("gumbel"))
+        new = self.to_actions(output, joint.masks(now), given.get("gumbel"))
+        # the actions that each critic gets, [T, B, N critics, N agents, A]
         if self.config.cooperative:
-            active = joint.active({name: x[CURRENT] for name, x in batch.observation.items()})
-            actions = (new * active.unsqueeze(-1)).unsqueeze(2).expand(-1, -1, joint.size, -1, -1)
+            actions = (new * joint.active(now).unsqueeze(-1)).unsqueeze(2).expand(-1, -1, joint.size, -1, -1)
         else:
             own = torch.eye(joint.size, dtype=torch.bool, device=new.device).unsqueeze(-1)  # [N, N, 1]
-            actions = torch.where(
-                own, new.unsqueeze(2), given["actions"].unsqueeze(2)
-            )  # [T, B, N critics, N agents, A]
+            actions = torch.where(own, new.unsqueeze(2), given["actions"].unsqueeze(2))
         q = self.q(inputs, actions.flatten(3), first)
         squares = (output.square() * joint.exists).sum(-1) / joint.exists.sum(-1)
         return {

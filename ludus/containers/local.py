@@ -119,7 +119,8 @@ class LocalWorker(ResumableWorker):
         if self.owed:
             self.evaluate()
         while self.local_step_count < nb_step and not self._stops():
-            self._schedule(self.local_step_count / self.settings.nb_step)
+            for learner in self.learners:
+                learner.schedule(self.local_step_count / self.settings.nb_step)
             before, self.between, self.in_call = self.local_step_count, False, False
             steps = self._collect()
             metrics, updates = self._improve(before + steps)
@@ -131,11 +132,6 @@ class LocalWorker(ResumableWorker):
 
     def _begin(self) -> None:
         begin(self, self.env_seed)
-
-    def _schedule(self, progress: float) -> None:
-        """Set scheduled values from the progress of the run (0 to 1)."""
-        for learner in self.learners:
-            learner.schedule(progress)
 
     def _stops(self) -> bool:
         """Return whether something asks to end the run before ``nb_step``."""
