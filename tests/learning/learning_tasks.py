@@ -140,6 +140,7 @@ CLASSIC = (
     Task("cartpole/reinforce", "CartPole-v1", "reinforce", 475, 200_000, 5, every=10_000),
     Task("cartpole/ars", "CartPole-v1", "ars", 475, 50_000, 5),
     Task("acrobot/ars", "Acrobot-v1", "ars", -100, 500_000, 5, every=20_000),
+    Task("pendulum/ars", "Pendulum-v1", "ars", -213, 2_000_000, 5, every=100_000),  # RL Zoo: −213
     Task("cartpole/pqn", "CartPole-v1", "pqn", 475, 500_000, 5, every=20_000),
     Task("acrobot/pqn", "Acrobot-v1", "pqn", -100, 500_000, 5, every=20_000),
     Task("acrobot/reinforce", "Acrobot-v1", "reinforce", -100, 500_000, 5, every=20_000),
