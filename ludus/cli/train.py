@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from ludus.agents import AGENTS
 from ludus.cli import INTERRUPTED
 from ludus.cli.arguments import (
     Flag,
@@ -104,6 +105,7 @@ def parse(argv: list[str], command: str = "train") -> Resolved:
     """Parse the command line into settings and their origins; print the help and exit if asked to."""
     help_wanted = wants_help(argv)
     words = [word for word in argv if word not in ("--help", "-h")]
+    _refuse_positional_agent(words)
     agent, preset, file = (_peek(words, flag) for flag in ("--agent", "--preset", "--config"))
     roles = _peek(words, "--roles") or _peek(words, "--roles.agents")
     trust = _trusts(words)
@@ -124,6 +126,12 @@ def parse(argv: list[str], command: str = "train") -> Resolved:
     if help_wanted:
         _show_help(resolved.settings, preset, file)
     return resolved
+
+
+def _refuse_positional_agent(words: list[str]) -> None:
+    """Raise on ``ludus train ENV AGENT``, before the flags of that agent look unknown."""
+    if len(words) > 1 and words[1] in AGENTS and not words[0].startswith("-"):
+        raise UserError(f'"{words[1]}" is an agent: write --agent {words[1]}.')
 
 
 def _read(words: list[str], flags: Mapping[str, Flag], agent: str) -> tuple[list[str], dict[str, Any]]:

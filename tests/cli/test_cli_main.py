@@ -81,6 +81,7 @@ def test_help_shows_the_defaults_of_preset_and_flags(capsys: pytest.CaptureFixtu
         (["train"], "ludus train CartPole-v1"),
         (["train", "CartPol-v1"], 'Did you mean "CartPole-v1"?'),
         (["train", "CartPole-v1", "--agent", "pppo"], 'Unknown agent "pppo". Did you mean "ppo"?'),
+        (["train", "Pendulum-v1", "crossq", "--agent.warmup", "100"], '"crossq" is an agent: write --agent crossq.'),
         (["train", "CartPole-v1", "--network", "modulr"], 'Did you mean "modular"?'),
         (["train", "CartPole-v1", "--preset", "cartpole"], 'Did you mean "cartpole/'),
         (["train", "CartPole-v1", "--agent.lerning-rate", "1"], 'Did you mean "--agent.learning-rate"?'),
