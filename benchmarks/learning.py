@@ -150,12 +150,13 @@ over all environments. Seconds are wall time on a shared machine, not a benchmar
 `ludus/`; a + means uncommitted changes to it. The tasks of `breakout` need MinAtar (`pip install --no-deps minatar`)
 and are left out without it.
 
-All runs but those of pendulum/ars, which is newer, were made again at commit 7cca29e (388 runs); those that earlier
-versions of this page had gave the same numbers.
+All runs but those of pendulum/ars and lunarlandercontinuous/reinforce, which are newer, were made again at commit
+7cca29e (388 runs); those that earlier versions of this page had gave the same numbers.
 RL Zoo's single runs, for comparison: TRPO 262 on LunarLanderContinuous at 200,000 steps (the last evaluations here:
 204, 165, 212, 180 and 270), ARS −83 on Acrobot at 500,000 (these runs end at −100) and −213 on Pendulum at 2,000,000
-(settings chosen on seeds 0 to 2), TQC −151 on Pendulum at 20,000 (these end at −200). Not learned: Pendulum-v1 by
-`reinforce` (−980 in 500,000 steps), so it has no preset there.
+(settings chosen on seeds 0 to 2), TQC −151 on Pendulum at 20,000 (these end at −200). The settings of REINFORCE on
+LunarLanderContinuous were chosen on seed 0. Not learned: Pendulum-v1 by
+`reinforce` (−980 at best in 1,000,000 steps with five settings), so it has no preset there.
 """
 
 

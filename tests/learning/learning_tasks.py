@@ -145,6 +145,7 @@ CLASSIC = (
     Task("acrobot/pqn", "Acrobot-v1", "pqn", -100, 500_000, 5, every=20_000),
     Task("acrobot/reinforce", "Acrobot-v1", "reinforce", -100, 500_000, 5, every=20_000),
     Task("lunarlandercontinuous/trpo", "LunarLanderContinuous-v3", "trpo", 200, 200_000, 5, every=20_000, whole=True),
+    Task("lunarlandercontinuous/reinforce", "LunarLanderContinuous-v3", "reinforce", 200, 2_000_000, 5, every=100_000),
 )
 
 # MinAtar's Breakout, each cell as 4×4 pixels, since nature_cnn needs 36×36
