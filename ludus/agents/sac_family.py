@@ -24,10 +24,12 @@ class TQCConfig(SACConfig):
 
 @dataclass(frozen=True)
 class DroQConfig(SACConfig):
-    """DroQ (Hiraoka et al. 2022): critics with dropout and layer norms, and many updates per step."""
+    """DroQ (Hiraoka et al. 2022): critics with dropout and layer norms, and many updates of them per step."""
 
     NETWORK_DEFAULTS = DROPOUT_CRITIC
     updates_per_step: float = 20.0  # more: learns from fewer steps and takes longer
+    # updates of the critics per update of the actor and the temperature: as updates_per_step, one actor update per step
+    policy_delay: int = 20
     pessimistic_actor: bool = False  # the policy maximizes the minimum over critics; off: their mean
 
 

@@ -97,6 +97,24 @@ def test_the_critics_of_droq_have_dropout_and_layer_norms_and_the_actor_has_neit
     assert worker.settings.agent.updates_per_step == 20
 
 
+def test_droq_updates_its_critics_20_times_and_its_actor_once_per_step() -> None:
+    worker: Any = make_worker(POINT, "droq", agent__warmup=8, agent__batch_size=4)
+    begin(worker, 0)
+    steps = {"critic": 0, "actor": 0, "alpha": 0}
+    step = worker.updater.step
+
+    def count(loss: Any, batch: Any, group: str) -> Any:
+        steps[group] += 1
+        return step(loss, batch, group)
+
+    worker.updater.step = count
+    while not steps["critic"]:
+        collect(worker)
+        while worker.cache.ready():
+            worker.agent.learn(worker.cache.read(), worker.updater)
+    assert steps["critic"] == 20 * steps["actor"] == 20 * steps["alpha"] > 0
+
+
 def test_a_critic_of_droq_drops_units_before_the_layer_norm_and_so_does_its_target() -> None:
     """Hiraoka et al. 2022, figure 1: a linear layer, dropout, layer norm and relu, in online and target critics."""
     agent: Any = make_worker(POINT, "droq").agent

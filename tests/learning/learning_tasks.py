@@ -251,6 +251,7 @@ QUICK |= dict.fromkeys(VALUES, FEED_FORWARD | {"agent.target_every": 50})
 QUICK |= dict.fromkeys(ACTORS, FEED_FORWARD | {"network.hidden": (64, 64), "network.activation": "relu"})
 LIGHT = {"network.hidden": (32, 32), "agent.updates_per_step": 0.1}
 QUICK |= {agent: QUICK[agent] | LIGHT for agent in ("tqc", "droq")}
+QUICK["droq"] = QUICK["droq"] | {"agent.policy_delay": 1}
 # each update of the actor also moves the running statistics that it acts by
 QUICK["crossq"] = QUICK["crossq"] | {"agent.updates_per_step": 0.25, "agent.policy_delay": 1}
 QUICK["crossq"] = QUICK["crossq"] | {"network.critic.hidden": (64, 64)}

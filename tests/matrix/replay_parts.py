@@ -43,7 +43,7 @@ STEERING: dict[str, dict[str, Any]] = {  # agents for bounded Boxes
     "sac with one critic": {"agent.critics": 1, "agent.learn_alpha": False, "agent.n_step": 3},
     "tqc": {"agent.quantiles": 5, "agent.n_step": 2},
     "tqc with one critic": {"agent.quantiles": 3, "agent.dropped_quantiles": 1, "agent.critics": 1},
-    "droq": {"agent.updates_per_step": 1.0},
+    "droq": {"agent.updates_per_step": 1.0, "agent.policy_delay": 2},
     "crossq": {"network.critic.hidden": (8,), "agent.policy_delay": 2},
 }
 REMEMBERING = ("lstm body", "lstm source and body", "own network")
