@@ -36,6 +36,7 @@ from ludus.preprocess.normalization import ObsNormalizer, unused_normalizer
 from ludus.preprocess.observation import ObsPreprocessor
 
 T = TypeVar("T")
+ENVIRONMENT = "environment"  # experience: the number of a row's environment
 LINEAR = MappingProxyType({"hidden": ()})
 
 
@@ -84,7 +85,8 @@ class ARSConfig(HeadsConfig, AgentConfig):
 class ARS(Agent):
     """A deterministic policy, moved along random directions in proportion to the returns that they gave.
 
-    Rows 2k and 2k + 1 play the policy moved along direction k and against it, for whole episodes.
+    Environments 2k and 2k + 1 play the policy moved along direction k and against it, for whole episodes. Agents that
+    share an environment play the same policy, and their returns are averaged.
     """
 
     Config: type[Any] = ARSConfig
@@ -111,7 +113,9 @@ class ARS(Agent):
         # that it is the same on all ranks
         self.register_buffer("seed", torch.randint(2**31 - 1, ()))
         self.updates = 0
-        self._candidates: dict[tuple[str, int, int, int], Any] = {}  # by engine, update, first row and number
+        # of the perturbed policies until the next update, also if a schedule goes on; None: not used yet
+        self.perturbation: float | None = None
+        self._candidates: dict[tuple[str, int, int, int], Any] = {}  # by engine, update, first environment and rows
         self._numpy: NumpyActor | None = None
 
     @classmethod
@@ -144,10 +148,10 @@ class ARS(Agent):
         return {name: p for name, p in self.networks["actor"].named_parameters() if p.requires_grad}
 
     def make_noise(self, rows: Rows, generator: torch.Generator) -> Noise:
-        """Return the number of each row, by which its perturbation is chosen."""
+        """Return the number of each row's environment, by which its perturbation is chosen."""
 
         def draw(steps: int, g: torch.Generator) -> Tensors:
-            return {"row": torch.arange(rows.total, device=g.device).expand(steps, -1)}
+            return {ENVIRONMENT: (torch.arange(rows.total, device=g.device) // rows.agents).expand(steps, -1)}
 
         return Noise(draw, generator, rows)
 
@@ -166,63 +170,68 @@ class ARS(Agent):
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Take the most likely action, in training with ``noise`` that of each row's perturbed policy."""
         experience = {} if noise is None else dict(noise)
-        rows = experience.get("row") if self.training else None  # an evaluation plays the policy itself
+        played = experience.get(ENVIRONMENT) if self.training else None  # an evaluation plays the policy itself
         if self._numpy is None or not self._numpy.usable():
-            action = self._act(step, rows)
-        elif rows is None:
+            action = self._act(step, played)
+        elif played is None:
             action = self._numpy.act(step, state, None).action
         else:
-            action = self._act_numpy(step, rows)
+            action = self._act_numpy(step, played)
         return AgentStep(action, experience, state)
 
     @torch.no_grad()
-    def _act(self, step: EnvStep, rows: Tensor | None) -> Tensors:
+    def _act(self, step: EnvStep, environments: Tensor | None) -> Tensors:
         ready = self.preprocess({name: x.unsqueeze(0) for name, x in step.observation.items()})
         ready = ready if self.normalizer is None else self.normalizer(ready)
         first = step.first.unsqueeze(0)
-        if rows is None:
+        if environments is None:
             outputs, _ = self.networks["actor"](ready, HiddenState(), first)
         else:
-            outputs = self._run_candidates(rows, ready, first)
+            outputs = self._run_candidates(environments, ready, first)
         return self.policy.sample({k: x.squeeze(0) for k, x in outputs.items()}, step.observation, None)[0]
 
-    def _act_numpy(self, step: EnvStep, rows: Tensor) -> Tensors:
-        network: Any = self.networks["actor"]
-        run = self._kept("numpy", rows, lambda: NumpyPopulation(network, self.candidates(rows).values()))
+    def _act_numpy(self, step: EnvStep, environments: Tensor) -> Tensors:
+        run = self._cached_until_update("numpy", environments, lambda: self._numpy_population(environments))
         ((seen, x),) = step.observation.items()
         output = run(x.numpy() if self.normalizer is None else self.normalizer.numpy(x.numpy(), seen))
         ((name, spec),) = self.action.items()
         return {name: torch.from_numpy(output.argmax(1) if spec.kind == "categorical" else output)}
 
+    def _numpy_population(self, environments: Tensor) -> NumpyPopulation:
+        return NumpyPopulation(self.networks["actor"], self.candidates(environments).values())
+
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
         """Refuse: the policy is deterministic."""
         raise UserError("ARS has no distribution of actions, since its policy is deterministic; use policy.act.")
 
-    def _run_candidates(self, rows: Tensor, observation: Tensors, first: Tensor) -> Tensors:
+    def _run_candidates(self, environments: Tensor, observation: Tensors, first: Tensor) -> Tensors:
         """Run the network on ``[1, B, …]``, row by row with the parameters of each."""
-        parameters, results = self._kept("torch", rows, lambda: self.candidates(rows)), []
-        for row in range(len(rows)):
+        parameters = self._cached_until_update("torch", environments, lambda: self.candidates(environments))
+        results = []
+        for row in range(len(environments)):
             part = slice(row, row + 1)
             given = {name: x[:, part] for name, x in observation.items()}, HiddenState(), first[:, part]
             of_row = {name: x[row] for name, x in parameters.items()}
             results.append(torch.func.functional_call(self.networks["actor"], of_row, given)[0])
         return {name: torch.cat([outputs[name] for outputs in results], 1) for name in results[0]}
 
-    def _kept(self, engine: str, rows: Tensor, make: Callable[[], T]) -> T:
-        """Return what ``make`` gives, which is the same for these rows until the next update."""
-        key = engine, self.updates, int(rows[0]), len(rows)
+    def _cached_until_update(self, engine: str, environments: Tensor, make: Callable[[], T]) -> T:
+        """Return the result of ``make``, which is the same for these rows until the next update."""
+        key = engine, self.updates, int(environments[0]), len(environments)
         if key not in self._candidates:
             self._candidates = {k: x for k, x in self._candidates.items() if k[1] == self.updates}
             self._candidates[key] = make()
         found: T = self._candidates[key]
         return found
 
-    def candidates(self, rows: Tensor) -> Tensors:
-        """Return the parameters ``[B, …]`` of the perturbed policies that these rows play."""
+    def candidates(self, environments: Tensor) -> Tensors:
+        """Return the parameters ``[B, …]`` of the perturbed policies that rows of these environments play."""
+        if self.perturbation is None:
+            self.perturbation = float(self.config.perturbation)
         parameters = self.trainable()
-        sign = torch.where(rows % 2 == 0, 1.0, -1.0).unsqueeze(1)
-        directions = torch.from_numpy(np.stack([self.direction(row // 2) for row in rows.tolist()]))
-        moved = self.config.perturbation * sign * directions.to(rows.device)  # [B, P]
+        sign = torch.where(environments % 2 == 0, 1.0, -1.0).unsqueeze(1)
+        directions = torch.from_numpy(np.stack([self.direction(number // 2) for number in environments.tolist()]))
+        moved = self.perturbation * sign * directions.to(environments.device)  # [B, P]
         parts = torch.split(moved, [p.numel() for p in parameters.values()], 1)
         return {
             name: p.detach() + part.reshape(-1, *p.shape).to(p.device)
@@ -235,16 +244,18 @@ class ARS(Agent):
         return np.random.default_rng([int(self.seed), self.updates, number]).standard_normal(size, np.float32)
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
-        """Move the parameters by the returns of all rows and ranks, and update the observation filter."""
-        config, rows = self.config, batch.experience["row"][0]
+        """Move the parameters by the returns of all environments and ranks, and update the observation filter."""
+        config, environments = self.config, batch.experience[ENVIRONMENT][0]
         total = torch.where(batch.real, batch.reward - config.alive_bonus, 0.0).sum(0, dtype=torch.float64)
-        returns = total.new_zeros(updater.ranks * len(rows)).index_copy(0, rows, total / config.episodes)
+        here = int(environments[-1] - environments[0]) + 1
+        agents = len(environments) // here
+        returns = total.new_zeros(updater.ranks * here).index_add(0, environments, total / (agents * config.episodes))
         returns = updater.sum(returns)
         positive, negative = returns.view(-1, 2).unbind(1)
         weights = ars_weights(positive, negative, config.top or len(positive)).float().cpu()
         directions = np.stack([self.direction(number) for number in range(len(weights))])  # [N, P]
         metrics = updater.apply(self._flat(-(weights @ torch.from_numpy(directions)), updater), "all")
-        self.updates += 1
+        self.updates, self.perturbation = self.updates + 1, None
         if self.normalizer is not None:
             seen = self.preprocess({name: x[:-1] for name, x in batch.observation.items()})
             self.normalizer.update(seen, batch.real, updater.sum)
@@ -264,13 +275,13 @@ class ARS(Agent):
         """Refuse: the returns of perturbed policies take the place of a loss."""
         raise UserError("ARS has no loss, since it learns from the returns of perturbed policies alone.")
 
-    def get_extra_state(self) -> dict[str, int]:
-        """Save the number of updates, on which directions depend."""
-        return {"updates": self.updates}
+    def get_extra_state(self) -> dict[str, Any]:
+        """Save the number of updates, on which directions depend, and the size of perturbations since the last."""
+        return {"updates": self.updates, "perturbation": self.perturbation}
 
     def set_extra_state(self, state: Any) -> None:
-        """Restore it."""
-        self.updates, self._candidates = int(state["updates"]), {}
+        """Restore them."""
+        self.updates, self.perturbation, self._candidates = int(state["updates"]), state.get("perturbation"), {}
 
 
 class NumpyPopulation:

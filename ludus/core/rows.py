@@ -15,6 +15,7 @@ class Rows(NamedTuple):
     start: int
     stop: int
     total: int
+    agents: int = 1  # rows of each environment, one after the other
 
     @classmethod
     def all(cls, total: int) -> Rows:
@@ -33,7 +34,7 @@ class Rows(NamedTuple):
 
     def times(self, agents: int) -> Rows:
         """Return the rows of these environments if each has so many agents."""
-        return Rows(self.start * agents, self.stop * agents, self.total * agents)
+        return Rows(self.start * agents, self.stop * agents, self.total * agents, self.agents * agents)
 
     @property
     def slice(self) -> slice:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from agents_setup import make_worker
 
+from ludus.agents.ars import ENVIRONMENT
 from ludus.containers.loop import begin, collect
 from ludus.core.batch import Batch
 from ludus.core.errors import UserError
@@ -62,17 +63,59 @@ def test_rows_play_the_policy_moved_along_a_direction_and_against_it(hidden: tup
     step, theta = worker.seat.env_step, flat(agent.trainable().values())
     noise = agent.make_noise(Rows.all(6), torch.Generator()).next()
     acted = agent.act(step, HiddenState(), noise)
-    part = agent.act(step.rows(slice(2, 5)), HiddenState(), {"row": noise["row"][2:5]})  # one of two alternating groups
+    part = agent.act(
+        step.rows(slice(2, 5)), HiddenState(), {ENVIRONMENT: noise[ENVIRONMENT][2:5]}
+    )  # an alternating group
     mean = agent.act(step, HiddenState(), None).action
     agent.training = False  # a policy that is played, and not learned
     torch.testing.assert_close(agent.act(step, HiddenState(), noise).action, mean)
     torch.testing.assert_close(part.action["action"], acted.action["action"][2:5])
-    assert acted.experience["row"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert acted.experience[ENVIRONMENT].tolist() == [0, 1, 2, 3, 4, 5]
     for row in range(6):
         moved = theta + (0.4 if row % 2 == 0 else -0.4) * agent.direction(row // 2).astype(np.float64)
         torch.nn.utils.vector_to_parameters(torch.tensor(moved, dtype=torch.float32), network.parameters())
         expected = agent.act(step, HiddenState(), None).action["action"][row]
         torch.testing.assert_close(acted.action["action"][row], expected, rtol=1e-4, atol=1e-5)
+    worker.close()
+
+
+def test_agents_of_one_environment_play_the_same_policy_and_share_a_return() -> None:
+    """CueTeam with two agents, of which the second leaves a step early: its row is padding then."""
+    team = "ludus.environments.agents_toy:CueTeam"
+    more: dict[str, Any] = {"env__num": 4, "env__options": ("agents=2", "length=3"), "agent__learning_rate": 0.3}
+    worker: Any = make_worker(team, "ars", **more)
+    agent = worker.agent
+    begin(worker, 0)
+    batch, theta = next_batch(worker), flat(agent.trainable().values())
+    environments = batch.experience[ENVIRONMENT][0]
+    assert environments.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert batch.real.sum(0).tolist() == [3, 2] * 4
+    moved = agent.candidates(environments)
+    for parameters in moved.values():
+        torch.testing.assert_close(parameters[0::2], parameters[1::2])
+        assert len(torch.unique(parameters.flatten(1), dim=0)) == 4
+    returns = np.where(batch.real, batch.reward, 0).sum(0, dtype=np.float64).reshape(4, 2).mean(1)
+    assert len(set(returns)) > 1
+    weights = (returns[0::2] - returns[1::2]) / returns.std()
+    step = 0.3 / 2 * sum(weight * agent.direction(k).astype(np.float64) for k, weight in enumerate(weights))
+    agent.learn(batch, worker.updater)
+    np.testing.assert_allclose(flat(agent.trainable().values()), theta + step, rtol=1e-4, atol=1e-5)
+    worker.close()
+
+
+def test_a_schedule_of_the_perturbation_takes_effect_at_an_update() -> None:
+    """Rows of one update are compared with each other, so all play policies that were moved equally far."""
+    worker: Any = make_worker(TOY + "TargetEnv", "ars", agent__perturbation="linear(0.4, 0.1)", env__num=4)
+    agent = worker.agent
+    begin(worker, 0)
+    noise = agent.make_noise(Rows.all(4), torch.Generator()).next()[ENVIRONMENT]
+    agent.schedule(0.0)
+    before = agent.candidates(noise[:2])
+    agent.schedule(0.5)
+    torch.testing.assert_close(agent.candidates(noise[:2]), before)
+    agent.learn(next_batch(worker), worker.updater)
+    agent.candidates(noise)
+    assert agent.perturbation == pytest.approx(0.25)
     worker.close()
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import ludus
 import ludus.containers.compiled as compiled
+from ludus.agents.ars import ENVIRONMENT
 from ludus.containers.build import build_evaluator, build_manager, make_actor
 from ludus.containers.distrib import (
     DistribUpdater,
@@ -165,7 +166,7 @@ def learn(name: str, group: RankGroup | None) -> Tensors:
         batch = made_up_batch(seed, rows)
         batch = transitions(batch, seed) if agent in ("dqn", "td3_bc") else batch
         batch = with_torques(batch) if agent == "td3_bc" else batch
-        batch.experience["row"] = torch.arange(rows.start, rows.stop).expand_as(batch.reward)  # for ARS
+        batch.experience[ENVIRONMENT] = torch.arange(rows.start, rows.stop).expand_as(batch.reward)  # for ARS
         metrics = worker.agent.learn(batch, updater).metrics
     worker.close()
     state = {
