@@ -15,6 +15,7 @@ from ludus.core.errors import UserError, check_ranges
 from ludus.core.hidden_state import HiddenState
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
+from ludus.core.schedule import Schedule
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
@@ -32,10 +33,12 @@ class DAggerConfig(BCConfig):
     """Settings of DAgger: those of behaviour cloning, and its own."""
 
     ONLY_OFFLINE: ClassVar[bool] = False
+    SCHEDULABLE = (*BCConfig.SCHEDULABLE, "beta", "gae_lambda")
     teacher: Annotated[str, "RUN"] = ""  # run whose best policy labels the observations; of the same environment
     rollout: int = 64  # steps per environment between two rounds of learning
     updates: int = 32  # optimizer steps per round, each on agent.batch_size of all labelled steps so far
-    # the share of actions that the teacher takes: it falls linearly from this to 0 at agent.beta_end of the run
+    # the share of actions that the teacher takes: it falls linearly from this to 0 at agent.beta_end of the run, or
+    # follows a schedule
     beta: float = 1.0
     beta_end: float = 0.5  # share of the run after which the student acts alone: raise if it fails early at first
     labels: int = 200_000  # labelled steps to keep, over all environments; more: older ones, more memory
@@ -67,6 +70,8 @@ class DAggerConfig(BCConfig):
             yield "gae_lambda", f"agent.n_step is {self.n_step}, and n-step returns take the place of GAE"
         if not self.beta:
             yield "beta_end", "agent.beta is 0, so the teacher takes no actions"
+        elif isinstance(self.beta, Schedule):
+            yield "beta_end", f"agent.beta is {self.beta}, a schedule of its own"
 
 
 class DAgger(BC):
@@ -184,6 +189,9 @@ class DAgger(BC):
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Set the teacher's share of actions, and return it with the learning rate."""
-        end = self.config.beta_end
-        self.beta = self.config.beta * max(1 - progress / end, 0.0) if end else 0.0
-        return {"beta": self.beta, **super().schedule(progress)}
+        values, end = super().schedule(progress), self.config.beta_end
+        if "beta" in values:
+            self.beta = values["beta"]
+        else:
+            self.beta = self.config.beta * max(1 - progress / end, 0.0) if end else 0.0
+        return {"beta": self.beta, **values}

@@ -65,7 +65,7 @@ class DDPGConfig(ReplayConfig):
     )
     SCHEDULABLE = (
         *ReplayConfig.SCHEDULABLE,
-        *("tau", "target_noise", "target_noise_clip", "hysteretic", "noise_sigma"),
+        *("tau", "target_noise", "target_noise_clip", "hysteretic", "bc_alpha", "noise_sigma"),
     )
     UNUSED_OFFLINE = (
         *ReplayConfig.UNUSED_OFFLINE,

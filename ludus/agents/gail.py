@@ -77,6 +77,7 @@ class DiscriminatorConfig(AgentConfig):
 class GAILConfig(DiscriminatorConfig, PPOConfig):
     """Settings of GAIL with PPO."""
 
+    SCHEDULABLE = (*PPOConfig.SCHEDULABLE, "environment_reward")
     # the paper's λ: raise when the policy becomes deterministic before it has found the expert's states
     entropy_coef: float = 0.01
 
@@ -84,6 +85,8 @@ class GAILConfig(DiscriminatorConfig, PPOConfig):
 @dataclass(frozen=True)
 class GAILTRPOConfig(DiscriminatorConfig, TRPOConfig):
     """GAIL with TRPO, as in the paper."""
+
+    SCHEDULABLE = (*TRPOConfig.SCHEDULABLE, "environment_reward")
 
 
 class AdversarialImitation(ActorCritic):

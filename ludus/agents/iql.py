@@ -17,6 +17,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec, Shapes
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
+from ludus.core.schedule import value_range
 from ludus.core.spec import Specs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
@@ -42,6 +43,7 @@ class IQLConfig(PolicyConfig, ReplayConfig):
     NETWORK_DEFAULTS = WIDE_MLP
     PREFERS_OFFLINE = True
     UNUSED_OFFLINE = (*ReplayConfig.UNUSED_OFFLINE, "gsde_interval")
+    SCHEDULABLE = (*ReplayConfig.SCHEDULABLE, "tau", "expectile", "temperature")
     learning_rate: float = 3e-4  # raise for speed, lower when the return collapses
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
@@ -58,7 +60,8 @@ class IQLConfig(PolicyConfig, ReplayConfig):
         PolicyConfig.validate(self)
         ReplayConfig.validate(self)
         check_ranges(self, positive=("tau", "critics"), nonnegative=("temperature",), finite=("expectile",))
-        if not 0 < self.expectile < 1:
+        low, high = value_range(self.expectile)
+        if not 0 < low <= high < 1:
             raise UserError(f"agent.expectile is {self.expectile:g}; it must be between 0 and 1, such as 0.7.")
         if self.sequence:
             raise UserError(f"agent.sequence is {self.sequence}, but iql learns from single transitions; set it to 0.")

@@ -179,7 +179,7 @@ class Schedule(float):
         try:
             bound = inspect.signature(function).bind((), *arguments, **more)
         except TypeError as error:
-            raise ValueError(str(error)) from None
+            raise ValueError(f"its arguments are wrong ({error})") from None
         _, *names = bound.arguments
         given = {name: bound.arguments[name] for name in names}
         _check(kind, given | {"warmup": warmup})
@@ -254,6 +254,11 @@ def value_at(value: float, progress: float) -> float:
     return value.at(progress) if isinstance(value, Schedule) else value
 
 
+def value_range(value: float) -> tuple[float, float]:
+    """Return the smallest and the largest value of a setting that may be a schedule."""
+    return (value.low, value.high) if isinstance(value, Schedule) else (value, value)
+
+
 def read_schedule(text: str) -> Schedule:
     """Read ``kind(value, …, name=value)``; a ValueError says what is wrong."""
     match = _CALL.fullmatch(text)
@@ -262,7 +267,7 @@ def read_schedule(text: str) -> Schedule:
     positional: list[Any] = []
     named: dict[str, Any] = {}
     points: list[tuple[float, float]] = []
-    for part in filter(str.strip, _COMMA.split(match[2])):
+    for part in _COMMA.split(match[2]) if match[2].strip() else ():
         before, equals, after = part.partition("=")
         at, colon, value = part.partition(":")
         if equals:
@@ -299,14 +304,20 @@ def _check(kind: str, given: dict[str, Any]) -> None:
             raise ValueError(f"{name} must be a number" if isinstance(value, tuple) else "points are written as a: b")
         if name == "milestones" and not isinstance(value, tuple):
             raise ValueError("milestones is a list of shares of the run, such as [0.5, 0.75]")
+        if name == "milestones" and not all(0 < at <= 1 for at in value):
+            raise ValueError(f"milestones is {_text(value)}; each is a share of the run, greater than 0 and at most 1")
         if name in SHARES and not 0 < value <= 1:
-            raise ValueError(f"{name} is {_text(value)}, but is a share of the run, greater than 0 and at most 1")
+            raise ValueError(f"{name} is {_text(value)}; it is a share of the run, greater than 0 and at most 1")
+        if name == "factor" and kind == "ReduceLROnPlateau" and not 0 < value < 1:
+            raise ValueError(f"factor is {_text(value)}; it must be between 0 and 1")
+        if name in ("patience", "threshold", "min_lr") and value < 0:
+            raise ValueError(f"{name} is {_text(value)}; it must be 0 or greater")
         if name == "T_mult" and (value < 1 or value % 1):
-            raise ValueError(f"T_mult is {_text(value)}, but must be a whole number of 1 or more")
+            raise ValueError(f"T_mult is {_text(value)}; it must be a whole number of 1 or more")
         if name in POSITIVE and not value > 0:
-            raise ValueError(f"{name} is {_text(value)}, but must be greater than 0")
+            raise ValueError(f"{name} is {_text(value)}; it must be greater than 0")
     if not 0 <= given["warmup"] < 1:
-        raise ValueError(f"warmup is {_text(given['warmup'])}, but is a share of the run, less than 1")
+        raise ValueError(f"warmup is {_text(given['warmup'])}; it is a share of the run, 0 or greater and less than 1")
     if kind == "exponential" and not (given["start"] > 0 and given["end"] > 0):
         raise ValueError("both ends must be greater than 0")
     if "points" in given:

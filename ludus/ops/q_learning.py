@@ -172,7 +172,7 @@ def hysteretic_weight(td: Tensor, *, increase: float = 1.0, decrease: float) -> 
     Hysteretic Q-learning for concurrent learners (Matignon et al. 2007: α for δ ≥ 0, β < α otherwise). Use as
     ``hysteretic_weight(td, decrease=0.1) * td.square()``.
     """
-    return torch.full_like(td, increase).masked_fill_(td < 0, decrease)
+    return torch.ones_like(td).mul_(increase).masked_fill_(td < 0, decrease)  # both may be tensors
 
 
 # Actor-critic methods.

@@ -23,7 +23,7 @@ def parse_value(key: str, value: Any, annotation: Any, origin: str) -> Any:
     if ".agent." in f".{key}" and float in (annotation, *union_members(annotation)):
         if isinstance(value, Schedule):
             return value
-        if isinstance(value, str) and "(" in value:
+        if isinstance(value, str) and ("(" in value or value.strip() in (*KINDS, *RETURN_KINDS)):
             return parse_schedule(key, value)
     try:
         return _convert(value, annotation)

@@ -497,15 +497,8 @@ class Settings(Generic[A]):
                 )
         validate_environment(self.env)
         self.preprocess.validate()
-        self.agent.check_schedules()
-        self.agent.validate()
+        self._validate_agent()
         self.evaluation.validate()
-        for name, schedule in self.agent.schedules().items():
-            if schedule.needs_returns and not self.evaluation.every:
-                raise UserError(
-                    f"agent.{name} is {schedule}, which follows the returns of evaluations, but evaluation.every is 0; "
-                    "set it to a number of steps, such as 5000."
-                )
         self.network_check.validate()
         self.data.validate()
         self._validate_container()
@@ -513,6 +506,16 @@ class Settings(Generic[A]):
         self.network.validate()
         for name in self.per_network:
             self.network_for(name).validate(f"network.{name}")
+
+    def _validate_agent(self) -> None:
+        self.agent.check_schedules()
+        self.agent.validate()
+        for name, schedule in self.agent.schedules().items():
+            if schedule.needs_returns and not self.evaluation.every:
+                raise UserError(
+                    f"agent.{name} is {schedule}, which follows the returns of evaluations, but evaluation.every is 0; "
+                    "set it to a number of steps, such as 5000."
+                )
 
     def _validate_container(self) -> None:
         if self.container == "offline" and not self.data.path:
@@ -547,7 +550,7 @@ class Settings(Generic[A]):
             return
         for role in self.roles.names():
             own = self.for_role(role)
-            own.agent.validate()
+            own._validate_agent()
             own.network.validate(f"roles.{role}.network")
         online = "local, distrib or impala"
         single = {

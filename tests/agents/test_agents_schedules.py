@@ -77,6 +77,8 @@ def test_refusals() -> None:
     refuse(r"reaches 2; it must be between 0 and 1", gae_lambda="linear(0.2, 2)")
     refuse(r'there is no schedule "liner".*Did you mean "linear"\?', clip="liner(0.2, 0.1)")
     refuse(r'agent\.clip is "linear\(0\.2\)", but .*; write it like linear\(start, end, share=1\)', clip="linear(0.2)")
+    refuse(r'agent\.clip is "linear", but brackets are missing; write it like linear\(start, end', clip="linear")
+    refuse(r"agent\.expectile is linear.*must be between 0 and 1", "iql", expectile="linear(0.7, 1.2)")
     refuse(r"agent\.rollout is .*but must be a whole number", rollout="linear(8, 16)")
     refuse(r"only learning rates can follow the returns", entropy_coef="ReduceLROnPlateau(0.1)")
     refuse(r"agent\.learn_alpha is on, so it is only the initial value", "sac", alpha="linear(1, 0.1)")
@@ -88,6 +90,19 @@ def test_refusals() -> None:
     )
     refuse(r"noise_sigma_end is 0\.1", "td3", noise_sigma="linear(1, 0.5)", noise_sigma_end=0.1)
     assert not FIXED.keys() & {name for agent in AGENTS for name in agent_config(agent).SCHEDULABLE}
+
+
+def test_the_schedules_of_roles_are_checked() -> None:
+    def of_predator(**changes: Any) -> None:
+        given = {f"roles.predator.agent.{key}": value for key, value in changes.items()}
+        roles = {"roles.agents": "predator=ppo, prey=dqn", "evaluation.every": 0} | given
+        resolve_settings("CartPole-v1", "ppo", "none", None, roles, origin="flag")
+
+    of_predator(clip="linear(0.2, 0.05)")
+    with pytest.raises(UserError, match=r"gamma is linear\(0\.9, 0\.99\), but it cannot change during a run"):
+        of_predator(gamma="linear(0.9, 0.99)")
+    with pytest.raises(UserError, match=r"follows the returns of evaluations, but evaluation\.every is 0"):
+        of_predator(learning_rate="by_return(0: 1e-3, 5: 1e-4)")
 
 
 def test_a_schedule_takes_the_place_of_the_agents_own() -> None:
@@ -163,12 +178,14 @@ LOSSES: dict[str, tuple[str, str, dict[str, Any]]] = {
         TARGET,
         {"target_noise": "linear(0, 1)", "hysteretic": "linear(0.1, 1)", "policy_delay": 1},
     ),
+    "imitation": ("td3_bc", TARGET, {"bc_alpha": "linear(0.1, 5)", "policy_delay": 1}),
+    "expectile": ("iql", TARGET, {"expectile": "linear(0.5, 0.9)", "temperature": "linear(0.1, 3)"}),
     "target entropy": ("sac", TARGET, {"target_entropy": "linear(5, -5)"}),
     "alpha": ("sac", TARGET, {"alpha": "linear(1, 0.01)", "learn_alpha": False}),
 }
 
 
-FAST = [("traced", case) for case in ("clips", "weights", "munchausen", "target noise")]
+FAST = [("traced", case) for case in ("clips", "weights", "munchausen", "target noise", "expectile")]
 
 
 def step_all(worker: Any, batch: Any) -> list[torch.Tensor]:
