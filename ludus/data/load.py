@@ -48,8 +48,8 @@ def _convert(episode: RecordedEpisode, observation: Specs, action: Specs, name: 
     reward = np.asarray(episode.reward)
     if reward.shape != (steps,) or not np.can_cast(reward.dtype, np.float32, "same_kind"):
         raise UserError(f'The dataset "{name}" has rewards of shape {reward.shape} and type {reward.dtype}; give [T].')
-    _check_finite(reward, f'The dataset "{name}": a reward')
-    return RecordedEpisode(seen, done, reward.astype(np.float32), bool(episode.terminated), bool(episode.truncated))
+    reward = _cast(reward, np.dtype(np.float32), f'The dataset "{name}": a reward')
+    return RecordedEpisode(seen, done, reward, bool(episode.terminated), bool(episode.truncated))
 
 
 def _match(
@@ -76,7 +76,6 @@ def _convert_array(array: Array, spec: Spec, kind: str, key: str, steps: int, na
     integers = all(kind.kind in "biu" for kind in (array.dtype, dtype))
     if not integers and not np.can_cast(array.dtype, dtype, "same_kind"):
         raise UserError(f"{place} has numbers of type {array.dtype}, but the environment has {dtype}.")
-    _check_finite(array, place)
     if spec.kind != "continuous" and array.size:
         low, high = array.min(axis=0), array.max(axis=0)
         if (low < 0).any() or (high >= np.asarray(spec.choices).reshape(spec.shape)).any():
@@ -84,9 +83,17 @@ def _convert_array(array: Array, spec: Spec, kind: str, key: str, steps: int, na
                 f"{place} has values from {low.min()} to {high.max()}, but the environment has "
                 f"{max(spec.choices)} choices, counted from 0."
             )
-    return array.astype(dtype)
+    return _cast(array, dtype, place)
 
 
-def _check_finite(array: Array, place: str) -> None:
-    if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-        raise UserError(f"{place} is not a finite number; remove the episode that has it.")
+def _cast(array: Array, dtype: np.dtype[Any], place: str) -> Array:
+    """Convert to the dtype; refuse NaN and Inf, and what does not fit into it."""
+    if dtype.kind in "iu" and array.size:
+        limits = np.iinfo(dtype)
+        if array.min() < limits.min or array.max() > limits.max:
+            raise UserError(f"{place} has values from {array.min()} to {array.max()}, which do not fit into {dtype}.")
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    if dtype.kind == "f" and not np.isfinite(cast).all():
+        raise UserError(f"{place} is not a finite number of type {dtype}; remove the episode that has it.")
+    return cast

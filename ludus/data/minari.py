@@ -42,7 +42,7 @@ def load_minari(id: str) -> Dataset:
         found = minari.MinariDataset(folder)
         observation, action = Layout(found.observation_space, "observation"), Layout(found.action_space, "action")
         episodes = tuple(_from_minari(episode, observation, action) for episode in found.iterate_episodes())
-    except (OSError, ValueError, KeyError, AssertionError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AssertionError, TypeError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:160]
         reason = f"it lacks {reason}" if isinstance(error, KeyError) else reason
         raise UserError(f'The Minari dataset "{id}" cannot be read: {reason or type(error).__name__}.') from error

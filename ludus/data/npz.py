@@ -7,7 +7,9 @@ steps of all episodes in order; an episode of T steps has T + 1 observations. ``
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,12 @@ from ludus.core.files import os_error_reason
 Array = NDArray[Any]
 KINDS = ("observation", "action")
 REQUIRED = ("reward", "length", "terminated", "truncated")
+ENDS = ("terminated", "truncated")
+# what numpy and zipfile raise for files that are damaged, encrypted or compressed by a method they lack
+DAMAGED = (
+    *(ValueError, EOFError, KeyError, AttributeError, RuntimeError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
+)
 
 
 def save_npz(path: str | Path, episodes: Sequence[RecordedEpisode]) -> None:
@@ -67,7 +75,7 @@ def _read(path: str | Path) -> dict[str, Array]:
             return {name: file[name] for name in file.files}
     except OSError as error:
         raise UserError(f'data.path is "{path}", which cannot be read ({os_error_reason(error)}).') from error
-    except (ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         reason = " ".join(str(error).split())[:120]
         raise UserError(f'data.path is "{path}", which is no .npz file of arrays ({reason}).') from error
 
@@ -83,6 +91,9 @@ def _episodes(arrays: Mapping[str, Array], path: str | Path) -> Iterator[Recorde
         if not array.ndim or len(array) != expected:
             found = len(array) if array.ndim else 0
             raise UserError(f'The dataset "{path}" has {found} rows in the array "{name}", but should have {expected}.')
+    for name in ENDS:
+        if arrays[name].ndim != 1 or not np.isin(arrays[name], (0, 1)).all():
+            raise UserError(f'The dataset "{path}" has a wrong array "{name}"; give true or false for each episode.')
     ends = np.cumsum(lengths)
     for number, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
         seen, done = slice(end - length + number, end + number + 1), slice(end - length, end)

@@ -121,7 +121,7 @@ def test_a_dataset_of_other_spaces(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "has the observations action_mask, observation" in refused("toys/y-v0", target, capsys, tmp_path / "runs")
 
 
-@pytest.mark.parametrize("damage", ["no metadata", "no data", "cut", "bad space"])
+@pytest.mark.parametrize("damage", ["no metadata", "no data", "cut", "bad heap", "bad space"])
 def test_a_damaged_dataset(damage: str, own_datasets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = TOY + "TargetEnv"
     save_minari("toys/x-v0", record(target, aim, 2), *specs_of(target), target, "hand")
@@ -133,6 +133,9 @@ def test_a_damaged_dataset(damage: str, own_datasets: Path, tmp_path: Path, caps
         data.unlink()
     elif damage == "cut":
         data.write_bytes(data.read_bytes()[:500])
+    elif damage == "bad heap":  # h5py raises a RuntimeError
+        start, _, end = data.read_bytes().rpartition(b"HEAP")
+        data.write_bytes(start + b"PAEH" + end)
     else:
         metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"action_space": '{"type": "None"}'}))
     told = refused("toys/x-v0", target, capsys, tmp_path / "runs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from demonstrations import TOY, aim, mix, obey, record, record_to, specs_of
 
 from ludus.core.dataset import Dataset, RecordedEpisode
 from ludus.core.errors import UserError
+from ludus.core.spec import Spec
 from ludus.data.load import load_dataset
 from ludus.data.npz import load_npz, save_npz
 
@@ -111,6 +113,35 @@ def test_arrays_that_do_not_fit(tmp_path: Path) -> None:
     assert 'action "action" has shape (3,)' in refused(rewritten(path, action=np.zeros((steps, 3))))
     assert "numbers of type complex128" in refused(rewritten(path, action=np.zeros((steps, 2), complex)))
     assert '"length"' in refused(rewritten(path, length=np.array([4, -4])))
+
+
+def test_a_damaged_file(tmp_path: Path) -> None:
+    path = Path(record_to(tmp_path / "x.npz", TOY + "TargetEnv", aim, 2))
+    whole, other = path.read_bytes(), path.with_name("damaged.npz")
+    draw = np.random.default_rng(0)
+    for _ in range(150):  # zlib.error, TokenError and NotImplementedError are among what these raise
+        damaged = np.frombuffer(whole, np.uint8).copy()
+        damaged[draw.integers(len(whole), size=3)] = draw.integers(256, size=3)
+        other.write_bytes(damaged.tobytes()[: draw.integers(len(whole)) if draw.random() < 0.2 else None])
+        with suppress(UserError):
+            load_npz(other)
+
+
+def test_flags_that_are_none(tmp_path: Path) -> None:
+    path = Path(record_to(tmp_path / "x.npz", TOY + "TargetEnv", aim, 2))
+    for wrong in (np.zeros((2, 2), bool), np.full(2, "False"), np.full(2, np.nan)):
+        assert 'wrong array "terminated"' in refused(rewritten(path, terminated=wrong))
+    assert not load_npz(rewritten(path, truncated=np.zeros(2))).episodes[0].truncated
+
+
+def test_numbers_that_do_not_fit_the_type(tmp_path: Path) -> None:
+    path = Path(record_to(tmp_path / "x.npz", TOY + "TargetEnv", aim, 2))
+    assert "not a finite number of type float32" in refused(rewritten(path, reward=np.full(8, 1e300)))
+    assert "not a finite number of type float32" in refused(rewritten(path, action=np.full((8, 2), 1e300)))
+    image, action = {"observation": Spec((2, 2, 1), "uint8", low=0, high=255)}, specs_of(TOY + "TargetEnv")[1]
+    for value in (300, -1):
+        with pytest.raises(UserError, match="do not fit into uint8"):
+            load_dataset(rewritten(path, observation=np.full((10, 2, 2, 1), value)), image, action)
 
 
 def test_an_empty_file(tmp_path: Path) -> None:
