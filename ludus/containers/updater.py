@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch
+from ludus.core.config import OF_OPTIMIZER
 from ludus.core.errors import UserError
 from ludus.core.schedule import Schedule
 from ludus.core.types import State, Tensors
@@ -144,7 +145,7 @@ class LocalUpdater(Updater):
             if part.group.optimizer == "rmsprop_tf":
                 part.of(self._moments["square"]).fill_(1)
         self._optimizer_tensors = {
-            name: {"value": self.flat.value, "steps": part.steps, "lr": part.lr} | self._moments
+            name: {"value": self.flat.value, "steps": part.steps, "lr": part.lr} | self._moments | self._scheduled(part)
             for name, part in self.parts.items()
         }
         self.read_coefficients()
@@ -168,6 +169,11 @@ class LocalUpdater(Updater):
             for part in () if self._schedules else self.parts.values():  # a schedule sets its own
                 own = part.group.learning_rate
                 part.lr.fill_(rate if own == self._first_rate else own * rate / self._first_rate)
+
+    def _scheduled(self, part: ParameterBlock) -> Tensors:
+        """Return the settings of a group's optimizer that are schedules, as tensors with the current values."""
+        names = [name for name in OF_OPTIMIZER if isinstance(getattr(part.group, name), Schedule)]
+        return {name: self.agent.scheduled_tensor(name) for name in names}
 
     def read_coefficients(self) -> None:
         """Take the weights of losses from the agent's current settings."""
@@ -313,7 +319,7 @@ class LocalUpdater(Updater):
         return total
 
     def optimizer_tensors(self, part: ParameterBlock) -> Tensors:
-        """Return the optimizer's tensors: parameters, moments, step count and learning rate."""
+        """Return the optimizer's tensors: parameters, moments, step count, learning rate and scheduled settings."""
         return self._optimizer_tensors[part.name]
 
     def optimize(self, gradient: Tensor, at: Tensors, part: ParameterBlock, eager: bool = False) -> Tensor:
@@ -322,18 +328,18 @@ class LocalUpdater(Updater):
         If the norm is not finite, the parameters are not changed.
         """
         group, check = part.group, eager and gradient.is_cpu
-        norm = clip_norm_(gradient, group.max_grad_norm, check)
+        norm = clip_norm_(gradient, at.get("max_grad_norm", group.max_grad_norm), check)
         if check:
             if not math.isfinite(norm):
                 return norm
         else:
             finite = torch.isfinite(norm)
             gradient, at = gradient.where(finite, 0.0), at | {"lr": at["lr"] * finite}
-        value, lr = part.of(at["value"]), at["lr"]
+        value, lr, decay = part.of(at["value"]), at["lr"], at.get("weight_decay", group.weight_decay)
         if group.weight_decay and group.optimizer == "adamw":
-            value.mul_(1 - lr * group.weight_decay)
+            value.mul_(1 - lr * decay)
         elif group.weight_decay:
-            gradient = gradient.add(value, alpha=group.weight_decay)
+            gradient = gradient + value * decay
         if group.optimizer == "sgd":
             sgd_(value, gradient, lr)
         elif group.optimizer in ("adam", "adamw"):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ludus.core.batch import Batch, Learned
 from ludus.core.cache import CacheReader, ExperienceCache, UnrollWriter
-from ludus.core.config import AgentConfig, RunOutline
+from ludus.core.config import OF_OPTIMIZER, AgentConfig, RunOutline
 from ludus.core.dataset import Dataset
 from ludus.core.environment import GoalReward
 from ludus.core.errors import UserError
@@ -145,6 +145,10 @@ class Agent(Actor):
         values = {name: float(self.get_buffer(_buffer(name))) for name in self._schedules}
         self._current = replace(self._given, **values)
 
+    def scheduled_tensor(self, setting: str) -> Tensor:
+        """Return the buffer with the current value of a setting that is a schedule."""
+        return self.get_buffer(_buffer(setting))
+
     def given_config(self) -> AbstractContextManager[None]:
         """Within the context, ``config`` has the schedules themselves."""
         return self._with_config(self._given)
@@ -240,7 +244,7 @@ class Agent(Actor):
         """
         settings = vars(self.config)
         names = {"optimizer_eps": "eps", "adam_beta1": "beta1"}  # in Group, where they are called otherwise
-        given = ("max_grad_norm", "weight_decay", "optimizer", *names)
+        given = (*OF_OPTIMIZER, "optimizer", *names)
         options = {names.get(name, name): settings[name] for name in given if name in settings}
         trainable = tuple(p for p in parameters if p.requires_grad)
         return Group(trainable, learning_rate or self.config.learning_rate, **options)

@@ -16,8 +16,6 @@ FIXED = {
     "gamma": "discounts are stored with the experience",
     "optimizer_eps": "the optimizer is made with it",
     "adam_beta1": "the optimizer is made with it",
-    "max_grad_norm": "the optimizer is made with it",
-    "weight_decay": "the optimizer is made with it",
     "log_std_init": "it is an initial value",
     "priority_exponent": "priorities are stored as powers with it",
     "v_min": "the network's outputs are about fixed atoms",
@@ -29,6 +27,7 @@ FIXED = {
     "epsilon_share": "agent.epsilon_start is the setting that takes a schedule of ε",
     "noise_sigma_end": "agent.noise_sigma is the setting that takes a schedule of the noise",
 }
+OF_OPTIMIZER = ("max_grad_norm", "weight_decay")  # settings of a parameter group that may be schedules
 
 
 class Plan(NamedTuple):
@@ -72,8 +71,9 @@ class AgentConfig:
     UNUSED_OFFLINE: ClassVar[tuple[str, ...]] = ()  # settings that do nothing in the container offline
     UNUSED_FEED_FORWARD: ClassVar[tuple[str, ...]] = ()  # settings that do nothing without a recurrent network
     PREFERS_OFFLINE: ClassVar[bool] = False  # the container is offline where data.path is given and no container
-    # settings that may be schedules, besides learning rates and weights of losses (``…_coef``): the agent reads them
-    # from ``Agent.config`` whenever it uses them, or changes what it made of them in ``Agent.schedule``
+    # settings that may be schedules, besides learning rates, weights of losses (``…_coef``) and those of OF_OPTIMIZER:
+    # the agent reads them from ``Agent.config`` whenever it uses them, or changes what it made of them in
+    # ``Agent.schedule``
     SCHEDULABLE: ClassVar[tuple[str, ...]] = ()
 
     def schedules(self) -> dict[str, Schedule]:
@@ -84,10 +84,14 @@ class AgentConfig:
         """Refuse schedules of settings that have one value for the whole run."""
         for name, value in self.schedules().items():
             rate = name.endswith("learning_rate")
-            if not rate and name not in self.SCHEDULABLE and not name.endswith("_coef"):
+            if not rate and name not in (*self.SCHEDULABLE, *OF_OPTIMIZER) and not name.endswith("_coef"):
                 why = FIXED.get(name, "the agent reads it once, when it is made")
                 raise UserError(
                     f"agent.{name} is {value}, but it cannot change during a run, since {why}; give a number."
+                )
+            if name == "max_grad_norm" and value.low <= 0:
+                raise UserError(
+                    f"agent.max_grad_norm is {value}, which reaches {value.low:g}; a schedule of it must stay above 0."
                 )
             if value.needs_returns and not rate:
                 raise UserError(

@@ -22,8 +22,8 @@ class Group:
 
     parameters: tuple[nn.Parameter, ...]
     learning_rate: float  # or a schedule
-    max_grad_norm: float = 0.0  # 0: no clipping
-    weight_decay: float = 0.0  # adamw: decoupled; others: L2 penalty
+    max_grad_norm: float = 0.0  # or a schedule; 0: no clipping
+    weight_decay: float = 0.0  # or a schedule; adamw: decoupled; others: L2 penalty
     optimizer: OptimizerName = "adam"  # rmsprop_tf: TensorFlow's variant, ε inside the root
     eps: float = 1e-8
     beta1: float = 0.9  # of adam and adamw: decay of the mean of gradients

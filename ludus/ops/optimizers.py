@@ -87,13 +87,13 @@ def sgd_(parameter: Tensor, gradient: Tensor, lr: Tensor) -> None:
     parameter.addcmul_(gradient, lr, value=-1)
 
 
-def clip_norm_(gradient: Tensor, max_norm: float, check_first: bool = False) -> Tensor:
-    """Clip the norm of ``gradient`` to ``max_norm`` (0: no clipping) and return the norm before.
+def clip_norm_(gradient: Tensor, max_norm: float | Tensor, check_first: bool = False) -> Tensor:
+    """Clip the norm of ``gradient`` to ``max_norm`` (0: no clipping; a tensor is above 0) and return the norm before.
 
     ``check_first``: skip the division if it is not needed, which is faster on a CPU but synchronizes a GPU.
     """
     norm: Tensor = torch.linalg.vector_norm(gradient)
-    if max_norm > 0 and not (check_first and float(norm) + 1e-6 <= max_norm):
+    if (isinstance(max_norm, Tensor) or max_norm > 0) and not (check_first and float(norm) + 1e-6 <= max_norm):
         gradient.div_((norm + 1e-6).div_(max_norm).clamp_(min=1))
     return norm
 

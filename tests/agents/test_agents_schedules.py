@@ -12,7 +12,7 @@ from agents_setup import make_worker
 
 from ludus.agents import AGENTS
 from ludus.containers.updater import LocalUpdater
-from ludus.core.config import FIXED
+from ludus.core.config import FIXED, OF_OPTIMIZER
 from ludus.core.errors import UserError
 from ludus.core.schedule import Schedule, read_schedule
 from ludus.settings.config_file import read_config, write_config
@@ -53,7 +53,7 @@ def test_every_number_is_schedulable_or_refused_with_a_reason(agent: str) -> Non
     for name in numbers:
         value = STARTS.get(name, 0.1)
         changes = {name: f"linear({value}, {value / 2})"}
-        may = name in config.SCHEDULABLE or name.endswith(("learning_rate", "_coef"))
+        may = name in (*config.SCHEDULABLE, *OF_OPTIMIZER) or name.endswith(("learning_rate", "_coef"))
         if name == "alpha":
             changes["learn_alpha"] = False
         if name == "parameter_noise" and getattr(config(), "noisy", False):
@@ -74,6 +74,7 @@ def test_refusals() -> None:
 
     refuse(r"^agent\.gamma is linear\(0\.9, 0\.99\), but .*, since discounts are stored", gamma="linear(0.9, 0.99)")
     refuse(r"reaches -1; it must be greater than 0", clip="linear(0.2, -1)")
+    refuse(r"max_grad_norm is linear.*reaches 0; a schedule of it must stay above 0", max_grad_norm="linear(1, 0)")
     refuse(r"reaches 2; it must be between 0 and 1", gae_lambda="linear(0.2, 2)")
     refuse(r'there is no schedule "liner".*Did you mean "linear"\?', clip="liner(0.2, 0.1)")
     refuse(r'agent\.clip is "linear\(0\.2\)", but .*; write it like linear\(start, end, share=1\)', clip="linear(0.2)")
@@ -181,11 +182,12 @@ LOSSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "imitation": ("td3_bc", TARGET, {"bc_alpha": "linear(0.1, 5)", "policy_delay": 1}),
     "expectile": ("iql", TARGET, {"expectile": "linear(0.5, 0.9)", "temperature": "linear(0.1, 3)"}),
     "target entropy": ("sac", TARGET, {"target_entropy": "linear(5, -5)"}),
+    "optimizer": ("ppo", "CartPole-v1", {"max_grad_norm": "linear(0.0625, 0.5)", "weight_decay": "linear(0, 0.5)"}),
     "alpha": ("sac", TARGET, {"alpha": "linear(1, 0.01)", "learn_alpha": False}),
 }
 
 
-FAST = [("traced", case) for case in ("clips", "weights", "munchausen", "target noise", "expectile")]
+FAST = [("traced", case) for case in ("clips", "weights", "optimizer", "munchausen", "target noise", "expectile")]
 
 
 def step_all(worker: Any, batch: Any) -> list[torch.Tensor]:
