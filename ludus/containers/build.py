@@ -418,6 +418,12 @@ def divide_agents(joint: BatchManager, settings: Settings[Any]) -> dict[str, Age
     if not agents or kind.layout == "joint":
         return {}
     refuse_unowned(joint, agents)
+    for role, name in settings.roles.names().items():
+        if resolve(name, AGENTS, "agent").layout == "joint":
+            raise UserError(
+                f'role "{role}" (roles.agents) has the agent {name}, which learns for all agents together; use --agent '
+                f"{name} without roles, or another agent for the role, such as ppo or mappo."
+            )
     if settings.roles.agents:
         return {role: AgentRows(joint, own, role) for role, own in settings.roles.assign(agents).items()}
     return {DEFAULT_ROLE: AgentRows(joint, agents)}

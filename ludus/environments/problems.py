@@ -60,7 +60,9 @@ def step_problems(result: Any) -> Iterator[Problem]:
     _, reward, terminated, truncated, info = values
     number = to_float(reward)
     if number is None:
-        yield Problem(f"The reward is of type {_type(reward)}, which is not a number.", "Return the reward as a float.")
+        several = " For rewards by agent, add possible_agents, a list of their names." if type(reward) is dict else ""
+        what = f"The reward is of type {_type(reward)}, which is not a number."
+        yield Problem(what, f"Return the reward as a float.{several}")
     elif not isinstance(reward, Real | np.bool_):
         what = f"The reward is of type {_type(reward)}, an array without dimensions, and is converted to a number."
         yield Problem(what, "Return float(reward).", "warning")

@@ -73,6 +73,7 @@ CASES = {
     "nan": ({"observation": np.full(2, np.nan, np.float32)}, "NaN", "division"),
     "text": ({"observation": "hello"}, "its space is float32", "space"),
     "reward text": ({"reward": "1"}, "reward is of type str", "float"),
+    "reward by agent": ({"reward": {"agent_0": 1.0}}, "reward is of type dict", "add possible_agents"),
     "reward array": ({"reward": np.zeros(1)}, "reward is of type ndarray", "float"),
     "reward of no numbers": ({"reward": np.array(None)}, "reward is of type ndarray", "float"),
     "reward nan": ({"reward": float("nan")}, "reward is NaN", "division"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -239,3 +240,27 @@ def test_masks_at_a_time_limit_are_those_of_the_environment() -> None:
         _, _, _, truncated, info = env.step({"masked": step % 2, "leaver": 0})
     assert truncated
     assert info["action_mask"]["masked"].tolist() == world.allowed.tolist() == [1, 0, 1, 1]
+
+
+class GymTeam(gymnasium.Env[Any, Any]):
+    """A Gymnasium environment whose spaces are Dicts by agent."""
+
+    possible_agents = ("agent_0", "agent_1")
+    observation_space = spaces.Dict(dict.fromkeys(possible_agents, spaces.Box(-1, 1, (2,), np.float32)))
+    action_space = spaces.Dict(dict.fromkeys(possible_agents, spaces.Discrete(3)))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        ended = dict.fromkeys(action, False)
+        return self.observation_space.sample(), {agent: float(x) for agent, x in action.items()}, ended, ended, {}
+
+
+def test_a_gymnasium_environment_with_dicts_by_agent_has_several_agents() -> None:
+    env = make_environment(EnvConfig(id="GymTeam"), GymTeam)
+    observation, _ = env.reset(seed=0)
+    assert {"agent_0", "agent_1", "reward", "status"} == set(observation)
+    observation, reward, *_ = env.step({"agent_0": 2, "agent_1": 1})
+    assert reward == 1.5
+    assert observation["reward"] == {"agent_0": 2.0, "agent_1": 1.0}

@@ -225,6 +225,7 @@ def test_only_the_critics_of_mappo_see_the_state_in_every_role(tmp_path: Path) -
         ({"roles__agents": "agent=ppo, a=dqn", "roles__members": "a=*"}, r"agent_0 has several roles \(agent, a\)"),
         ({"roles__agents": "agent=ppo, wolf=dqn"}, 'role "wolf" .* has no agent of the environment, whose agents are'),
         ({"roles__agents": "agent=ppo, guide=dnq"}, 'Unknown agent "dnq".* dqn'),
+        ({"roles__agents": "agent=maddpg, guide=ppo"}, 'role "agent" .* maddpg, which learns for all agents together'),
         ({"roles__agents": "agent=ppo, agent=dqn"}, 'gives the role "agent" twice'),
         ({"roles__members": "a=agent_*"}, "roles.members is .*, but there are no roles to give"),
         ({"roles__agents": "a=ppo", "roles__members": "b=*"}, 'names the role "b", which is not in roles.agents'),
