@@ -25,11 +25,14 @@ from ludus.containers.team import Team, members
 from ludus.containers.threads import use_threads
 from ludus.containers.updater import LocalUpdater
 from ludus.core.agent import Agent
+from ludus.core.batch import Batch
 from ludus.core.encoding import from_bytes, to_bytes
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.step import Episode
 from ludus.core.types import State, SumOverRanks, Tensors
+from ludus.core.updater import LossFunction
+from ludus.networks.norm import batch_norm_statistics
 from ludus.parallel.orphans import StartedProcesses
 from ludus.parallel.resources import cores
 from ludus.parallel.shared_sum import SharedSum
@@ -42,11 +45,35 @@ MAY_DIFFER = ("device", "threads", "compile", "network.shared", "runs", "name", 
 
 
 class DistribUpdater(LocalUpdater):
-    """Sums the flat gradient over ranks, with the metrics at its end, in one operation per step."""
+    """Sums the flat gradient over ranks, with the metrics at its end, in one operation per step.
+
+    The running statistics of batch norms are averaged after each forward pass in training mode.
+    """
 
     def __init__(self, agent: Agent, rank_group: RankGroup) -> None:
         super().__init__(agent)
         self.rank_group, self.ranks = rank_group, rank_group.size
+        self._batch_norms = batch_norm_statistics(agent)
+
+    def step(self, loss: LossFunction, batch: Batch, group: str) -> Tensors:
+        metrics = super().step(loss, batch, group)
+        self._average_batch_norms()
+        return metrics
+
+    def gradient(self, loss: LossFunction, batch: Batch, group: str) -> tuple[Tensor, Tensors]:
+        gradient, metrics = super().gradient(loss, batch, group)
+        self._average_batch_norms()
+        return gradient, metrics
+
+    @torch.no_grad()
+    def _average_batch_norms(self) -> None:
+        """Average their running statistics over ranks, so that all act by the same."""
+        if not self._batch_norms:
+            return
+        flat = torch.cat([x.to(self.flat.value) for x in self._batch_norms])  # pieces may be on other devices
+        means = torch.split(self.mean(flat), [len(x) for x in self._batch_norms])
+        for x, mean in zip(self._batch_norms, means, strict=True):
+            x.copy_(mean)
 
     @property
     def sum(self) -> SumOverRanks:

@@ -34,6 +34,17 @@ def make_norm(norm: Norm, features: int, rank: int) -> nn.Module:
     return nn.Identity()
 
 
+def batch_norm_statistics(module: nn.Module) -> list[Tensor]:
+    """Return the running means and variances of the batch norms and renorms within a module."""
+    found: list[Tensor] = []
+    for part in module.modules():
+        if isinstance(part, BatchRenorm):
+            found += [part.mean, part.variance]
+        elif isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is not None:
+            found += [part.running_mean, part.running_var]  # type: ignore[list-item]
+    return found
+
+
 class BatchRenorm(nn.Module):
     """Batch renormalization of ``[N, features, …]`` (Ioffe 2017), which trains with nearly what it evaluates with.
 

@@ -260,7 +260,11 @@ def of_rank(worker: Any) -> Tensors:
     if worker.pool is not None:
         for member in worker.pool.members:
             learned |= {f"{member.step}/{name}": p.detach() for name, p in member.agent.named_parameters()}
-    state = {k: x for k, x in worker.agent.state_dict().items() if k.startswith("normalizer.") or k.endswith("sigma")}
+    state = {
+        k: x
+        for k, x in worker.agent.state_dict().items()
+        if k.startswith("normalizer.") or k.endswith("sigma") or ".norms." in k
+    }
     counts = {"updates": worker.updates, "steps": worker.local_step_count, "episodes": len(worker.episodes.returns)}
     observed = next(iter(worker.manager.last_roles().values())).observation
     return (
