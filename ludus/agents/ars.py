@@ -106,8 +106,8 @@ class ARS(Agent):
         self.normalizer = ObsNormalizer(self.preprocess.outputs) if config.normalize_observation else None
         if networks["actor"].recurrent:
             raise UserError(
-                "ars needs a feed-forward network, but this one is recurrent; set network.body to identity1d, or use "
-                "ppo."
+                "ars needs a feed-forward network, but this one is recurrent; set network.net1d, network.body and "
+                "network.head1d to pieces without memory, such as identity1d, or use ppo."
             )
         # directions depend on this seed, their number and the number of updates; it is drawn as the parameters are, so
         # that it is the same on all ranks
