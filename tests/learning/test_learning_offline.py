@@ -57,7 +57,7 @@ def test_the_toy_is_learned_from_random_episodes(name: str, tmp_path: Path) -> N
     assert result.evaluation.mean >= TARGETS[toy], result.evaluation.mean
 
 
-SEEDS = range(3)
+SEEDS = range(5)
 MARGINS = {"pendulum": 100.0, "cartpole": 50.0}  # of mean returns over that of imitation
 
 
