@@ -301,9 +301,9 @@ class ActorCritic(Agent):
     def acting_outputs(
         self, observation: Tensors, state: HiddenState, first: Tensor, names: list[str], noise: Tensors | None
     ) -> tuple[Tensors, HiddenState]:
-        """Run the networks on ``[1, B, …]`` to act; with parameter noise, the policy is that of the perturbed one."""
+        """Run the networks on ``[1, B, …]`` to act; in training with parameter noise, the policy is perturbed."""
         outputs, after = self.outputs(observation, state, first, names)
-        if noise is not None and self.parameter_noise is not None:
+        if noise is not None and self.parameter_noise is not None and self.training:
             outputs |= perturbed_outputs(self, observation, state, first, noise)
         return outputs, after
 

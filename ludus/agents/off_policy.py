@@ -245,8 +245,11 @@ class OffPolicy(Agent):
     def run_acting(
         self, observation: Tensors, state: HiddenState, first: Tensor, noise: Tensors | None
     ) -> tuple[Tensors, HiddenState]:
-        """Run the acting network on preprocessed observations ``[1, B, …]``: with ``noise``, its perturbed copy."""
-        if noise is None or self.parameter_noise is None:
+        """Run the acting network on preprocessed observations ``[1, B, …]``; with ``noise``, its perturbed copy.
+
+        Evaluations, loaded policies and opponents of self-play are not perturbed, also where they sample actions.
+        """
+        if noise is None or self.parameter_noise is None or not self.training:
             return self.run(self.acting[0], observation, state, first)
         return run_perturbed(self, observation, state, first, noise)
 

@@ -36,8 +36,7 @@ def perturbed_outputs(
 ) -> Tensors:
     """Return the policy's outputs by the perturbed network for one step ``[1, B, …]``; an episode may resample it."""
     assert agent.parameter_noise is not None
-    if agent.training:  # an evaluation does not resample it
-        agent.parameter_noise.resample_on_reset(first[0], noise[SEED])
+    agent.parameter_noise.resample_on_reset(first[0], noise[SEED])
     return _policy_outputs(agent, agent.parameter_noise.perturbed, observation, state, first)
 
 
@@ -80,8 +79,7 @@ def run_perturbed(
     """Run the perturbed copy of the acting network on preprocessed observations ``[1, B, …]``."""
     name, perturb = agent.acting[0], agent.parameter_noise
     assert perturb is not None
-    if agent.training:  # an evaluation does not resample it
-        perturb.resample_on_reset(first[0], noise[SEED])
+    perturb.resample_on_reset(first[0], noise[SEED])
     outputs, new = perturb.perturbed(observation, state.select(name) if state else state, first)
     return outputs, new.with_prefix(name) if new else new
 

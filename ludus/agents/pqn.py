@@ -166,12 +166,11 @@ class PQN(Agent):
 
     @torch.inference_mode()
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """Return the greedy choice; with ``noise``, ε-greedy, and with parameter noise by the perturbed network."""
+        """Return the greedy choice; with ``noise``, ε-greedy, and in training with parameter noise by perturbed Q."""
         perturbed = None
-        if noise is not None and self.parameter_noise is not None:
+        if noise is not None and self.parameter_noise is not None and self.training:
             perturbed = self.parameter_noise.perturbed
-            if self.training:  # an evaluation does not resample it
-                self.parameter_noise.resample_on_reset(step.first, noise[SEED])
+            self.parameter_noise.resample_on_reset(step.first, noise[SEED])
         q, state = self._q_of_step(step.observation, state, step.first, perturbed)
         mask = self._mask(step.observation)
         if noise is None:

@@ -298,7 +298,7 @@ class SelfPlayManager(EnvironmentManager):
 
 @contextmanager
 def _as_opponent(actor: Agent) -> Iterator[None]:
-    """Let an agent act as in an evaluation, where the current policy does not draw other parameter noise."""
+    """Let an agent act as in an evaluation: without parameter noise, which the current policy has in its own games."""
     before, actor.training = actor.training, False
     try:
         yield

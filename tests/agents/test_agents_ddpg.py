@@ -132,7 +132,7 @@ def test_noise_on_parameters_acts_and_adapts_but_not_in_an_evaluation() -> None:
     assert not first.equal(greedy)
     assert not first.equal(second)
     agent.eval()
-    assert agent.act(step, state, noise).action["action"].equal(second)
+    assert agent.act(step, state, noise).action["action"].equal(greedy)
     agent.train()
     acting = [p.clone() for p in agent.parameter_noise.perturbed.parameters()]
     for _ in range(50):

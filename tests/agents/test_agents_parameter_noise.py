@@ -71,15 +71,21 @@ def test_a_perturbed_network_acts_and_its_noise_adapts(case: str, monkeypatch: p
         steps = math.log(sigma / before) / math.log(noise.rate)
         assert steps == pytest.approx(round(steps), abs=1e-6)
     assert agent.schedule(0.5)["parameter_noise_sigma"] == float(noise.sigma)
-    # without noise, and in an evaluation, nothing is drawn
+    # without noise nothing is drawn, and an evaluation is by the network itself, also where it samples actions
     step, state, numbers = worker.seat.env_step, worker.seat.hidden_state, worker.seat.noise.next()
-    agent.act(step._replace(first=torch.ones_like(step.first)), state, None)
-    agent.eval()
-    agent.act(step._replace(first=torch.ones_like(step.first)), state, numbers)
+    step, ran = step._replace(first=torch.ones_like(step.first)), []
+    noise.perturbed.register_forward_hook(lambda *_: ran.append(1))
+    agent.act(step, state, None)
+    agent.training = False
+    sampled = agent.act(step, state, numbers).action
     assert same(acting, parameters(noise.perturbed))
-    agent.train()
-    agent.act(step._replace(first=torch.ones_like(step.first)), state, numbers)
+    assert not ran
+    agent.training = True
+    agent.act(step, state, numbers)
     assert not same(acting, parameters(noise.perturbed))
+    assert ran
+    agent.parameter_noise = None
+    assert same([*sampled.values()], [*agent.act(step, state, numbers).action.values()])
     worker.close()
 
 
