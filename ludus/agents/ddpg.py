@@ -315,9 +315,11 @@ class DDPG(OffPolicy):
             adapt_to_distance(self, batch, updater)
         return Learned(metrics | {"loss/actor": self.last_actor_loss.clone()}, priority)
 
-    def perturbed_distance(self, batch: Batch, outputs: Tensors, perturbed: Tensors) -> Tensor:
+    def perturbed_distance(
+        self, batch: Batch, outputs: Tensors, perturbed: Tensors, sum_over_ranks: SumOverRanks = single_rank
+    ) -> Tensor:
         """Return the root mean square difference of actions in [−1, 1]."""
-        return rms_distance(outputs["policy"].tanh(), perturbed["policy"].tanh())
+        return rms_distance(outputs["policy"].tanh(), perturbed["policy"].tanh(), batch.real, sum_over_ranks)
 
     def schedule(self, progress: float) -> Mapping[str, float]:
         """Also set the noise, and return its level."""

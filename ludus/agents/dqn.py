@@ -289,11 +289,14 @@ class DQN(OffPolicy):
             adapt_to_distance(self, batch, updater)
         return Learned(metrics, metrics.pop("priority", None))
 
-    def perturbed_distance(self, batch: Batch, outputs: Tensors, perturbed: Tensors) -> Tensor:
+    def perturbed_distance(
+        self, batch: Batch, outputs: Tensors, perturbed: Tensors, sum_over_ranks: SumOverRanks = single_rank
+    ) -> Tensor:
         """Return the KL of the softmax policies of Q and of perturbed Q, over allowed choices."""
         mask = None if self.mask is None else batch.observation[self.mask][CURRENT]
         both = [self.head.q(given, batch.experience.get("taus")) for given in (outputs, perturbed)]
-        return softmax_kl(*(q if mask is None else mask_logits(q, mask) for q in both))
+        q, other = (x if mask is None else mask_logits(x, mask) for x in both)
+        return softmax_kl(q, other, batch.real, sum_over_ranks)
 
     @torch.no_grad()
     def td_errors(self, batch: Batch) -> Tensor:

@@ -253,7 +253,9 @@ class OffPolicy(Agent):
             return self.run(self.acting[0], observation, state, first)
         return run_perturbed(self, observation, state, first, noise)
 
-    def perturbed_distance(self, batch: Batch, outputs: Tensors, perturbed: Tensors) -> Tensor:
+    def perturbed_distance(
+        self, batch: Batch, outputs: Tensors, perturbed: Tensors, sum_over_ranks: SumOverRanks = single_rank
+    ) -> Tensor:
         """Return how far the choices for a prepared batch are from those of a perturbed acting network."""
         raise NotImplementedError
 

@@ -95,6 +95,6 @@ def adapt_to_distance(agent: OffPolicy, batch: Batch, updater: Updater) -> None:
     def distance(perturbed: nn.Module) -> Tensor:
         inputs = {key: x[:-1] for key, x in agent.inputs(batch.observation).items()}
         plain, other = (network(inputs, state, first)[0] for network in (agent.networks[name], perturbed))
-        return agent.perturbed_distance(batch, plain, other)
+        return agent.perturbed_distance(batch, plain, other, updater.sum)
 
-    noise.adapt(updater.mean(noise.measure(agent.generator, distance)))
+    noise.adapt(noise.measure(agent.generator, distance))

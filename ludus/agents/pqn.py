@@ -246,10 +246,11 @@ class PQN(Agent):
 
         def distance(perturbed: nn.Module) -> Tensor:
             both = [self.q(*given, network)[0] for network in (None, perturbed)]
-            return softmax_kl(*(q if mask is None else mask_logits(q, mask) for q in both))
+            q, other = (x if mask is None else mask_logits(x, mask) for x in both)
+            return softmax_kl(q, other, batch.real, updater.sum)
 
         noise.target = epsilon_kl(self.config.parameter_noise, self.choices)
-        noise.adapt(updater.mean(noise.measure(self.generator, distance)))
+        noise.adapt(noise.measure(self.generator, distance))
 
     def compute_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return half the squared error of Q to the targets of a prepared batch with shares."""

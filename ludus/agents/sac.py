@@ -380,9 +380,12 @@ class SAC(SoftActorCritic):
         u, log_prob = tanh_gaussian_draw(mean, log_std, normal)
         return u.tanh(), log_prob
 
-    def perturbed_distance(self, batch: Batch, outputs: Tensors, perturbed: Tensors) -> Tensor:
+    def perturbed_distance(
+        self, batch: Batch, outputs: Tensors, perturbed: Tensors, sum_over_ranks: SumOverRanks = single_rank
+    ) -> Tensor:
         """Return the root mean square difference of mean actions in [−1, 1]."""
-        return rms_distance(gaussian(outputs)[0].tanh(), gaussian(perturbed)[0].tanh())
+        both = gaussian(outputs)[0].tanh(), gaussian(perturbed)[0].tanh()
+        return rms_distance(*both, batch.real, sum_over_ranks)
 
     def critic_inputs(self, batch: Batch) -> Tensors:
         return {ACTION: self.flat.join(batch.action).tanh()}

@@ -21,7 +21,7 @@ from ludus.core.noise import Noise
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, is_mask, mask_name
 from ludus.core.step import AgentStep, EnvStep
-from ludus.core.types import Tensors
+from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.exploration.parameter_noise import SEED, draw_seeds, epsilon_kl, softmax_kl
 from ludus.networks.build import network_spec
 from ludus.networks.value_heads import number_of_choices
@@ -113,11 +113,14 @@ class DiscreteSAC(SoftActorCritic):
         """The KL of an ε-greedy policy, with ``parameter_noise`` as ε."""
         return epsilon_kl(self.config.parameter_noise, self.choices)
 
-    def perturbed_distance(self, batch: Batch, outputs: Tensors, perturbed: Tensors) -> Tensor:
+    def perturbed_distance(
+        self, batch: Batch, outputs: Tensors, perturbed: Tensors, sum_over_ranks: SumOverRanks = single_rank
+    ) -> Tensor:
         """Return the KL of the policies over allowed choices."""
         mask = None if self.mask is None else batch.observation[self.mask][CURRENT]
         both = outputs["policy"], perturbed["policy"]
-        return softmax_kl(*(x if mask is None else mask_logits(x, mask) for x in both))
+        plain, other = (x if mask is None else mask_logits(x, mask) for x in both)
+        return softmax_kl(plain, other, batch.real, sum_over_ranks)
 
     def taken_q(self, batch: Batch, inputs: Tensors, first: Tensor) -> Tensor:
         return gather_action(self.q(inputs, batch.state, first), batch.action[self.name])

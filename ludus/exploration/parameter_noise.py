@@ -9,6 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from ludus.core.types import SumOverRanks, single_rank
+
 SEED = "perturbation"  # among the noise of acting: what a perturbation is drawn with
 SIGMA = 0.05  # initial σ where the target is not a distance of actions
 ADAPT_EVERY = 50  # updates from a replay between two adaptations
@@ -74,15 +76,27 @@ def _tensors(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def rms_distance(action: Tensor, perturbed: Tensor) -> Tensor:
-    """Return √(mean (a − ã)²), which equals σ for Gaussian action noise of that σ."""
-    return (action - perturbed).square().mean().sqrt()
+def rms_distance(
+    action: Tensor, perturbed: Tensor, real: Tensor, sum_over_ranks: SumOverRanks = single_rank
+) -> Tensor:
+    """Return √(mean (a − ã)²) over real rows, which equals σ for Gaussian action noise of that σ."""
+    return _mean((action - perturbed).square(), real, sum_over_ranks).sqrt()
 
 
-def softmax_kl(logits: Tensor, perturbed: Tensor) -> Tensor:
-    """Return the mean KL of two categorical policies, given as logits or Q ``[…, A]`` (Plappert et al., appendix C)."""
+def softmax_kl(logits: Tensor, perturbed: Tensor, real: Tensor, sum_over_ranks: SumOverRanks = single_rank) -> Tensor:
+    """Return the mean KL over real rows of two categorical policies (Plappert et al., appendix C).
+
+    Policies are given as logits or Q ``[…, A]``, and ``real`` is ``[…]``.
+    """
     log_p, log_q = logits.log_softmax(-1), perturbed.log_softmax(-1)
-    return (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+    return _mean((log_p.exp() * (log_p - log_q)).sum(-1), real, sum_over_ranks)
+
+
+def _mean(x: Tensor, real: Tensor, sum_over_ranks: SumOverRanks) -> Tensor:
+    """Return the mean over the real rows of all ranks."""
+    rows = x[real]
+    total, count = sum_over_ranks(torch.stack([rows.sum(), rows.new_tensor(rows.numel())])).unbind()
+    return total / count
 
 
 def epsilon_kl(epsilon: float, choices: int) -> float:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from agents_setup import make_worker
 
+from ludus.agents.parameter_noise import adapt_to_distance
 from ludus.containers.loop import begin, collect, improve
 from ludus.core.errors import UserError
 from ludus.exploration.parameter_noise import epsilon_kl, softmax_kl
@@ -89,6 +90,31 @@ def test_a_perturbed_network_acts_and_its_noise_adapts(case: str, monkeypatch: p
     worker.close()
 
 
+@pytest.mark.parametrize("case", ["pqn", "r2d2", "sac", "discrete_sac"])
+def test_padding_does_not_count_for_the_distance(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences = AGENTS["r2d2"][1] | {"network__body": "lstm"}
+    worker = make(case, **({} if case == "pqn" else sequences))
+    agent, noise = worker.agent, worker.agent.parameter_noise
+    begin(worker, 0)
+    while not worker.cache.ready():
+        collect(worker)
+    batch = worker.cache.read()
+    batch = batch.without_last_observation() if case == "pqn" else agent.prepare(batch)
+    batch.real[3:, 0] = False
+    found: list[float] = []
+    monkeypatch.setattr(noise, "adapt", lambda distance: found.append(float(distance)))
+    for _ in range(2):
+        agent.generator.manual_seed(0)
+        if case == "pqn":
+            agent._adapt(noise, batch, worker.updater)
+        else:
+            adapt_to_distance(agent, batch, worker.updater)
+        for x in batch.observation.values():
+            x[3:, 0] += 5
+    assert found[0] == found[1] > 0
+    worker.close()
+
+
 def test_the_log_probability_is_that_of_the_policy_that_acted() -> None:
     """So that PPO's ratio corrects for the noise; the value stays that of the network itself."""
     worker = make("ppo, shared lstm", network__body="auto")
@@ -115,7 +141,8 @@ def test_distances_are_those_of_the_paper() -> None:
     q, other = generator.normal(size=(2, 5, 4))
     p, r = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in (q, other))
     expected = (p * np.log(p / r)).sum(-1).mean()
-    assert float(softmax_kl(torch.tensor(q), torch.tensor(other))) == pytest.approx(expected, rel=1e-12)
+    found = softmax_kl(torch.tensor(q), torch.tensor(other), torch.ones(5, dtype=torch.bool))
+    assert float(found) == pytest.approx(expected, rel=1e-12)
     greedy, exploring = np.array([1.0, 0, 0, 0]), np.array([1 - 0.2 + 0.05, 0.05, 0.05, 0.05])
     assert epsilon_kl(0.2, 4) == pytest.approx(float((greedy[:1] * np.log(greedy[:1] / exploring[:1])).sum()))
 

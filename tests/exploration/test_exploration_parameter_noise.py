@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ludus.exploration.parameter_noise import ParameterNoise, draw_seeds, rms_distance
+from ludus.exploration.parameter_noise import ParameterNoise, draw_seeds, rms_distance, softmax_kl
 
 
 class Net(nn.Module):
@@ -18,6 +18,9 @@ class Net(nn.Module):
         self.scale = nn.Parameter(torch.ones(100))
         self.counts = nn.Parameter(torch.arange(3), requires_grad=False)
         self.register_buffer("seen", torch.zeros(2))
+
+
+ALL = torch.tensor(True)  # rows are real
 
 
 def generator(seed=0):
@@ -128,7 +131,7 @@ def test_sigma_converges_to_the_target_distance():
     with torch.no_grad():
         for _ in range(400):
             noise.resample(numbers)
-            distances.append(rms_distance(actor(observation), noise.perturbed(observation)))
+            distances.append(rms_distance(actor(observation), noise.perturbed(observation), ALL))
             noise.adapt(distances[-1])
     assert float(torch.stack(distances[:5]).mean()) > 0.5
     assert float(torch.stack(distances[200:]).median()) == pytest.approx(0.2, rel=0.15)
@@ -165,7 +168,22 @@ def test_a_copied_agent_perturbs_its_own_parameters():
 
 def test_rms_distance():
     a, b = torch.randn(2, 5, 3, 4, dtype=torch.float64, generator=generator()).unbind(0)
-    assert float(rms_distance(a, b)) == pytest.approx(math.sqrt(np.mean((a.numpy() - b.numpy()) ** 2)), rel=1e-12)
-    assert float(rms_distance(a, a)) == 0
+    expected = math.sqrt(np.mean((a.numpy() - b.numpy()) ** 2))
+    assert float(rms_distance(a, b, ALL)) == pytest.approx(expected, rel=1e-12)
+    assert float(rms_distance(a, a, ALL)) == 0
     x = torch.randn(100_000, 2, generator=generator(1))
-    assert float(rms_distance(x, x + 0.3 * torch.randn(x.shape, generator=generator(2)))) == pytest.approx(0.3, 0.01)
+    noisy = x + 0.3 * torch.randn(x.shape, generator=generator(2))
+    assert float(rms_distance(x, noisy, ALL)) == pytest.approx(0.3, 0.01)
+
+
+@pytest.mark.parametrize("distance", [rms_distance, softmax_kl])
+def test_distances_are_those_of_the_real_rows_of_all_ranks(distance):
+    a, b = torch.randn(2, 5, 3, 4, dtype=torch.float64, generator=generator()).unbind(0)
+    real = torch.ones(5, 3, dtype=torch.bool)
+    real[3:, 1] = real[1:, 2] = False
+    expected = distance(a[real], b[real], ALL)
+    torch.testing.assert_close(distance(a, b, real), expected)
+    sums = []
+    distance(a[:, 1:], b[:, 1:], real[:, 1:], lambda x: sums.append(x) or x)  # what another rank has
+    ours = distance(a[:, :1], b[:, :1], real[:, :1], lambda x: x + sums[0])
+    torch.testing.assert_close(ours, expected)
