@@ -43,7 +43,7 @@ class JointLayout(nn.Module):
         widths = [sum(shapes[name][0] for name in names) for names in owned]
         self.size, self.features = len(self.agents), max(widths)  # N, and F: the longest observation
         sizes = [spec.size if spec.kind == "continuous" else spec.sizes[0] for spec in self._specs]
-        self.width = max(sizes)  # A: choices, or numbers, of an agent's action
+        self.sizes, self.width = sizes, max(sizes)  # choices, or numbers, of each agent's action; A: the most of them
         self.discrete = [spec.kind == "categorical" for spec in self._specs]
         self.padded, self._equal = min(sizes) < self.width, min(widths) == self.features
         # where each feature of each agent is among all agents' features; the last place holds a zero

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ludus.agents.joint_layout import OWN, JointLayout
 from ludus.agents.off_policy import CURRENT, MEAN, NEXT, OffPolicy, with_experience
+from ludus.agents.parameter_noise import adapt_to_distance
 from ludus.agents.replay_actor_critic import at_time, noise_chunk, priority_metric, random_actions
 from ludus.core.batch import Batch, Learned
 from ludus.core.errors import UserError, check_ranges
@@ -25,6 +26,15 @@ from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import Group, Updater
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.action_noise import make_action_noise, noise_class
+from ludus.exploration.parameter_noise import (
+    SEED,
+    SIGMA,
+    ParameterNoise,
+    draw_seeds,
+    epsilon_kl,
+    rms_distance,
+    softmax_kl,
+)
 from ludus.networks.build import network_spec
 from ludus.networks.critic import ACTION
 from ludus.ops.distributions import gumbel, mask_logits, straight_through_sample
@@ -39,7 +49,11 @@ class MADDPGConfig(ReplayConfig):
     """Settings of MADDPG."""
 
     NETWORK_DEFAULTS = MappingProxyType({"activation": "relu"})
-    SCHEDULABLE = (*ReplayConfig.SCHEDULABLE, "tau", "temperature", "noise_sigma")
+    SCHEDULABLE = (*ReplayConfig.SCHEDULABLE, "tau", "temperature", "noise_sigma", "parameter_noise")
+    UNUSED_OFFLINE = (
+        *ReplayConfig.UNUSED_OFFLINE,
+        *("noise", "noise_sigma", "noise_sigma_end", "parameter_noise"),
+    )
     batch_size: int = 1024  # transitions per update
     updates_per_step: float = 0.05  # more: learns from fewer steps and takes longer; 0.01: one update every 100 steps
     learning_rate: float = 1e-3  # raise for speed, lower when the return collapses
@@ -58,6 +72,9 @@ class MADDPGConfig(ReplayConfig):
     noise: Annotated[str, "NAME"] = "normal"
     noise_sigma: float = 0.1  # its standard deviation (uniform: its bound), for actions scaled to [-1, 1]
     noise_sigma_end: float | None = None  # its value at nb_step, linearly; none: constant
+    # noise on the actors' parameters as well, adapted so that choices differ as if this were ε, and numbers of a Box by
+    # this much, such as 0.1; 0: off
+    parameter_noise: float = 0.0
     max_grad_norm: float = 0.5  # gradients of all agents together are scaled down to this norm; 0: never
     optimizer_eps: float = 1e-8  # raise for smoother steps
 
@@ -66,9 +83,14 @@ class MADDPGConfig(ReplayConfig):
         super().validate()
         check_ranges(
             self,
+            fraction=("parameter_noise",),
             positive=("tau", "policies", "temperature"),
             nonnegative=("actor_learning_rate", "critic_learning_rate", "output_coef"),
         )
+        if self.noise == "parameter":
+            raise UserError(
+                "agent.noise is parameter, which maddpg has as agent.parameter_noise; set that, such as to 0.1."
+            )
         noise_class(self.noise)
         if self.normalize_reward:
             raise UserError(
@@ -115,6 +137,8 @@ class MADDPG(OffPolicy):
         self.joint = JointLayout("maddpg", observation, action, continuous=True)
         self.noise = make_action_noise(config.noise, config.noise_sigma, config.noise_sigma_end)
         self.policies = config.policies
+        if config.parameter_noise:
+            self.parameter_noise = ParameterNoise(networks["actor"], SIGMA, target=1.0)
 
     @property
     def uses_dataset(self) -> bool:  # type: ignore[override]
@@ -169,9 +193,15 @@ class MADDPG(OffPolicy):
             if self.policies > 1:
                 shape = (steps, batch, joint.size)
                 drawn["policy"] = torch.randint(self.policies, shape, generator=g, device=g.device)
-            return drawn
+            return drawn if self.parameter_noise is None else drawn | {SEED: draw_seeds(steps, batch, g)}
 
         return Noise(draw, generator, rows, noise_chunk(3 * batch * joint.size * joint.width))
+
+    def inputs(self, observation: Tensors) -> Tensors:
+        """Add what the actors get, ``[T, B, N · policies, F]``."""
+        ready = super().inputs(observation)
+        own = self.joint.own(ready)
+        return ready | {OWN: own if self.policies == 1 else own.repeat_interleave(self.policies, 2)}
 
     @torch.inference_mode()
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
@@ -185,7 +215,8 @@ class MADDPG(OffPolicy):
             drawn = (state[CHOSEN] + 1) % self.policies if noise is None else noise["policy"]
             chosen = experience["policy"] = torch.where(step.first.unsqueeze(-1), drawn, state[CHOSEN])
             state = HiddenState(state | {CHOSEN: chosen})
-        output = self.outputs(self.step_inputs(step), step.first[None], chosen).squeeze(0)
+        outputs, _ = self.run_acting(self.step_inputs(step), HiddenState(), step.first[None], noise)
+        output = self.select(outputs, chosen).squeeze(0)
         vectors = self.to_actions(output, joint.masks(step.observation), None if noise is None else noise.get("gumbel"))
         if noise is not None and not all(joint.discrete):
             numbers = noise["random"]
@@ -196,14 +227,20 @@ class MADDPG(OffPolicy):
 
     def outputs(self, inputs: Tensors, first: Tensor, chosen: Tensor | None, target: bool = False) -> Tensor:
         """Return the outputs ``[T, B, N, A]`` of the actors, or of those of each agent's policies that are chosen."""
-        own = self.joint.own(inputs)
+        return self.select(self.run("actor", inputs, HiddenState(), first, target)[0], chosen)
+
+    def select(self, outputs: Tensors, chosen: Tensor | None) -> Tensor:
+        """Return the outputs ``[T, B, N, A]`` of the chosen policies; ``chosen`` is None if each agent has one."""
         if chosen is None:
-            return self.run("actor", {OWN: own}, HiddenState(), first, target)[0]["policy"]
-        each = {OWN: own.repeat_interleave(self.policies, 2)}
-        found = self.run("actor", each, HiddenState(), first, target)[0]["policy"]
-        found = found.reshape(*own.shape[:3], self.policies, self.joint.width)
-        index = chosen.expand(*own.shape[:3])[..., None, None].expand(*own.shape[:3], 1, self.joint.width)
+            return outputs["policy"]
+        found = self._of_policies(outputs)
+        index = chosen.expand(*found.shape[:3])[..., None, None].expand(*found.shape[:3], 1, self.joint.width)
         return found.gather(3, index).squeeze(3)
+
+    def _of_policies(self, outputs: Tensors) -> Tensor:
+        """Return outputs of the actors as ``[T, B, N, policies, A]``."""
+        found = outputs["policy"]
+        return found.reshape(*found.shape[:2], self.joint.size, self.policies, self.joint.width)
 
     def to_actions(self, output: Tensor, mask: Tensor | None, noise: Tensor | None) -> Tensor:
         """Turn outputs ``[..., N, A]`` into actions: tanh, and one-hot choices, the most likely ones without noise."""
@@ -308,10 +345,36 @@ class MADDPG(OffPolicy):
         metrics = updater.step(self.critic_loss, batch, "critic")
         actor = updater.step(self.actor_loss, batch, "actor")
         self.finish_update()
+        if self.parameter_noise is not None:
+            adapt_to_distance(self, batch, updater)
         priority = metrics.pop("priority", None)
         return Learned(metrics | {name: x for name, x in actor.items() if name.startswith("loss/")}, priority)
 
+    def perturbed_distance(
+        self, batch: Batch, outputs: Tensors, perturbed: Tensors, sum_over_ranks: SumOverRanks = single_rank
+    ) -> Tensor:
+        """Return how far the policies are from perturbed ones, relative to ``parameter_noise``: the mean over agents.
+
+        For choices this is the KL, relative to that of ε-greedy choices; for a Box, the root mean square difference.
+        """
+        joint, level = self.joint, self.config.parameter_noise
+        now = {name: x[CURRENT] for name, x in batch.observation.items()}
+        active, mask, found = joint.active(now), joint.masks(now), []
+        for i, (size, discrete) in enumerate(zip(joint.sizes, joint.discrete, strict=True)):
+            both = [self._of_policies(x)[:, :, i, :, :size] for x in (outputs, perturbed)]  # [T, B, policies, size]
+            real = (batch.real & active[..., i]).unsqueeze(-1).expand(*both[0].shape[:3])
+            if not discrete:
+                found.append(rms_distance(both[0].tanh(), both[1].tanh(), real, sum_over_ranks) / level)
+                continue
+            allowed = None if mask is None else mask[..., i, None, :size]
+            q, other = (x if allowed is None else mask_logits(x, allowed) for x in both)
+            found.append(softmax_kl(q, other, real, sum_over_ranks) / epsilon_kl(level, size))
+        return torch.stack(found).nanmean()  # without agents that are in none of the rows
+
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """Return the learning rate, and the noise on Box actions, at this share of the run."""
+        """Return the learning rate, the noise on Box actions and σ of parameter noise at this share of the run."""
         sigma = {"noise_sigma": self.noise.update(progress)}
-        return {**super().schedule(progress), **({} if all(self.joint.discrete) else sigma)}
+        values = {**super().schedule(progress), **({} if all(self.joint.discrete) else sigma)}
+        if self.parameter_noise is not None:
+            values["parameter_noise_sigma"] = float(self.parameter_noise.sigma)
+        return values

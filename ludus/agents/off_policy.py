@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ludus.agents.parameter_noise import run_perturbed
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch
 from ludus.core.cache import CacheReader
@@ -26,7 +25,7 @@ from ludus.experience.hindsight import tensor_reward
 from ludus.experience.recorded_replay import MixedReplay, RecordedReplay, recorded_part
 from ludus.experience.replay import ExperienceReplay
 from ludus.experience.replay_unroll import LastItems, ReplayUnroll
-from ludus.exploration.parameter_noise import ParameterNoise
+from ludus.exploration.parameter_noise import SEED, ParameterNoise
 from ludus.networks.placement import device_of
 from ludus.networks.target import TargetNetworks
 from ludus.ops.policy_gradient import shares
@@ -232,13 +231,23 @@ class OffPolicy(Agent):
         return value if self.reward_scaler is None else value / self.reward_scaler.statistics.scale
 
     def run(
-        self, name: str, observation: Tensors, state: HiddenState, first: Tensor, target: bool = False, **more: Any
+        self,
+        name: str,
+        observation: Tensors,
+        state: HiddenState,
+        first: Tensor,
+        target: bool = False,
+        *,
+        network: nn.Module | None = None,
+        **more: Any,
     ) -> tuple[Tensors, HiddenState]:
         """Run a network, or its target, on preprocessed observations ``[T, B, …]``.
 
-        ``more`` are arguments of some kinds of networks, such as ``members`` of an ensemble.
+        ``network`` runs in place of it, such as a perturbed copy. ``more`` are arguments of some kinds of networks,
+        such as ``members`` of an ensemble.
         """
-        network = (self.target.networks if target else self.networks)[name]
+        if network is None:
+            network = (self.target.networks if target else self.networks)[name]
         outputs, new = network(observation, state.select(name) if state else state, first, **more)
         return outputs, new.with_prefix(name) if new else new
 
@@ -251,7 +260,8 @@ class OffPolicy(Agent):
         """
         if noise is None or self.parameter_noise is None or not self.training:
             return self.run(self.acting[0], observation, state, first)
-        return run_perturbed(self, observation, state, first, noise)
+        self.parameter_noise.resample_on_reset(first[0], noise[SEED])
+        return self.run(self.acting[0], observation, state, first, network=self.parameter_noise.perturbed)
 
     def perturbed_distance(
         self, batch: Batch, outputs: Tensors, perturbed: Tensors, sum_over_ranks: SumOverRanks = single_rank

@@ -73,28 +73,16 @@ def _policy_outputs(
     return {name: x for name, x in given.items() if name in agent.policy.outputs}
 
 
-def run_perturbed(
-    agent: OffPolicy, observation: Tensors, state: HiddenState, first: Tensor, noise: Tensors
-) -> tuple[Tensors, HiddenState]:
-    """Run the perturbed copy of the acting network on preprocessed observations ``[1, B, …]``."""
-    name, perturb = agent.acting[0], agent.parameter_noise
-    assert perturb is not None
-    perturb.resample_on_reset(first[0], noise[SEED])
-    outputs, new = perturb.perturbed(observation, state.select(name) if state else state, first)
-    return outputs, new.with_prefix(name) if new else new
-
-
 def adapt_to_distance(agent: OffPolicy, batch: Batch, updater: Updater) -> None:
     """Adapt the scale of the noise, every ``ADAPT_EVERY`` updates, to what it does to the actions of a batch."""
     if agent.updates % ADAPT_EVERY:
         return
     name, first, noise = agent.acting[0], batch.first[:-1], agent.parameter_noise
     assert noise is not None
-    state = batch.state.select(name) if batch.state else batch.state
 
     def distance(perturbed: nn.Module) -> Tensor:
         inputs = {key: x[:-1] for key, x in agent.inputs(batch.observation).items()}
-        plain, other = (network(inputs, state, first)[0] for network in (agent.networks[name], perturbed))
+        plain, other = (agent.run(name, inputs, batch.state, first, network=x)[0] for x in (None, perturbed))
         return agent.perturbed_distance(batch, plain, other, updater.sum)
 
     noise.adapt(noise.measure(agent.generator, distance))

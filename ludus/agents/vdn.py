@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ludus.agents.joint_layout import OWN, JointLayout
 from ludus.agents.off_policy import CURRENT, MEAN, OffPolicy
+from ludus.agents.parameter_noise import adapt_to_distance
 from ludus.agents.replay_actor_critic import at_time, noise_chunk, priority_metric, targets
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import UnusedSetting
@@ -25,6 +26,8 @@ from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.config import ReplayConfig
 from ludus.exploration.epsilon import Epsilon, epsilon_greedy
+from ludus.exploration.parameter_noise import SEED, SIGMA, ParameterNoise, draw_seeds, epsilon_kl, softmax_kl
+from ludus.ops.distributions import mask_logits
 from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import gather_action, greedy
 
@@ -39,7 +42,12 @@ class VDNConfig(ReplayConfig):
             "epsilon_end epsilon_share", "epsilon_schedule", "constant".__eq__, "agent.epsilon_schedule is constant"
         ),
     )
-    SCHEDULABLE = (*ReplayConfig.SCHEDULABLE, "tau", "epsilon_start")
+    SCHEDULABLE = (*ReplayConfig.SCHEDULABLE, "tau", "epsilon_start", "parameter_noise")
+    UNUSED_OFFLINE = (
+        *ReplayConfig.UNUSED_OFFLINE,
+        *(f"epsilon_{name}" for name in ("schedule", "start", "end", "share")),
+        "parameter_noise",
+    )
     batch_size: int = 128  # transitions (or sequences) per update
     updates_per_step: float = 0.25  # gradient updates per environment step: more is slower and more sample-efficient
     learning_rate: float = 5e-4  # raise for speed, lower when the return collapses
@@ -51,6 +59,8 @@ class VDNConfig(ReplayConfig):
     epsilon_start: float = 1.0  # initial ε of each agent; with the constant schedule, that of the whole run
     epsilon_end: float = 0.05  # final ε: raise to keep exploring
     epsilon_share: float = 0.2  # share of the run after which epsilon_end is reached
+    # noise on the network's parameters besides ε, adapted so that actions differ as if this were ε, such as 0.1; 0: off
+    parameter_noise: float = 0.0
     max_grad_norm: float = 10.0  # gradients are scaled down to this norm; 0: never
     optimizer: OptimizerName = "adam"  # rmsprop: PyTorch's; rmsprop_tf: TensorFlow's
     optimizer_eps: float = 1e-8  # raise for smoother steps
@@ -58,7 +68,7 @@ class VDNConfig(ReplayConfig):
     def validate(self) -> None:
         """Refuse values that cannot train."""
         super().validate()
-        check_ranges(self, positive=("target_every", "tau"))
+        check_ranges(self, fraction=("parameter_noise",), positive=("target_every", "tau"))
 
 
 class VDN(OffPolicy):
@@ -80,6 +90,8 @@ class VDN(OffPolicy):
         self.joint = self.make_joint(observation, action)
         settings = (config.epsilon_start, config.epsilon_end, config.epsilon_share)
         self.epsilon = Epsilon(config.epsilon_schedule, *settings)
+        if config.parameter_noise:
+            self.parameter_noise = ParameterNoise(networks["q"], SIGMA)
 
     @classmethod
     def make_joint(cls, observation: Specs, action: Specs) -> JointLayout:
@@ -135,15 +147,16 @@ class VDN(OffPolicy):
 
         def draw(steps: int, g: torch.Generator) -> Tensors:
             drawn = self.epsilon.draw(steps, rows.total * agents, choices, g)
-            return {name: x.view(steps, rows.total, agents, *x.shape[2:]) for name, x in drawn.items()}
+            drawn = {name: x.view(steps, rows.total, agents, *x.shape[2:]) for name, x in drawn.items()}
+            return drawn if self.parameter_noise is None else drawn | {SEED: draw_seeds(steps, rows.total, g)}
 
         return Noise(draw, generator, rows, noise_chunk(rows.total * agents * (choices + 1)))
 
     @torch.inference_mode()
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Return each agent's best choice; with ``noise``, a random one with probability ε."""
-        q, state = self.q(self.step_inputs(step), state, step.first[None])
-        q, mask = q.squeeze(0), self.joint.masks(step.observation)
+        outputs, state = self.run_acting(self.step_inputs(step), state, step.first[None], noise)
+        q, mask = outputs["q"].squeeze(0), self.joint.masks(step.observation)
         if noise is None:
             chosen = greedy(q, mask)
         else:
@@ -173,9 +186,21 @@ class VDN(OffPolicy):
 
     def learn(self, batch: Batch, updater: Updater) -> Learned:
         """Take one step, and update the target networks every ``target_every`` updates."""
-        metrics = updater.step(self.compute_loss, self.prepare(batch, updater.sum), "all")
+        batch = self.prepare(batch, updater.sum)
+        metrics = updater.step(self.compute_loss, batch, "all")
         self.finish_update(self.config.target_every)
+        if self.parameter_noise is not None:
+            adapt_to_distance(self, batch, updater)
         return Learned(metrics, metrics.pop("priority", None))
+
+    def perturbed_distance(
+        self, batch: Batch, outputs: Tensors, perturbed: Tensors, sum_over_ranks: SumOverRanks = single_rank
+    ) -> Tensor:
+        """Return the mean KL over agents in the world of the softmax policies of Q and of perturbed Q."""
+        now = {name: x[CURRENT] for name, x in batch.observation.items()}
+        mask, real = self.joint.masks(now), batch.real.unsqueeze(-1) & self.joint.active(now)
+        q, other = (x["q"] if mask is None else mask_logits(x["q"], mask) for x in (outputs, perturbed))
+        return softmax_kl(q, other, real, sum_over_ranks)
 
     @torch.no_grad()
     def td_errors(self, batch: Batch) -> Tensor:
@@ -212,5 +237,10 @@ class VDN(OffPolicy):
         return found, batch.state, first
 
     def schedule(self, progress: float) -> Mapping[str, float]:
-        """Return the learning rate and ε at this share of the run."""
-        return {"epsilon": self.epsilon.update(progress), **super().schedule(progress)}
+        """Also set ε and the target of parameter noise, and return ε."""
+        values = {"epsilon": self.epsilon.update(progress), **super().schedule(progress)}
+        if self.parameter_noise is not None:
+            sizes = self.joint.sizes
+            self.parameter_noise.target = sum(epsilon_kl(self.config.parameter_noise, n) for n in sizes) / len(sizes)
+            values["parameter_noise_sigma"] = float(self.parameter_noise.sigma)
+        return values

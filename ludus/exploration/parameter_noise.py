@@ -76,9 +76,7 @@ def _tensors(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def rms_distance(
-    action: Tensor, perturbed: Tensor, real: Tensor, sum_over_ranks: SumOverRanks = single_rank
-) -> Tensor:
+def rms_distance(action: Tensor, perturbed: Tensor, real: Tensor, sum_over_ranks: SumOverRanks = single_rank) -> Tensor:
     """Return √(mean (a − ã)²) over real rows, which equals σ for Gaussian action noise of that σ."""
     return _mean((action - perturbed).square(), real, sum_over_ranks).sqrt()
 

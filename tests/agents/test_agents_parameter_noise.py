@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import team_worlds
 import torch
 from agents_setup import make_worker
 
@@ -17,6 +18,7 @@ from ludus.exploration.parameter_noise import epsilon_kl, softmax_kl
 
 TARGET = "ludus.environments.toy:TargetEnv"
 REPLAY = {"agent__warmup": 32, "agent__batch_size": 16, "agent__replay": 500, "agent__updates_per_step": 1.0}
+SEQUENCES = {"network__q__body": "gru", "agent__sequence": 4, "agent__burn_in": 2, "agent__overlap": 2}
 AGENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("CartPole-v1", {}),
     "ppo, shared lstm": ("CartPole-v1", {"network__shared": "yes", "network__body": "lstm"}),
@@ -30,12 +32,22 @@ AGENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "r2d2": ("CartPole-v1", REPLAY | {"agent__sequence": 8, "agent__burn_in": 2, "agent__overlap": 4}),
     "sac": (TARGET, REPLAY),
     "discrete_sac": ("CartPole-v1", REPLAY),
+    "vdn": ("team_worlds:Chooser", {}),
+    "qmix, gru": ("team_worlds:Chooser", SEQUENCES | {"env__global_state": True}),
+    "maddpg": ("team_worlds:Mixed", {"agent__updates_per_step": 1.0}),
+    "maddpg, policies": ("team_worlds:Speech", {"agent__updates_per_step": 1.0, "agent__policies": 2}),
 }
 
 
 def make(case: str, **changes: Any) -> Any:
-    environment, own = AGENTS[case]
-    return make_worker(environment, case.partition(",")[0], **{"agent__parameter_noise": 0.1} | own | changes)
+    (environment, own), agent = AGENTS[case], case.partition(",")[0]
+    given = {"agent__parameter_noise": 0.1} | own | changes
+    module, _, world = environment.partition(":")
+    return (
+        team_worlds.make_worker(world, agent, **given)
+        if module == "team_worlds"
+        else make_worker(environment, agent, **given)
+    )
 
 
 def parameters(module: Any) -> list[torch.Tensor]:
@@ -90,17 +102,18 @@ def test_a_perturbed_network_acts_and_its_noise_adapts(case: str, monkeypatch: p
     worker.close()
 
 
-@pytest.mark.parametrize("case", ["pqn", "r2d2", "sac", "discrete_sac"])
+@pytest.mark.parametrize("case", ["pqn", "r2d2", "sac", "discrete_sac", "qmix, gru"])
 def test_padding_does_not_count_for_the_distance(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sequences = AGENTS["r2d2"][1] | {"network__body": "lstm"}
-    worker = make(case, **({} if case == "pqn" else sequences))
+    worker = make(case, **({} if case.startswith(("pqn", "qmix")) else sequences))
     agent, noise = worker.agent, worker.agent.parameter_noise
     begin(worker, 0)
     while not worker.cache.ready():
         collect(worker)
     batch = worker.cache.read()
     batch = batch.without_last_observation() if case == "pqn" else agent.prepare(batch)
-    batch.real[3:, 0] = False
+    time = len(batch.real) - 1
+    batch.real[time:, 0] = False
     found: list[float] = []
     monkeypatch.setattr(noise, "adapt", lambda distance: found.append(float(distance)))
     for _ in range(2):
@@ -109,8 +122,8 @@ def test_padding_does_not_count_for_the_distance(case: str, monkeypatch: pytest.
             agent._adapt(noise, batch, worker.updater)
         else:
             adapt_to_distance(agent, batch, worker.updater)
-        for x in batch.observation.values():
-            x[3:, 0] += 5
+        for x in filter(torch.is_floating_point, batch.observation.values()):
+            x[time:, 0] += 5
     assert found[0] == found[1] > 0
     worker.close()
 
@@ -147,11 +160,50 @@ def test_distances_are_those_of_the_paper() -> None:
     assert epsilon_kl(0.2, 4) == pytest.approx(float((greedy[:1] * np.log(greedy[:1] / exploring[:1])).sum()))
 
 
+@pytest.mark.parametrize("case", ["vdn", "maddpg"])
+def test_the_distance_of_a_team_is_that_of_the_agents_in_the_world(case: str) -> None:
+    """By hand: KL of choices over allowed ones, and for MADDPG relative to the level, as is the RMS of numbers."""
+    worker = make(case, agent__batch_size=64, agent__warmup=100)
+    agent, generator = worker.agent, np.random.default_rng(0)
+    begin(worker, 0)
+    batch = agent.prepare(team_worlds.batch_of(worker))
+    sizes, names = {"masked": 4, "leaver": 2, "mover": 3}, agent.joint.agents
+    plain, other = generator.normal(size=(2, *batch.reward.shape, len(names), 4))
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for row in range(batch.reward.shape[1]):
+        for i, name in enumerate(names):
+            if int(batch.observation[f"status/{name}"][0, row]):
+                continue  # it has left
+            a, b = (x[0, row, i, : sizes[name]] for x in (plain, other))
+            if name == "mover":
+                found[name].append(np.mean((np.tanh(a) - np.tanh(b)) ** 2))
+                continue
+            kept = batch.observation["action_mask/masked"][0, row].bool().numpy() if name == "masked" else slice(None)
+            p, q = (np.exp(x[kept]) / np.exp(x[kept]).sum() for x in (a, b))
+            found[name].append(float((p * np.log(p / q)).sum()))
+    assert 0 < len(found["leaver"]) < len(found["masked"])
+    if case == "vdn":
+        expected = np.mean(found["masked"] + found["leaver"])
+        agent.schedule(0.5)
+        assert agent.parameter_noise.target == pytest.approx(-np.log([0.9 + 0.1 / 4, 0.9 + 0.1 / 2]).mean())
+    else:
+        ratios = [np.mean(found[name]) / -np.log(0.9 + 0.1 / sizes[name]) for name in ("masked", "leaver")]
+        expected = np.mean([*ratios, np.sqrt(np.mean(found["mover"])) / 0.1])
+        assert agent.parameter_noise.target == 1
+    key = "q" if case == "vdn" else "policy"
+    given = [{key: torch.tensor(x)} for x in (plain, other)]
+    assert float(agent.perturbed_distance(batch, *given)) == pytest.approx(expected, rel=1e-6)
+    worker.close()
+
+
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(UserError, match=r"agent\.noisy and agent\.parameter_noise both perturb"):
         make_worker("CartPole-v1", "rainbow", agent__parameter_noise=0.1)
     with pytest.raises(UserError, match=r"agent\.target_kl is 0\.01, but with agent\.parameter_noise"):
         make_worker("CartPole-v1", "ppo", agent__parameter_noise=0.1, agent__target_kl=0.01)
-    for agent in ("a2c", "trpo", "reinforce", "ars"):  # their gradients hold for the actions of their own policy
+    with pytest.raises(UserError, match=r"agent\.noise is parameter, which maddpg has as agent\.parameter_noise"):
+        team_worlds.make_worker("Meeting", "maddpg", agent__noise="parameter")
+    # their gradients hold for the actions of their own policy
+    for agent in ("a2c", "a3c", "trpo", "gail_trpo", "reinforce", "ars"):
         with pytest.raises(UserError, match=rf"{agent} has no such setting; .*ppo.* have it"):
             make_worker("CartPole-v1", agent, agent__parameter_noise=0.1)

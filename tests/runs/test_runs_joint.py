@@ -37,5 +37,5 @@ def test_a_loaded_policy_values_a_world(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("agent", ["maddpg", "qmix"])
 def test_other_containers(agent: str, container: dict[str, Any], tmp_path: Path) -> None:
-    result = train(tmp_path, "team_worlds:Chooser", agent, **QUICK, **container)
+    result = train(tmp_path, "team_worlds:Chooser", agent, agent__parameter_noise=0.1, **QUICK, **container)
     assert result.steps >= 120

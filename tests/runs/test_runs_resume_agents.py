@@ -22,6 +22,7 @@ COMMON: dict[str, Any] = {
 LSTM: dict[str, Any] = {"network__body": "lstm"}
 LONG: dict[str, Any] = {"nb_step": 2_000, "evaluation__every": 0, "checkpoint_every": 500}  # an episode has 200 steps
 TEAM: dict[str, Any] = {"agent__warmup": 50, "agent__batch_size": 16, "agent__updates_per_step": 0.25}
+NOISE: dict[str, Any] = {"agent__noise": "ornstein_uhlenbeck", "agent__parameter_noise": 0.1}
 SEQUENCES: dict[str, Any] = {"network__q__body": "gru", "agent__sequence": 4, "agent__burn_in": 2}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "trpo": ("CartPole-v1", "trpo", MANAGERS["vector"] | {"agent__minibatches": 2}),
@@ -57,8 +58,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "recurrent pqn": ("CartPole-v1", "pqn", LSTM),
-    "maddpg": ("team_worlds:Mixed", "maddpg", TEAM | {"agent__policies": 2, "agent__noise": "ornstein_uhlenbeck"}),
-    "recurrent qmix": ("team_worlds:Chooser", "qmix", TEAM | SEQUENCES),
+    "maddpg": ("team_worlds:Mixed", "maddpg", TEAM | NOISE | {"agent__policies": 2}),
+    "recurrent qmix": ("team_worlds:Chooser", "qmix", TEAM | SEQUENCES | {"agent__parameter_noise": 0.1}),
     "vdn": ("team_worlds:Chooser", "vdn", TEAM | {"agent__prioritized": True}),
     "mappo": ("team_worlds:TwoSteps", "mappo", {"agent__minibatches": 2}),
 }
