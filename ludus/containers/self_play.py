@@ -165,6 +165,7 @@ class SelfPlayManager(EnvironmentManager):
         self._player = torch.zeros(self.batch, dtype=torch.int64)  # the one shown
         self._opponent = torch.full((self.batch,), CURRENT)  # by the step when it was made
         self._numbers: Tensors = {}
+        self._real = torch.zeros(0, dtype=torch.bool)  # games whose last step was real, in the group received last
         self._finished: list[Episode] = []
 
     def set_action_transform(self, action_transform: Mapping[str, str]) -> None:
@@ -233,10 +234,15 @@ class SelfPlayManager(EnvironmentManager):
     def recv(self, group: int = 0) -> EnvStep:
         step, rows = self.inner.recv(group), self.groups[group]
         self._finished += [self._finish(episode) for episode in self.inner.episodes()]
-        begins = self.inner.joint.last_step().first[rows]
+        games = self.inner.joint.last_step()
+        self._real, begins = games.real[rows], games.first[rows]
         if begins.any():
             self._draw(begins, rows)
         return self._show(step, rows)
+
+    def count_real(self, steps: dict[str, EnvStep]) -> int:
+        """Count the games of the group received last, also those that the player shown has left."""
+        return int(self._real.sum())
 
     def _finish(self, episode: Episode) -> Episode:
         """Return an episode as that of the player shown, with its result."""

@@ -24,6 +24,7 @@ from ludus.environments.multiagent import JointEnv
 from ludus.settings.settings import resolve_settings
 
 NIM = "ludus.environments.agents_toy:Nim"
+TEAM = "ludus.environments.agents_toy:CueTeam"
 TICTACTOE = "pettingzoo.classic.tictactoe_v3:env"
 PLAY: dict[str, Any] = {"self_play__every": 100, "self_play__size": 2}
 COMMON: dict[str, Any] = {"nb_step": 400, "evaluation__every": 100, "log_every": 50, "checkpoint_every": 100} | PLAY
@@ -125,9 +126,24 @@ def test_opponents_do_not_draw_parameter_noise_for_the_policy() -> None:
     assert drawn
 
 
-def self_play_worker(latest: float, agent: str = "ppo", changes: dict[str, Any] | None = None) -> Any:
+def test_a_game_that_the_player_shown_has_left_still_takes_steps() -> None:
+    worker: Any = self_play_worker(latest=1.0, environment=TEAM)  # three players; the last of them leave first
+    games: SelfPlayManager = worker.manager
+    games.reset(0)
+    games._player = torch.tensor([0, 1, 2, 2])
+    seen = []
+    for _ in range(5):
+        games.send({"action": torch.zeros(4, dtype=torch.int64)})
+        steps = games.recv_roles()
+        seen.append((int(steps["agent"].real.sum()), games.count_real(steps)))
+    assert seen == [(4, 4), (4, 4), (2, 4), (1, 4), (0, 0)]  # the last one is the reset
+
+
+def self_play_worker(
+    latest: float, agent: str = "ppo", changes: dict[str, Any] | None = None, environment: str = NIM
+) -> Any:
     given = small(agent) | {"self_play.every": 100, "self_play.latest": latest} | (changes or {})
-    settings = resolve_settings(NIM, agent, "none", None, given).settings
+    settings = resolve_settings(environment, agent, "none", None, given).settings
     manager = build_manager(settings)
     made = build_agent(settings, manager.observation, manager.action, torch.device("cpu"))
     manager.set_action_transform(made.action_transform)
