@@ -15,7 +15,7 @@ A PettingZoo ``ParallelEnv``, an ``AECEnv`` (through PettingZoo's converters) or
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import gymnasium
@@ -93,7 +93,10 @@ class JointEnv(gymnasium.Env[Any, Any]):
         self._last = dict(self._blank)
         self._last_masks: dict[str, Any] = {}
         self.restart_returns()
-        self._status = {agent: ACTIVE if id in observations else ABSENT for agent, id in self._ids.items()}
+        listed = getattr(self.env, "agents", None)
+        self._lists_agents = isinstance(listed, Collection) and any(id in listed for id in observations)
+        here = self._in_world(observations)
+        self._status = {agent: ACTIVE if id in here else ABSENT for agent, id in self._ids.items()}
         return self._observe(observations, dict.fromkeys(self._ids, 0.0)), self._info(observations, infos)
 
     def step(self, action: Mapping[str, Any]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -105,16 +108,16 @@ class JointEnv(gymnasium.Env[Any, Any]):
                 "observations, rewards, terminations, truncations and infos."
             )
         observations, given, terminations, truncations, infos = result
-        rewards = dict.fromkeys(self._ids, 0.0)
+        rewards, here = dict.fromkeys(self._ids, 0.0), self._in_world(observations)
         for agent, id in self._ids.items():
             terminated, truncated = bool(terminations.get(id, False)), bool(truncations.get(id, False))
             if agent in active:
                 rewards[agent] = float(given.get(id, 0.0))
                 left = TERMINATED if terminated else TRUNCATED if truncated else None
                 # one that is gone without an ending has terminated
-                self._status[agent] = (ACTIVE if id in observations else TERMINATED) if left is None else left
+                self._status[agent] = (ACTIVE if id in here else TERMINATED) if left is None else left
             else:
-                self._status[agent] = ENTERED if id in observations and not (terminated or truncated) else ABSENT
+                self._status[agent] = ENTERED if id in here and not (terminated or truncated) else ABSENT
             self._returns[agent] += rewards[agent]
         over = not any(status in PRESENT for status in self._status.values())
         truncated = over and TRUNCATED in self._status.values()
@@ -196,6 +199,10 @@ class JointEnv(gymnasium.Env[Any, Any]):
             if agent in self._masked
         }
         return self._with_masks(info, masks)
+
+    def _in_world(self, observations: Mapping[Any, Any]) -> list[Any]:
+        """Return the agents that are observed, and in ``env.agents`` where the environment has such a list."""
+        return [id for id in observations if not self._lists_agents or id in self.env.agents]
 
     def _acts(self, agent: str) -> bool:
         """Return whether the next action of an agent is used, or would be but for a time limit (values bootstrap)."""

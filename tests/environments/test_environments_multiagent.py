@@ -84,6 +84,34 @@ def test_an_agent_that_comes_later_has_entered() -> None:
     assert not steps[0][0]["agent_2"]["observation"].any()  # a blank one
 
 
+class Ghosts(CueTeam):
+    """Goes on observing an agent that has left, without flags."""
+
+    def _observe(self) -> dict[str, Any]:
+        return {agent: np.zeros(self.cues, np.float32) for agent in self.possible_agents} | super()._observe()
+
+
+def test_an_agent_that_the_environment_no_longer_lists_has_left() -> None:
+    env = joint(inner := Ghosts(agents=2, length=3, late=True))
+    observation, _ = env.reset(seed=0)
+    status = [observation["status"]]
+    for _ in range(3):
+        observation, _, terminated, truncated, _ = env.step(right_actions(inner))
+        status.append(observation["status"])
+    assert [int(x["agent_0"]) for x in status] == [ACTIVE, ACTIVE, ACTIVE, TRUNCATED]
+    assert [int(x["agent_1"]) for x in status] == [ABSENT, ENTERED, TERMINATED, ABSENT]
+    assert (terminated, truncated) == (False, True)
+
+
+@pytest.mark.parametrize("agents", [[], 2, [object(), object()]])
+def test_agents_that_are_no_names_do_not_say_who_is_in_the_world(agents: Any) -> None:
+    env = joint(GymTeam())
+    env.env.agents = agents
+    env.reset(seed=0)
+    observation, *_ = env.step({"agent_0": 2, "agent_1": 1})
+    assert {int(status) for status in observation["status"].values()} == {ACTIVE}
+
+
 def test_the_state_is_that_of_the_environment_or_all_observations() -> None:
     inner = CueTeam(agents=2, length=3)
     env = joint(inner, global_state=True)
