@@ -89,7 +89,10 @@ TUNED: dict[tuple[str, str], dict[str, Any]] = {
         "agent.output_coef": 0.0,
         "network.orthogonal": False,
     },
-    ("qmix", "simple_speaker_listener_v4"): {"agent.learning_rate_schedule": "linear"},
+    ("qmix", "simple_speaker_listener_v4"): {
+        "agent.learning_rate_schedule": "linear",
+        "agent.n_step": 3,
+    },
 }
 
 
