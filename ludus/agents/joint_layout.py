@@ -72,6 +72,10 @@ class JointLayout(nn.Module):
         status = self._status(observation)
         return (status == ACTIVE) | (status == ENTERED)
 
+    def entered(self, observation: Tensors) -> Tensor:
+        """Return which agents entered the world in this step, later than at its reset, ``[T, B, N]``."""
+        return self._status(observation) == ENTERED
+
     def continues(self, observation: Tensors) -> Tensor:
         """Return which agents have a next action for values, ``[T, B, N]``: also those cut off by a time limit."""
         return self.active(observation) | (self._status(observation) == TRUNCATED)

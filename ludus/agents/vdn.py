@@ -31,6 +31,8 @@ from ludus.ops.distributions import mask_logits
 from ludus.ops.policy_gradient import share_sum
 from ludus.ops.q_learning import gather_action, greedy
 
+ENTERED = "entered"  # among the inputs: which agents enter the world, so that the network forgets what it saw of them
+
 
 @dataclass(frozen=True)
 class VDNConfig(ReplayConfig):
@@ -113,11 +115,11 @@ class VDN(OffPolicy):
         return state
 
     def inputs(self, observation: Tensors) -> Tensors:
-        """Add what the network ``q`` gets, ``[T, B, N, F + N]``."""
+        """Add what the network ``q`` gets, ``[T, B, N, F + N]``, and which agents enter the world."""
         ready = super().inputs(observation)
         own = self.joint.own(ready)
         numbers = torch.eye(self.joint.size, device=own.device).expand(*own.shape[:2], -1, -1)
-        return ready | {OWN: torch.cat([own, numbers], -1)}
+        return ready | {OWN: torch.cat([own, numbers], -1), ENTERED: self.joint.entered(observation)}
 
     def q(self, inputs: Tensors, state: HiddenState, first: Tensor, target: bool = False) -> tuple[Tensor, HiddenState]:
         """Return the values of all agents' choices, ``[T, B, N, A]``."""
@@ -127,13 +129,14 @@ class VDN(OffPolicy):
     def run(
         self, name: str, observation: Tensors, state: HiddenState, first: Tensor, target: bool = False, **more: Any
     ) -> tuple[Tensors, HiddenState]:
-        """Run a network; ``q`` has a row for each agent."""
+        """Run a network; ``q`` has a row for each agent, which begins anew where the agent enters the world."""
         if name != "q":
             return super().run(name, observation, state, first, target, **more)
         agents = self.joint.size
         given = {OWN: observation[OWN].flatten(1, 2)}
         of_rows = state.select("q").map(lambda x: x.flatten(0, 1)).with_prefix("q")
-        outputs, new = super().run("q", given, of_rows, first.repeat_interleave(agents, 1), target, **more)
+        begins = (first.unsqueeze(-1) | observation[ENTERED]).flatten(1, 2)
+        outputs, new = super().run("q", given, of_rows, begins, target, **more)
         values = {key: x.reshape(len(x), -1, agents, *x.shape[2:]) for key, x in outputs.items()}
         return values, new.map(lambda x: x.reshape(-1, agents, *x.shape[1:]))
 

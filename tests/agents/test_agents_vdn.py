@@ -13,6 +13,7 @@ from team_worlds import batch_of, make_worker
 from ludus.containers.loop import begin, collect, improve
 from ludus.core.errors import UserError
 from ludus.core.rows import Rows
+from ludus.environments.multiagent import ENTERED
 
 STATE: dict[str, Any] = {"env__global_state": True}
 SEQUENCES: dict[str, Any] = {"network__q__body": "gru", "agent__sequence": 4, "agent__burn_in": 2, "agent__overlap": 2}
@@ -120,6 +121,49 @@ def test_recurrent_networks_learn_from_sequences_and_see_what_acting_saw(name: s
         collect(worker)
         improve(worker)
     assert agent.updates > 3
+    worker.close()
+
+
+@pytest.mark.parametrize("name", ["vdn", "qmix"])
+def test_who_comes_back_remembers_nothing(name: str) -> None:
+    """Where an agent enters in the middle of an episode, its hidden state begins anew: in acting and in learning."""
+    worker = make_worker("Chooser", name, **SEQUENCES, **own_options(name), agent__replay=4_000)
+    agent: Any = worker.agent
+    begin(worker, 0)
+    batch = batch_of(worker)
+    batch.first[:] = False
+    inputs = agent.inputs(batch.observation)
+    kept, _ = agent.q(inputs, batch.state, batch.first)
+    steps, back = len(batch.first), 4  # after the burn-in of 2
+    batch.observation["status/leaver"][back] = ENTERED
+    columns = batch.reward.shape[1]
+    # by hand: one agent after the other, from zeros where the leaver comes back
+    network, zero = agent.networks["q"], agent.initial_state(1).select("q").rows(slice(0, 1)).map(lambda x: x[:, 0])
+    no, expected = torch.zeros(1, 1, dtype=torch.bool), torch.zeros_like(kept)
+    for row in range(columns):
+        for i in range(2):
+            state = batch.state.select("q").map(lambda x, row=row, i=i: x[row : row + 1, i])  # type: ignore[misc]
+            for t in range(steps):
+                state = zero if (i, t) == (1, back) else state
+                outputs, state = network({"own": inputs["own"][t : t + 1, row : row + 1, i]}, state, no)
+                expected[t, row, i] = outputs["q"][0, 0]
+    inputs = agent.inputs(batch.observation)
+    q, _ = agent.q(inputs, batch.state, batch.first)
+    torch.testing.assert_close(q, expected, rtol=1e-4, atol=1e-5)
+    assert q[:, :, 0].equal(kept[:, :, 0])
+    assert not q[back:, :, 1].allclose(kept[back:, :, 1])
+    prepared = agent.prepare(batch)
+    learned, _ = agent.q(agent.inputs(prepared.observation), prepared.state, prepared.first)
+    torch.testing.assert_close(learned, q[2:], rtol=1e-4, atol=1e-5)
+    state = batch.state
+    for t in range(steps):
+        seen = {name: x[t] for name, x in batch.observation.items()}
+        step = worker.seat.env_step.rows(torch.zeros(columns, dtype=torch.int64))
+        step = step._replace(observation=seen, first=batch.first[t])
+        acted = agent.act(step, state)
+        state = acted.state
+        best = expected[t, :, 1, :2].argmax(-1)
+        assert acted.action["leaver"].equal(best)
     worker.close()
 
 
