@@ -27,6 +27,8 @@ from ludus.ops.returns import lambda_returns
 from ludus.preprocess.action_inverter import ActionInverter
 from ludus.preprocess.normalization import unused_normalizer
 
+STATISTICS_ROWS = 65_536  # most recorded observations that are preprocessed at once, to bound their memory
+
 
 @dataclass(frozen=True)
 class BCConfig(PolicyConfig, AgentConfig):
@@ -133,9 +135,12 @@ class BC(ActorCritic):
     def fit_statistics(self, cache: RecordedCache, returns: ReturnsToGo) -> None:
         """Set the normalizers that have seen nothing yet; they stay as they are then."""
         known = () if self.normalizer is None else self.normalizer.statistics.values()
-        if self.normalizer is not None and not any(statistics.count for statistics in known):
-            rows = {name: x.unsqueeze(0) for name, x in cache.observation.items()}
-            self.normalizer.update(self.preprocess(rows), cache.real.float().unsqueeze(0))
+        if self.normalizer is not None and known and not any(statistics.count for statistics in known):
+            preprocess, real = self.preprocess.select(self.normalizer.names).to(self.device), cache.real.float()
+            for start in range(0, len(real), STATISTICS_ROWS):
+                part = slice(start, start + STATISTICS_ROWS)
+                ready = preprocess({name: cache.observation[name][part].unsqueeze(0) for name in preprocess.specs})
+                self.normalizer.update(ready, real[part].unsqueeze(0))
         if self.reward_scaler is not None and not self.reward_scaler.statistics.count:
             weight = torch.ones(1, len(returns.so_far), device=self.device)
             self.reward_scaler.update(returns.so_far.unsqueeze(0), weight)

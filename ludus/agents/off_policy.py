@@ -75,9 +75,7 @@ class OffPolicy(Agent):
                 f'agent.normalize_observation is on, but "{stacks[0]}" is a stack of frames, which agents with a '
                 "replay buffer do not normalize; turn it off."
             )
-        sources = [name for name, result in self.preprocess.names if result in names]
-        normalized = {name: spec for name, spec in observation.items() if name in sources or spec.masks in sources}
-        self.preprocess_normalized = ObsPreprocessor(normalized) if normalized else None  # for statistics of new steps
+        self.preprocess_normalized = self.preprocess.select(names) if names else None  # for statistics of new steps
         self.reward_scaler = RewardScaler() if config.normalize_reward else None
         self.recurrent = any(network.recurrent for network in networks.values())
         if self.recurrent and not config.sequence:

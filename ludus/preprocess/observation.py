@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,13 @@ class ObsPreprocessor(nn.Module):
                 self.outputs[name] = Spec(shapes[name], "float32", kind, axes=spec.axes)
         for name, mask in self.masks.items():
             self.outputs[mask] = Spec(shapes[mask], "bool", "binary", masks=name)
+
+    def select(self, results: Collection[str]) -> ObsPreprocessor:
+        """Return a preprocessor that computes only these results, with their masks, from the observations it needs."""
+        sources = {source for source, name in self.names if name in results}
+        return ObsPreprocessor(
+            {name: spec for name, spec in self.specs.items() if name in sources or spec.masks in sources}
+        )
 
     def forward(self, observation: Tensors) -> Tensors:
         result: Tensors = {}

@@ -5,17 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from containers_setup import make_worker, train
 from demonstrations import TOY, Recall, aim, balance, mix, obey, record, record_to
+from gymnasium import spaces
 
 import ludus
 from ludus.core.dataset import Dataset, RecordedEpisode
 from ludus.core.errors import UserError
+from ludus.core.types import Tensors
 from ludus.data.npz import save_npz
 from ludus.experience.recorded import returns_to_go
+from ludus.preprocess.observation import ObsPreprocessor
 
 CPU = torch.device("cpu")
 TARGET, MASKED, MIXED = TOY + "TargetEnv", TOY + "MaskedEnv", TOY + "MixedActionEnv"
@@ -216,6 +220,39 @@ def test_statistics_are_those_of_the_recordings(tmp_path: Path) -> None:
     statistics = agent.normalizer.statistics["observation/observation"]
     np.testing.assert_allclose(statistics.mean.numpy(), seen.mean(0), atol=1e-6)
     np.testing.assert_allclose(statistics.variance.numpy(), seen.var(0), atol=1e-6)
+
+
+class CameraAndSpeed(gymnasium.Env[Any, np.int64]):
+    """Observes an image and a vector."""
+
+    observation_space = spaces.Dict(
+        {"camera": spaces.Box(0, 255, (16, 16, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,), np.float32)}
+    )
+    action_space = spaces.Discrete(2)
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        return {"camera": np.zeros((16, 16, 3), np.uint8), "speed": np.zeros(2, np.float32)}, {}
+
+
+def test_statistics_are_computed_in_parts_and_without_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    seen = {"camera": np.zeros((26, 16, 16, 3), np.uint8), "speed": random.uniform(-1, 1, (26, 2)).astype(np.float32)}
+    recorded = RecordedEpisode(seen, {"action": np.zeros(25, np.int64)}, np.ones(25, np.float32), True, False)
+    save_npz(tmp_path / "x.npz", [recorded])
+    rows: list[dict[str, int]] = []
+    forward = ObsPreprocessor.forward
+
+    def count(self: ObsPreprocessor, observation: Tensors) -> Tensors:
+        rows.append({name: x.shape[1] for name, x in observation.items()})
+        return forward(self, observation)
+
+    monkeypatch.setattr(ObsPreprocessor, "forward", count)
+    monkeypatch.setattr("ludus.agents.bc.STATISTICS_ROWS", 10)
+    worker = make_worker(f"{__name__}:CameraAndSpeed", "bc", data=str(tmp_path / "x.npz"), container="offline")
+    assert [x for x in rows if any(x.values())] == [{"speed": 10}, {"speed": 10}, {"speed": 5}]
+    statistics = worker.agent.normalizer.statistics["observation/speed"]
+    np.testing.assert_allclose(statistics.mean.numpy(), seen["speed"][:-1].mean(0), atol=1e-6)
+    np.testing.assert_allclose(statistics.variance.numpy(), seen["speed"][:-1].var(0), atol=1e-6)
 
 
 def refused(folder: Path, environment: str, agent: str = "bc", **changes: Any) -> str:
