@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ludus.containers.guard import Guard
 from ludus.containers.roles import RolePart
 from ludus.core.agent import Agent
 from ludus.core.environment import DEFAULT_ROLE, EnvironmentManager
+from ludus.core.errors import naming_role
 from ludus.core.hidden_state import HiddenState
 from ludus.core.rows import Rows
 from ludus.core.seat import Seat
@@ -46,7 +48,8 @@ class SeatLearner(RolePart):
         noise = agent.make_noise(rows, torch.Generator(device).manual_seed(noise_seed))
         rewards = make_reward_ops(settings.preprocess.reward)
         give_dataset(settings, agent, needs.observation, needs.action)
-        self.cache = build_cache(agent, manager, rows, rewards)
+        with naming_role(role) if prefix else nullcontext():
+            self.cache = build_cache(agent, manager, rows, rewards)
         self.cache.on_warning = lambda text: manager.on_warning(text)
         self.seat = Seat(agent, self.cache, noise, rows, device, role=role, preprocess_reward=rewards)
         self.guard = Guard(agent, updater, manager, needs)

@@ -22,6 +22,7 @@ from ludus.containers.build import (
 from ludus.containers.team import Team, members
 from ludus.core.agent import Actor, Agent
 from ludus.core.environment import DEFAULT_ROLE, EnvironmentManager, Role
+from ludus.core.errors import naming_role
 from ludus.managers.base import BatchManager
 from ludus.managers.roles import RolesManager
 from ludus.settings.settings import Resolved, RolesConfig, Settings, to_flat
@@ -79,9 +80,10 @@ def adapt_to_manager(resolved: Resolved, manager: EnvironmentManager) -> Resolve
         if own.agent_name == settings.agent_name:
             origins |= {key: resolved.origins[key] for key in origins if key not in flags and key in resolved.origins}
         fixed = dict.fromkeys(("evaluation.every", "checkpoint_every"), "flag")  # those of the run
-        adapted = adapt_to_environment(
-            Resolved(own, origins | fixed), part.role.observation, part.role.action, len(part.agents)
-        )
+        with naming_role(role):
+            adapted = adapt_to_environment(
+                Resolved(own, origins | fixed), part.role.observation, part.role.action, len(part.agents)
+            )
         settings = settings.with_role(role, adapted.settings)
     before = to_flat(resolved.settings)
     changed = {key: "chosen" for key, value in to_flat(settings).items() if before.get(key) != value}
@@ -97,10 +99,10 @@ def build_learners(resolved: Resolved, manager: EnvironmentManager, device: str,
     settings = resolved.settings
     if not settings.roles.agents or not isinstance(manager, RolesManager):
         return build_learner(resolved, manager.observation, manager.action, device, new)
-    agents = {
-        role: build_learner(Resolved(own, {}), *manager.roles[role][:2], device, new, role)
-        for role, own in role_settings(settings, manager.roles).items()
-    }
+    agents = {}
+    for role, own in role_settings(settings, manager.roles).items():
+        with naming_role(role):
+            agents[role] = build_learner(Resolved(own, {}), *manager.roles[role][:2], device, new, role)
     return Team(agents, manager.parts)
 
 

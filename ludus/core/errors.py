@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ludus.core.schedule import Schedule
@@ -32,6 +33,16 @@ class UserError(Exception):
 
 class Stop(Exception):
     """Raise this in ``on_update`` to stop the run and save it; the message is logged as the reason."""
+
+
+@contextmanager
+def naming_role(role: str) -> Iterator[None]:
+    """Let errors about ``agent.*`` and ``network.*`` name the settings of a role, as in ``roles.prey.agent.gamma``."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (re.sub(r"(?<![\w.])(?=(agent|network)\.[a-z])", f"roles.{role}.", str(error)),)
+        raise
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

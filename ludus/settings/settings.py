@@ -13,7 +13,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_ty
 
 from ludus.agents import AGENTS, CONFIGS
 from ludus.core.config import AgentConfig, RunOutline
-from ludus.core.errors import UserError, did_you_mean
+from ludus.core.errors import UserError, did_you_mean, naming_role
 from ludus.core.imports import name_for, resolve
 from ludus.core.schedule import Schedule
 from ludus.environments.config import EnvConfig
@@ -550,7 +550,8 @@ class Settings(Generic[A]):
             return
         for role in self.roles.names():
             own = self.for_role(role)
-            own._validate_agent()
+            with naming_role(role):
+                own._validate_agent()
             own.network.validate(f"roles.{role}.network")
         online = "local, distrib or impala"
         single = {

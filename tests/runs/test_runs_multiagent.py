@@ -227,6 +227,14 @@ def test_only_the_critics_of_mappo_see_the_state_in_every_role(tmp_path: Path) -
         ({"roles__agents": "agent=ppo, guide=dnq"}, 'Unknown agent "dnq".* dqn'),
         ({"roles__agents": "agent=maddpg, guide=ppo"}, 'role "agent" .* maddpg, which learns for all agents together'),
         ({"roles__agents": "agent=ppo, agent=dqn"}, 'gives the role "agent" twice'),
+        (
+            {"roles__agents": "agent=ppo, guide=dqn", "roles__guide__agent__gamma": 2},
+            "roles.guide.agent.gamma is 2.0; it must be between 0 and 1",
+        ),
+        (
+            {"roles__agents": "agent=ppo, guide=dqn", "roles__agent__agent__minibatches": 10_000},
+            "roles.agent.agent.minibatches is 10000, more than the",
+        ),
         ({"roles__members": "a=agent_*"}, "roles.members is .*, but there are no roles to give"),
         ({"roles__agents": "a=ppo", "roles__members": "b=*"}, 'names the role "b", which is not in roles.agents'),
         (
