@@ -100,7 +100,7 @@ def title(arguments: Arguments, task: Task) -> str:
     player, why = task.player, " (there is no best policy before the first evaluation)"
     step = f", step {player.meta['step']:,}" if "step" in player.meta else ""
     policy = f"the {task.checkpoint} policy of {task.run}{step}{why if task.checkpoint != arguments.checkpoint else ''}"
-    return f"{player.settings.env.id}, {player.settings.agent_name}: {policy}"
+    return f"{player.settings.env.id}, {player.settings.agent_names}: {policy}"
 
 
 def show(arguments: Arguments, task: Task, evaluation: Evaluation) -> None:
@@ -137,7 +137,7 @@ def describe(player: Player, evaluation: Evaluation, greedy: bool) -> dict[str, 
     low, high = interval(evaluation)
     return {
         "environment": player.settings.env.id,
-        "agent": player.settings.agent_name,
+        "agent": player.settings.agent_names,
         "step": player.meta.get("step"),
         "greedy": greedy,
         "episodes": len(evaluation.returns),

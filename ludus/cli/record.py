@@ -100,11 +100,14 @@ def write(player: Player, episodes: list[RecordedEpisode], arguments: Arguments)
     if arguments.minari:
         from ludus.data.minari import save_minari
 
-        save_minari(arguments.minari, episodes, player.observation, player.action, settings.env.id, settings.agent_name)
+        save_minari(
+            arguments.minari, episodes, player.observation, player.action, settings.env.id, settings.agent_names
+        )
         names.append(f"minari:{arguments.minari}")
     returns = [float(episode.reward.sum()) for episode in episodes]
     steps = sum(episode.length for episode in episodes)
     say(f"{len(episodes)} episodes, {steps:,} steps, return {np.mean(returns):.2f} (std {np.std(returns):.2f})")
-    say(
-        f"Written to {' and '.join(names)}. Clone it with `ludus train {settings.env.id} --agent bc --data {names[0]}`."
-    )
+    hint = f"Clone it with `ludus train {settings.env.id} --agent bc --data {names[0]}`."
+    if any(spec.result_of for spec in player.observation.values()):  # several agents
+        hint = "Each step has all agents: maddpg, vdn or qmix can learn from it (docs/multiagent.md)."
+    say(f"Written to {' and '.join(names)}. {hint}")

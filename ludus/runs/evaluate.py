@@ -38,7 +38,7 @@ def evaluate_in_processes(
     """Evaluate policies in ``workers`` processes, with the same result as ``Player.evaluate``.
 
     With fewer policies than workers, the environments of each are divided among several workers, unless they step as a
-    batch (env.backend vector or tensor).
+    batch (env.backend vector or tensor) or are games of self-play.
     """
     parts = [task.player.divide_rows(episodes, -(-workers // len(tasks))) for task in tasks]
     items: list[dict[str, Any]] = [
@@ -60,7 +60,7 @@ def evaluate_in_processes(
     if len(items) < workers:
         on_warning(
             f"{len(items)} of {workers} workers are used: the environments of a run cannot be divided further, and "
-            "not at all if they step as a batch (env.backend vector or tensor)"
+            "not at all if they step as a batch (env.backend vector or tensor) or are games of self-play"
         )
     with ProcessPool(min(workers, len(items)), preload=[__name__]) as pool:
         try:

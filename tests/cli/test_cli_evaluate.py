@@ -101,3 +101,16 @@ def test_workers_give_the_same_returns(runs: list[Path], capsys: pytest.CaptureF
     assert capsys.readouterr() == (expected, "")
     assert main([*command, "--workers", "0"]) == 2
     assert "--workers" in capsys.readouterr().err
+
+
+def test_several_agents_are_named_and_not_suggested_for_cloning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = SETTINGS | {"runs": str(tmp_path), "threads": 1, "roles.agents": "agent=ppo, guide=a2c"}
+    settings |= {"env.options": ("agents=1", "guides=1"), "evaluation.every": 0, "roles.guide.agent.rollout": 16}
+    run = ludus.train("ludus.environments.agents_toy:CueTeam", nb_step=32, preset="none", settings=settings).run
+    assert main(["evaluate", str(run), "--episodes", "1"]) == 0
+    assert "CueTeam, ppo-a2c: the " in capsys.readouterr().out
+    assert main(["record", str(run), "--episodes", "1", "--out", str(tmp_path / "team.npz")]) == 0
+    assert "Each step has all agents" in (out := capsys.readouterr().out)
+    assert "Clone it" not in out
