@@ -33,7 +33,7 @@ NEXT = {
     "agents": "Use your own with --agent package.module:Class, as in examples/my_agent.py.",
     "networks": "Use your own with --network package.module:Class, as in examples/my_network.py.",
     "presets": "`ludus train ENV --agent NAME --help` shows the settings of a preset.",
-    "runs": "Evaluate one with `ludus evaluate RUN`, or train it further with `ludus resume RUN --nb-step N`.",
+    "runs": "Evaluate one with `ludus evaluate RUN`, or go on with `ludus resume RUN --nb-step N` (or --stop-at).",
     "environments": "Use your own as package.module:Class, as in examples/my_environment.py; `ludus check` tests it.",
 }
 

@@ -108,6 +108,8 @@ def write(player: Player, episodes: list[RecordedEpisode], arguments: Arguments)
     steps = sum(episode.length for episode in episodes)
     say(f"{len(episodes)} episodes, {steps:,} steps, return {np.mean(returns):.2f} (std {np.std(returns):.2f})")
     hint = f"Clone it with `ludus train {settings.env.id} --agent bc --data {names[0]}`."
+    if arguments.replay:  # of mixed quality
+        hint = f"Learn from it with `ludus train {settings.env.id} --agent iql --data {names[0]}`."
     if any(spec.result_of for spec in player.observation.values()):  # several agents
         hint = "Each step has all agents: maddpg, vdn or qmix can learn from it (docs/multiagent.md)."
     say(f"Written to {' and '.join(names)}. {hint}")

@@ -62,6 +62,7 @@ def run(argv: list[str]) -> int:
             Path(svg).write_text(draw({name: summary for name, (summary, _) in networks.items()}), encoding="utf-8")
         except OSError as error:
             raise UserError(f'--svg is "{svg}", which cannot be written: {error.strerror}.') from error
+        say(f"Drawn to {svg}.")
     return 0
 
 

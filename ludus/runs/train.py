@@ -388,7 +388,7 @@ def _build(
     for warning in (linear_networks(agent), flattened_maps(agent)) if plain else ():
         if warning:
             reporter.warn(warning)
-    if room := sum(learner.cache.bytes for learner in worker.learners):
+    if (room := sum(learner.cache.bytes for learner in worker.learners)) >= 1e5:
         where = given.get("agent.replay_folder") or "memory"
         reporter.note(f"The replay buffer takes up to {room / 1e6:,.1f} MB of {where}.")
     worker.manager.on_warning = evaluator.on_warning = reporter.warn
