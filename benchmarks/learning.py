@@ -150,13 +150,20 @@ over all environments. Seconds are wall time on a shared machine, not a benchmar
 `ludus/`; a + means uncommitted changes to it. The tasks of `breakout` need MinAtar (`pip install --no-deps minatar`)
 and are left out without it.
 
-All runs but those of pendulum/ars and lunarlandercontinuous/reinforce, which are newer, were made again at commit
-7cca29e (388 runs); those that earlier versions of this page had gave the same numbers.
-RL Zoo's single runs, for comparison: TRPO 262 on LunarLanderContinuous at 200,000 steps (the last evaluations here:
-204, 165, 212, 180 and 270), ARS −83 on Acrobot at 500,000 (these runs end at −100) and −213 on Pendulum at 2,000,000
-(settings chosen on seeds 0 to 2), TQC −151 on Pendulum at 20,000 (these end at −200). The settings of REINFORCE on
-LunarLanderContinuous were chosen on seed 0. Not learned: Pendulum-v1 by
-`reinforce` (−980 at best in 1,000,000 steps with five settings), so it has no preset there.
+Most runs are those of commit 7cca29e (388 runs); newer ones have their commit beside them. Runs that earlier versions
+of this page had gave the same numbers.
+RL Zoo's single runs, for comparison: TRPO 500 on CartPole, −83 on Acrobot and −175 on Pendulum at 100,000 steps, ARS
+500 on CartPole at 50,000, −83 on Acrobot at 500,000 and −213 on Pendulum at 2,000,000; these are the targets here, on
+Acrobot and for TRPO on Pendulum less the standard error of 100 episodes (2 and 10). TRPO has 262 on
+LunarLanderContinuous at 200,000 (the best evaluations here: 206, 248, 227, 225 and 270; the last: 204, 165, 212, 180
+and 270), TQC −151 on Pendulum at 20,000 (these runs end at −200). The settings of ARS on Pendulum were chosen on seeds
+0 to 2, those on CartPole on seeds 0 to 4 (seeds 5 to 9 reach 500 too), and those of REINFORCE on LunarLanderContinuous
+on seed 0. Not learned: Pendulum-v1 by `reinforce` (−980 at best in 1,000,000 steps with five settings), so it has no
+preset there.
+
+Elsewhere: [behaviour cloning, DAgger and GAIL](imitation.md#measured), [offline
+agents](off_policy.md#recorded-episodes), [several agents](multiagent.md#measured), also [against
+BenchMARL](benchmarks.md#several-agents), and [workers and ranks](containers.md).
 """
 
 

@@ -66,9 +66,10 @@ TASKS = {
 
 
 def train_expert(name: str, folder: Path) -> ludus.Player:
-    """Train the expert by the preset of its environment."""
-    data, settings = DATA[name], PROTOCOL | {"runs": str(folder / "expert")}
-    return ludus.train(data.environment, data.expert, nb_step=data.nb_step, seed=0, settings=settings).load("latest")
+    """Train the expert by the preset of its environment; the last policy may be a bad one, so return the best."""
+    data = DATA[name]
+    settings = PROTOCOL | {"runs": str(folder / "expert"), "evaluation.every": data.nb_step // 8}
+    return ludus.train(data.environment, data.expert, nb_step=data.nb_step, seed=0, settings=settings).load("best")
 
 
 def record_mixed(name: str, expert: ludus.Player, folder: Path) -> str:
