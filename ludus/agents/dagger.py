@@ -33,7 +33,7 @@ class DAggerConfig(BCConfig):
     """Settings of DAgger: those of behaviour cloning, and its own."""
 
     ONLY_OFFLINE: ClassVar[bool] = False
-    SCHEDULABLE = (*BCConfig.SCHEDULABLE, "beta", "gae_lambda")
+    SCHEDULABLE = (*BCConfig.SCHEDULABLE, "gamma", "beta", "gae_lambda")
     teacher: Annotated[str, "RUN"] = ""  # run whose best policy labels the observations; of the same environment
     rollout: int = 64  # steps per environment between two rounds of learning
     updates: int = 32  # optimizer steps per round, each on agent.batch_size of all labelled steps so far
@@ -122,7 +122,7 @@ class DAgger(BC):
             "updates": config.updates,
             "step_bytes": sum(map(spec_bytes, specs)),
         }
-        rollout = config.rollout, rows.size, config.gamma, self.device, config.normalize_reward
+        rollout = config.rollout, rows.size, self.discount, self.device, config.normalize_reward
         cache: AggregateCache
         if self.recurrent:
             cache = AggregateSequences(*rollout, **given, shape=config.sequences)

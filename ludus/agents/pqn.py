@@ -52,7 +52,7 @@ class PQNConfig(AgentConfig):
             "epsilon_end epsilon_share", "epsilon_schedule", "constant".__eq__, "agent.epsilon_schedule is constant"
         ),
     )
-    SCHEDULABLE = ("trace_lambda", "epsilon_start", "parameter_noise")
+    SCHEDULABLE = ("gamma", "trace_lambda", "epsilon_start", "parameter_noise")
     learning_rate: float = 5e-4  # raise for speed, lower when the return collapses
     learning_rate_schedule: Literal["constant", "linear"] = "linear"  # linear: falls to 0 at nb_step
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
@@ -150,7 +150,7 @@ class PQN(Agent):
 
     def make_cache(self, rows: Rows) -> RolloutCache:
         """Make a cache of one rollout."""
-        return RolloutCache(self.config.rollout, rows.size, self.config.gamma, self.device)
+        return RolloutCache(self.config.rollout, rows.size, self.discount, self.device)
 
     def q(
         self, observation: Tensors, state: HiddenState, first: Tensor, network: nn.Module | None = None

@@ -33,6 +33,7 @@ from ludus.preprocess.normalization import unused_normalizer
 class REINFORCEConfig(PolicyConfig, AgentConfig):
     """Settings of REINFORCE."""
 
+    SCHEDULABLE = ("gamma",)
     UNUSED = (UnusedSetting("value_coef", "baseline", not_, "agent.baseline is off, so no value is learned"),)
     # whole episodes of each environment per update: more give gradients with less variance, and fewer updates
     episodes: int = 1
@@ -98,7 +99,7 @@ class REINFORCE(ActorCritic):
     def make_cache(self, rows: Rows) -> EpisodeCache:  # type: ignore[override]
         """Make a cache of whole episodes."""
         config, specs = self.config, (self.observation, self.action)
-        return EpisodeCache(config.episodes, rows.size, config.gamma, *specs, self.device, config.normalize_reward)
+        return EpisodeCache(config.episodes, rows.size, self.discount, *specs, self.device, config.normalize_reward)
 
     def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> CacheWriter:  # type: ignore[override]
         """Refuse: unrolls are parts of episodes."""

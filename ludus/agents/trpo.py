@@ -32,7 +32,9 @@ POLICY, VALUE = "policy", "value"  # parameter groups
 class TRPOConfig(PolicyConfig, AgentConfig):
     """Settings of TRPO."""
 
-    SCHEDULABLE: ClassVar[tuple[str, ...]] = ("target_kl", "cg_damping", "line_search_shrink", "gae_lambda")
+    SCHEDULABLE: ClassVar[tuple[str, ...]] = (
+        *("gamma", "gae_lambda", "target_kl", "cg_damping", "line_search_shrink"),
+    )
     target_kl: float = 0.01  # bound on the KL of each policy step: raise for speed, lower when the return collapses
     rollout: int = 256  # steps per environment and policy step; fewer in short runs
     cg_iterations: int = 15  # of conjugate gradients: more come closer to the natural gradient and take longer

@@ -26,7 +26,7 @@ from ludus.preprocess.normalization import unused_normalizer
 class VTraceConfig(PolicyConfig, AgentConfig):
     """Settings of the actor-critic with V-trace targets."""
 
-    SCHEDULABLE = ("trace_lambda", "rho_clip", "c_clip", "parameter_noise")
+    SCHEDULABLE = ("gamma", "trace_lambda", "rho_clip", "c_clip", "parameter_noise")
     learning_rate: float = 7e-4  # raise for speed, lower when the return collapses; larger in short runs
     # linear: falls to 0 at nb_step; constant in short runs
     learning_rate_schedule: Literal["constant", "linear"] = "linear"

@@ -54,6 +54,12 @@ class SeatUnrolls(RolePart):
         self.unrolls = [self.agent.make_unroll(self.seat.rows, memory) for memory in given]
         self.unroll = self.seat.cache = self.unrolls[0]
 
+    def schedule(self, progress: float) -> None:
+        """Set scheduled values from the progress of the run (0 to 1)."""
+        self.agent.schedule(progress)
+        for unroll in self.unrolls:
+            unroll.schedule(progress)
+
     def continue_in(self, slot: int) -> None:
         """Start the unroll of a slot with the last observation of the one before."""
         last, self.unroll = self.unroll, self.unrolls[slot]
@@ -128,7 +134,7 @@ class ImpalaWorker(Container):
             return
         for part in self._parts:
             part.agent.load_acting_state(part.select(state.tensors))
-            part.agent.schedule(state.progress)
+            part.schedule(state.progress)
         if self.pool is not None and state.opponents is not None:
             self.pool.from_host(state.opponents)
         self._version = state.version

@@ -128,6 +128,12 @@ class Agent(Actor):
         self._set_scheduled(0.0)
 
     @property
+    def discount(self) -> float:
+        """``agent.gamma`` as given: if it is a schedule, caches follow it themselves."""
+        gamma: float = self._given.gamma
+        return gamma
+
+    @property
     def is_scheduled(self) -> bool:
         """Whether a setting is a schedule."""
         return bool(self._schedules)

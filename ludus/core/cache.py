@@ -50,6 +50,10 @@ class CacheWriter(ABC):
     def amend(self, step: EnvStep) -> None:
         """Replace the last step of all rows: after a resume, some may have started new episodes."""
 
+    def schedule(self, progress: float) -> None:
+        """Set scheduled values from the progress of the run (0 to 1)."""
+        return
+
 
 class UnrollWriter(CacheWriter):
     """A cache that a worker fills and submits to a learner."""
@@ -132,10 +136,6 @@ class CacheReader(ABC):
     def saved_within_update(self) -> bool:
         """Whether ``state_dict`` is complete in the middle of an update too."""
         return False
-
-    def schedule(self, progress: float) -> None:
-        """Set scheduled values from the progress of the run (0 to 1)."""
-        return
 
     def metrics(self) -> dict[str, float]:
         """Return metrics for logging."""

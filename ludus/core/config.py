@@ -13,7 +13,7 @@ from ludus.core.spec import Specs
 
 # why some settings cannot be schedules
 FIXED = {
-    "gamma": "discounts are stored with the experience",
+    "gamma": "the returns of recorded episodes are computed with it once",
     "optimizer_eps": "the optimizer is made with it",
     "adam_beta1": "the optimizer is made with it",
     "log_std_init": "it is an initial value",

@@ -32,7 +32,7 @@ class ReplayConfig(AgentConfig):
         ),
         UnusedSetting("burn_in overlap", "sequence", not_, "agent.sequence is 0, so single transitions are drawn"),
     )
-    SCHEDULABLE: ClassVar[tuple[str, ...]] = ("updates_per_step", "importance_exponent", "hindsight")
+    SCHEDULABLE: ClassVar[tuple[str, ...]] = ("gamma", "updates_per_step", "importance_exponent", "hindsight")
     UNUSED_OFFLINE: ClassVar[tuple[str, ...]] = ("replay", "warmup", "updates_per_step", "save_replay")
     replay: int = 100_000  # capacity in transitions, over all environments; more: older experience, more memory
     batch_size: int = 256  # transitions (or sequences) per update

@@ -9,6 +9,7 @@ from ludus.core.batch import Batch
 from ludus.core.cache import ExperienceCache
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
+from ludus.core.schedule import value_at
 from ludus.core.spec import Specs, is_mask
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
@@ -91,7 +92,8 @@ class EpisodeCache(ExperienceCache):
         device: torch.device,
         with_returns: bool = False,
     ) -> None:
-        self.episodes, self.batch, self.gamma, self.device = episodes, batch, gamma, device
+        self.episodes, self.batch, self.device = episodes, batch, device
+        self._discount, self.gamma = gamma, value_at(gamma, 0.0)  # may be a schedule
         self.with_returns = with_returns  # whether batches contain each row's running return (Batch.row_state)
         self.groups: dict[int, EpisodeGroup] = {}  # by first row
         masks = [name for name, spec in observation.items() if is_mask(name) or spec.masks is not None]
@@ -139,6 +141,10 @@ class EpisodeCache(ExperienceCache):
     def accepts(self, start: int) -> bool:
         """Whether these rows may step again; the container gets control now and then."""
         return len(self.groups[start].observations) % PAUSE != 0 and not self.ready()
+
+    def schedule(self, progress: float) -> None:
+        """Set the discount, if it is a schedule."""
+        self.gamma = value_at(self._discount, progress)
 
     def read(self) -> Batch:
         """Return the episodes and drop what was collected."""

@@ -100,14 +100,18 @@ class Reader:
         self._terminated, self._truncated, self._real = flags.terminated[1:], flags.truncated[1:], flags.real[1:]
         self._all_real = torch.ones_like(self._reward[:1], dtype=torch.bool)  # padding is never drawn
         self._weight, self._discount = torch.ones_like(self._reward[:1]), torch.zeros_like(self._reward)
-        self._discounts = torch.tensor([0.0, gamma], device=self._device).unbind()
-        self._powers = (gamma ** torch.arange(states, dtype=torch.float64)).to(self._device, torch.float32)
+        self.set_gamma(gamma)
         # created at the first read, when the agent's columns are known
         self._gather, self._gather_ends, self._gather_window = Gather([]), Gather([]), Gather([])
         self._observation: Tensors = {}
         self._action: Tensors = {}
         self._experience: Tensors = {}
         self._window_out: Tensors = {}
+
+    def set_gamma(self, gamma: float) -> None:
+        """Discount by this from now on."""
+        self._discounts = torch.tensor([0.0, gamma], device=self._device).unbind()
+        self._powers = (gamma ** torch.arange(self._states, dtype=torch.float64)).to(self._device, torch.float32)
 
     def read(self, numbers: Tensor, weight: Tensor | None, generator: torch.Generator) -> Batch:
         """Return the batch of these items; ``weight`` are their importance weights."""

@@ -58,7 +58,8 @@ class ExperienceReplay(ExperienceCache):
         config.check_replay_size(batch, device)
         check_hindsight(config, observation, reward_fn)
         self.bytes = replay_bytes(config, batch, observation, action, state)
-        self.config, self.batch, self.gamma, self.device = config, batch, gamma, device
+        self.config, self.batch, self.device = config, batch, device
+        self._discount, self.gamma = gamma, value_at(gamma, 0.0)  # may be a schedule
         self._ranks = ranks
         self._check_memory(self.bytes)
         self.length = config.replay // batch
@@ -89,7 +90,7 @@ class ExperienceReplay(ExperienceCache):
         self._real, self._earning, self._reads, self._credit = 0, 0, 0, 0.0
         self._agreed = False  # whether the credit is the same on all ranks, since the last step
         storage = self._ring, self._hidden, self._frames, self._hindsight
-        self._reader = Reader(config, gamma, list(observation), self._slot_index, *storage, window)
+        self._reader = Reader(config, self.gamma, list(observation), self._slot_index, *storage, window)
 
     @property
     def max_bytes(self) -> int:
@@ -294,6 +295,9 @@ class ExperienceReplay(ExperienceCache):
     def schedule(self, progress: float) -> None:
         """Set what the schedules give; by default the exponent of importance weights goes from its value to 1."""
         config, start = self.config, self.config.importance_exponent
+        if isinstance(self._discount, Schedule):
+            self.gamma = self._discount.at(progress)
+            self._reader.set_gamma(self.gamma)
         self.updates_per_step = value_at(config.updates_per_step, progress) * self._ranks
         to_one = start + (1 - start) * progress
         self.importance_exponent = start.at(progress) if isinstance(start, Schedule) else to_one

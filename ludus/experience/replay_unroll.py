@@ -88,6 +88,11 @@ class ReplayUnroll(RolloutUnroll):
             errors[steps, numbers % self.batch] = found.float().cpu()
         return errors
 
+    def schedule(self, progress: float) -> None:
+        super().schedule(progress)
+        if self._items is not None:
+            self._items.schedule(progress)
+
     def continue_from(self, last: Self) -> None:
         super().continue_from(last)
         self._items = last._items

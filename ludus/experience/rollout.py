@@ -11,6 +11,7 @@ from torch import Tensor
 from ludus.core.batch import NAMED, Batch
 from ludus.core.cache import ExperienceCache, Unroll
 from ludus.core.hidden_state import HiddenState
+from ludus.core.schedule import value_at
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import State, Tensors
 from ludus.core.updater import Updater
@@ -40,7 +41,7 @@ class RolloutCache(ExperienceCache):
     """Preallocated blocks ``[T+1, B, …]`` or ``[T, B, …]``, one per tensor.
 
     The observation at T is also the first of the next rollout: the agent acts on it after learning. Groups of
-    environments that step independently write their own rows, each at its own time step.
+    environments that step independently write their own rows, each at its own time step. ``gamma`` may be a schedule.
     """
 
     partial = True
@@ -49,7 +50,8 @@ class RolloutCache(ExperienceCache):
         self.memory: Tensors = {}  # blocks to use instead of allocating them
         self.versions: Tensor | None = None  # [B] version of the weights that acted, for received unrolls
         self.with_returns = with_returns  # whether batches contain each row's running return (Batch.row_state)
-        self.length, self.batch, self.gamma, self.device = length, batch, gamma, device
+        self.length, self.batch, self.device = length, batch, device
+        self._discount, self.gamma = gamma, value_at(gamma, 0.0)
         self.columns = batch  # of the batch that is filled; fewer after ``finish``
         self.consumed = False
         self.blocks: Tensors = {}
@@ -128,6 +130,10 @@ class RolloutCache(ExperienceCache):
             last_state=HiddenState.concatenate([group.last_state for group in self.groups.values()]),
             version=None if self.versions is None else self.versions[: self.columns],
         )
+
+    def schedule(self, progress: float) -> None:
+        """Set the discount, if it is a schedule."""
+        self.gamma = value_at(self._discount, progress)
 
     def receive(self, unroll: Unroll) -> None:
         """Add an unroll as the next free columns; the first one after a read starts a new batch.

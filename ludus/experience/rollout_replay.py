@@ -147,7 +147,8 @@ class RolloutReplay(RolloutCache):
             self._fresh, self._replayed = self._fresh + 1, self._replayed + self._due
 
     def schedule(self, progress: float) -> None:
-        """Set the replay ratio, if it is a schedule."""
+        """Set the replay ratio and the discount, if they are schedules."""
+        super().schedule(progress)
         self.replay_ratio = value_at(self.config.replay_ratio, progress)
 
     def metrics(self) -> dict[str, float]:

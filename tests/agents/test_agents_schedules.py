@@ -72,7 +72,9 @@ def test_refusals() -> None:
         with pytest.raises(UserError, match=match):
             settings_of(agent, **changes)
 
-    refuse(r"^agent\.gamma is linear\(0\.9, 0\.99\), but .*, since discounts are stored", gamma="linear(0.9, 0.99)")
+    refuse(r"^agent\.gamma is linear.*, since the returns of recorded", "bc", gamma="linear(0.9, 0.99)")
+    refuse(r"^agent\.optimizer_eps is linear.*, since the optimizer is made", optimizer_eps="linear(0.1, 0.2)")
+    refuse(r"^agent\.gamma is linear.*, which reaches 1\.2; it must be between 0 and 1", gamma="linear(0.9, 1.2)")
     refuse(r"reaches -1; it must be greater than 0", clip="linear(0.2, -1)")
     refuse(r"max_grad_norm is linear.*reaches 0; a schedule of it must stay above 0", max_grad_norm="linear(1, 0)")
     refuse(r"reaches 2; it must be between 0 and 1", gae_lambda="linear(0.2, 2)")
@@ -90,7 +92,7 @@ def test_refusals() -> None:
         target_kl=0.01,
     )
     refuse(r"noise_sigma_end is 0\.1", "td3", noise_sigma="linear(1, 0.5)", noise_sigma_end=0.1)
-    assert not FIXED.keys() & {name for agent in AGENTS for name in agent_config(agent).SCHEDULABLE}
+    assert not FIXED.keys() - {"gamma"} & {name for agent in AGENTS for name in agent_config(agent).SCHEDULABLE}
 
 
 def test_the_schedules_of_roles_are_checked() -> None:
@@ -100,8 +102,8 @@ def test_the_schedules_of_roles_are_checked() -> None:
         resolve_settings("CartPole-v1", "ppo", "none", None, roles, origin="flag")
 
     of_predator(clip="linear(0.2, 0.05)")
-    with pytest.raises(UserError, match=r"gamma is linear\(0\.9, 0\.99\), but it cannot change during a run"):
-        of_predator(gamma="linear(0.9, 0.99)")
+    with pytest.raises(UserError, match=r"optimizer_eps is linear\(0\.1, 0\.2\), but it cannot change during a run"):
+        of_predator(optimizer_eps="linear(0.1, 0.2)")
     with pytest.raises(UserError, match=r"follows the returns of evaluations, but evaluation\.every is 0"):
         of_predator(learning_rate="by_return(0: 1e-3, 5: 1e-4)")
 
@@ -273,3 +275,32 @@ def test_compiled_losses_follow_their_schedules_without_compiling_again(
         count = len(graphs)
     for worker in (compiled, eager):
         worker.close()
+
+
+REPLAYED = {"warmup": 32, "batch_size": 16, "replay": 500}
+DISCOUNTED: dict[str, tuple[str, dict[str, Any]]] = {  # an agent with each kind of cache
+    "ppo": ("CartPole-v1", {"rollout": 16}),
+    "reinforce": ("CartPole-v1", {}),
+    "acer": ("CartPole-v1", {"rollout": 16, "warmup": 32}),
+    "dqn": ("CartPole-v1", REPLAYED),
+    "td3": (TARGET, REPLAYED | {"n_step": 3}),
+    "r2d2": ("CartPole-v1", REPLAYED | {"sequence": 4, "burn_in": 2, "overlap": 2, "batch_size": 4}),
+}
+
+
+@pytest.mark.parametrize("agent", DISCOUNTED)
+def test_discounts_follow_the_schedule_of_gamma(agent: str) -> None:
+    """A batch read at the end of the run is that of an agent with the discount at the end."""
+    environment, more = DISCOUNTED[agent]
+    rising, found = "linear(0.5, 0.9)", {}
+    for name, gamma, progress in (("start", rising, 0.0), ("end", rising, 1.0), ("0.9", 0.9, 1.0)):
+        given = {"gamma": gamma, "normalize_reward": True} | more
+        worker = make_worker(environment, agent, **{f"agent__{key}": value for key, value in given.items()})
+        worker.learners[0].schedule(progress)
+        batch = first_batch(worker)
+        found[name] = [x.clone() for x in (batch.discount, batch.reward, *batch.row_state.values())]
+        worker.close()
+    assert all(map(torch.equal, found["end"], found["0.9"]))
+    smallest = [float(found[name][0][found[name][0] > 0].min()) for name in ("start", "end")]
+    steps = more.get("n_step", 1)
+    assert smallest == pytest.approx([0.5**steps, 0.9**steps])
