@@ -57,13 +57,13 @@ class Arguments:
     preset: Annotated[str, "NAME"] = NO_PRESET
     # settings in a TOML file, such as the config.toml of another run
     config: Annotated[str, "FILE"] = ""
-    # import the classes that --config, --init-from and agent.teacher name, even if you did not write them on this
-    # machine
+    # import the classes that --config, --init-from, agent.teacher and a run in --data name, even if you did not write
+    # them on this machine
     trust: bool = False
     # short for --network.name
     network: Annotated[str, "NAME"] = ""
     # short for --data.path
-    data: Annotated[str, "FILE"] = ""
+    data: Annotated[str, "FILE|RUN"] = ""
     # short for --evaluation.stop-at
     stop_at: float | None = None
     # short for --roles.agents

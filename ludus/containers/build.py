@@ -137,8 +137,8 @@ def give_dataset(settings: Settings[Any], agent: Agent, observation: Specs, acti
     offline = settings.container == "offline"
     if agent.needs_dataset and not path:
         raise UserError(
-            f"{name} learns from recorded episodes; name them with --data FILE.npz or --data minari:ID (`ludus record` "
-            "writes such a file from a trained policy)."
+            f"{name} learns from recorded episodes; name them with --data FILE.npz, --data minari:ID or --data RUN for "
+            "those of a trained policy."
         )
     if offline and not agent.learns_offline:
         raise UserError(f"container is offline, but {name} learns by acting; set container to local.")

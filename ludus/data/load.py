@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -27,11 +26,6 @@ def load_dataset(path: str, observation: Specs, action: Specs) -> Dataset:
         from ludus.data.minari import load_minari
 
         found = load_minari(path.removeprefix(MINARI))
-    elif Path(path).is_dir():
-        raise UserError(
-            f'data.path is "{path}", a folder; give an .npz file or minari:ID (`ludus record {path} --out FILE.npz` '
-            "writes episodes of the policy of a run, and with --replay the contents of its replay buffer)."
-        )
     else:
         found = load_npz(path)
     episodes = tuple(_convert(episode, observation, action, found.name) for episode in found.episodes)

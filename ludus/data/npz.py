@@ -64,9 +64,9 @@ def load_npz(path: str | Path) -> Dataset:
 
 def _read(path: str | Path) -> dict[str, Array]:
     if not Path(path).exists():
-        raise UserError(f'data.path is "{path}", which does not exist; give an .npz file or minari:ID.')
+        raise UserError(f'data.path is "{path}", which does not exist; give an .npz file, a run or minari:ID.')
     if not Path(path).is_file():
-        raise UserError(f'data.path is "{path}", which is not a regular file; give an .npz file or minari:ID.')
+        raise UserError(f'data.path is "{path}", which is not a regular file; give an .npz file, a run or minari:ID.')
     try:
         opened = np.load(path, allow_pickle=False)
         if not isinstance(opened, np.lib.npyio.NpzFile):

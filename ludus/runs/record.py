@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,46 @@ from numpy.typing import NDArray
 from ludus.containers.evaluate import LONGEST
 from ludus.core.dataset import RecordedEpisode
 from ludus.core.errors import UserError
+from ludus.core.files import temporary_name, write_error
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.core.step import EnvStep
 from ludus.core.types import State, Tensors
 from ludus.data.episodes import RowSteps, cut_into_episodes
+from ludus.data.npz import save_npz
 from ludus.experience.storage import FINAL, FLAGS, PackedFlags
 from ludus.preprocess.actions import ActionPreprocessor
 from ludus.runs.folder import RunDirectory
-from ludus.runs.policy import Player, open_by_name
+from ludus.runs.policy import Player, load, open_by_name
 
+RECORDED = "recorded"  # folder below that of runs
 BRANCH = 3  # of the seeds: other episodes than those of training and evaluations
 STEP = ("reward", "terminated", "truncated", "first", "real")
 Array = NDArray[Any]
 Arrays = dict[str, Array]
+
+
+def record_run(run: str, episodes: int, runs: str, trust: bool = False) -> Path:
+    """Return a file below ``runs`` with greedy episodes of a run's best policy, which are played unless it exists."""
+    directory = RunDirectory.open(run, runs)
+    with open_by_name(directory, "best") as found:
+        step = found.meta.get("step", 0)
+    folder, own = Path(runs).absolute() / RECORDED, directory.path.absolute()
+    file = folder / f"{own.parent.name}-{own.name}-step_{step}-{episodes}.npz"
+    if file.exists():
+        return file
+    player = load(run, runs=runs, trust=trust)
+    try:
+        found_episodes = record_episodes(player, episodes)
+    finally:
+        player.close()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(folder, error) from error
+    written = folder / temporary_name(".npz")
+    save_npz(written, found_episodes)
+    return written.replace(file)  # at once, since a run beside this one may look for it
 
 
 def record_episodes(

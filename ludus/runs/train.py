@@ -54,12 +54,13 @@ from ludus.managers.make import make_manager
 from ludus.parallel.orphans import StartedProcesses
 from ludus.preprocess.rewards import make_reward_ops
 from ludus.runs.failure import save_failure
-from ludus.runs.folder import RunDirectory
+from ludus.runs.folder import LATEST, RunDirectory
 from ludus.runs.host import Order, run_in_cluster
 from ludus.runs.initialise import Transfer, initialise_from
 from ludus.runs.open_run import SavedRun, max_checkpoint_bytes, open_run, open_saved
 from ludus.runs.opponents import PoolFolder
 from ludus.runs.policy import Player, agent_of_checkpoint, load, refuse_mismatch
+from ludus.runs.record import record_run
 from ludus.runs.report import Reporter
 from ludus.runs.teacher import give_teacher
 from ludus.settings.settings import Resolved, class_overrides, from_flat, resolve_settings, to_flat
@@ -179,7 +180,7 @@ def train_resolved(
 
     ``trust`` the run in ``init_from``. Torch's random state is restored afterwards.
     """
-    resolved = _locate(_choose_container(resolved, environment))
+    resolved = _locate(_choose_container(resolved, environment), trust)
     if resolved.settings.impala.cluster:
         _check_before_cluster(resolved, environment, trust)
         order = Order(to_flat(resolved.settings), resolved.origins, trust)
@@ -277,12 +278,23 @@ def _choose_container(resolved: Resolved, environment: Callable[..., Any] | None
     return decide_ranks(resolved)
 
 
-def _locate(resolved: Resolved) -> Resolved:
-    """Name recorded episodes and runs of teachers by their full paths, so that a resume finds them from any folder."""
+def _locate(resolved: Resolved, trust: bool) -> Resolved:
+    """Name recorded episodes and runs of teachers by their full paths, so that a resume finds them from any folder.
+
+    Where the episodes are those of a run, they are recorded first.
+    """
     settings = resolved.settings
     agent = settings.agent.locate(lambda name: str(RunDirectory.open(name, settings.runs).path.absolute()))
     data = settings.data
-    if data.path and not data.path.startswith(MINARI):
+    if data.path == LATEST or Path(data.path or "-").is_dir():
+        with torch.random.fork_rng():
+            file = record_run(data.path, data.episodes, settings.runs, trust)
+        if not settings.quiet and not follows():
+            print(printable(f'Learning from {data.episodes} episodes of the run "{data.path}", recorded in {file}.'))
+        data = replace(data, path=str(file), episodes=type(data).episodes)
+    elif data.episodes != type(data).episodes:
+        raise UserError(f'data.episodes is {data.episodes}, but data.path is "{data.path}", not a run; leave it out.')
+    elif data.path and not data.path.startswith(MINARI):
         data = replace(data, path=str(Path(data.path).absolute()))
     return Resolved(replace(settings, agent=agent, data=data), resolved.origins)
 
@@ -415,6 +427,7 @@ def _compile(worker: LocalWorker, reporter: Reporter, build: Callable[[], Any]) 
 
 def check_settings(resolved: Resolved, trust: bool = False, environment: Callable[..., Any] | None = None) -> None:
     """Refuse settings that training would refuse before its first step, for `ludus check` and before a cluster."""
+    resolved = _locate(resolved, trust)
     with ExitStack() as stack:
         env, preprocess = resolved.settings.env, resolved.settings.preprocess
         joint = make_manager(env, 1, environment=environment, preprocess=preprocess)

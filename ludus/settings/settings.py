@@ -94,8 +94,10 @@ class EvaluationConfig:
 class DataConfig:
     """Recorded episodes to learn from."""
 
-    # an .npz file of recorded episodes, as `ludus record` writes, or minari:ID for a local Minari dataset
-    path: Annotated[str, "FILE"] = ""
+    # an .npz file of recorded episodes, as `ludus record` writes, minari:ID for a local Minari dataset, or a run (its
+    # folder, or latest), whose best policy then plays data.episodes of them
+    path: Annotated[str, "FILE|RUN"] = ""
+    episodes: int = 20  # episodes to record, if data.path is a run
     # replay agents that also act: the share of recorded steps in each batch (RLPD); higher: closer to the recordings
     share: float = 0.5
 
@@ -106,6 +108,7 @@ class DataConfig:
                 f"data.share is {self.share:g}, but must be between 0 and 1; to learn from data.path alone, set "
                 "container to offline."
             )
+        check_minimum("data.episodes", self.episodes, 1)
         if self.share != type(self).share and not self.path:
             raise UserError(f"data.share is {self.share:g}, but there is no data.path; name a file there.")
 

@@ -88,6 +88,7 @@ RUNS = [
     ["diagnose", "RUN"],
     ["check", "--config", "RUN/config.toml"],
     ["train", "CartPole-v1", *TRAIN, "--init-from", "RUN"],
+    ["train", "CartPole-v1", "--agent", "bc", "--data", "RUN", "--nb-step", "10"],
     ["train", *TRAIN, "--config", "RUN/config.toml"],
 ]
 MAKES_NO_ENVIRONMENT = ("diagnose", "--init-from")  # so these may go on where only the environment is hostile

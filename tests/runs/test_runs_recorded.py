@@ -16,6 +16,7 @@ import ludus
 from ludus.cli.main import main
 from ludus.containers.build import build_cache, give_dataset
 from ludus.core.errors import UserError
+from ludus.data.npz import load_npz
 from ludus.experience.recorded_replay import MixedReplay, RecordedReplay
 from ludus.experience.replay import ExperienceReplay
 
@@ -209,3 +210,23 @@ def test_ranks_share_a_batch(data: dict[str, str]) -> None:
     cache: Any = build_cache(worker.agent, worker.manager, Rows(0, 4, 8))
     worker.close()
     assert (cache.config.batch_size, cache.recorded.config.batch_size) == (4, 4)
+
+
+def test_a_run_is_data_too(tmp_path: Path) -> None:
+    """Its best policy plays the episodes once, into a file from which other runs and a resume learn too."""
+    expert = train(tmp_path, CHOICE, "ppo", nb_step=64, agent__rollout=8).run
+    clone = {"agent__batch_size": 16, "nb_step": 40, "data__path": str(expert), "data__episodes": 3}
+    stopped = train(tmp_path, CHOICE, "bc", stop_after("updates", 9), **clone)
+    (file,) = (tmp_path / "recorded").iterdir()
+    assert len(load_npz(file).episodes) == 3
+    written = file.stat().st_mtime_ns
+    assert ludus.resume(stopped.run).steps == 40
+    train(tmp_path, CHOICE, "bc", **clone)
+    train(tmp_path, CHOICE, "bc", **clone | {"data__path": "latest", "data__episodes": 2})
+    assert file.stat().st_mtime_ns == written
+    (other,) = {*(tmp_path / "recorded").iterdir()} - {file}
+    assert len(load_npz(other).episodes) == 2
+    with pytest.raises(UserError, match=r"data\.episodes is 3, but data\.path is .*, not a run; leave it out"):
+        train(tmp_path, CHOICE, "bc", **clone | {"data__path": str(file)})
+    with pytest.raises(UserError, match=r'The run ".*" has no config\.toml'):
+        train(tmp_path / "none", CHOICE, "bc", **clone | {"data__path": str(tmp_path / "recorded")})
