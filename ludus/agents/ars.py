@@ -60,17 +60,17 @@ class ARSConfig(HeadsConfig, AgentConfig):
         positive = ("learning_rate", "perturbation", "episodes")
         check_ranges(self, positive=positive, nonnegative=("top",), finite=("alive_bonus",))
 
-    def check_run_length(self, nb_step: int, rows: int) -> None:
+    def check_run_length(self, nb_step: int, environments: int, agents: int = 1) -> None:
         """Refuse environments that do not make pairs, or too few pairs."""
-        if rows % 2:
+        if environments % 2:
             raise UserError(
-                f"env.num is {rows}, but ars plays each direction forwards and backwards in two environments; set it "
-                "to an even number."
+                f"env.num is {environments}, but ars plays each direction forwards and backwards in two environments; "
+                "set it to an even number."
             )
-        if self.top > rows // 2:
+        if self.top > environments // 2:
             raise UserError(
-                f"agent.top is {self.top}, more than the {rows // 2} directions (env.num / 2); lower it, or raise "
-                "env.num."
+                f"agent.top is {self.top}, more than the {environments // 2} directions (env.num / 2); lower it, or "
+                "raise env.num."
             )
 
     def plan(self, rows: int) -> Plan:

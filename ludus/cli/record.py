@@ -91,7 +91,9 @@ def record(player: Player, directory: RunDirectory, arguments: Arguments) -> lis
 
 def write(player: Player, episodes: list[RecordedEpisode], arguments: Arguments) -> None:
     """Write the dataset and print its figures."""
-    settings, names = player.settings, []
+    from ludus.runs.record import recorded_rows
+
+    settings, names, rows = player.settings, [], recorded_rows(player, arguments.replay)
     if arguments.out:
         from ludus.data.npz import save_npz
 
@@ -100,9 +102,7 @@ def write(player: Player, episodes: list[RecordedEpisode], arguments: Arguments)
     if arguments.minari:
         from ludus.data.minari import save_minari
 
-        save_minari(
-            arguments.minari, episodes, player.observation, player.action, settings.env.id, settings.agent_names
-        )
+        save_minari(arguments.minari, episodes, rows.observation, rows.action, settings.env.id, settings.agent_names)
         names.append(f"minari:{arguments.minari}")
     returns = [float(episode.reward.sum()) for episode in episodes]
     steps = sum(episode.length for episode in episodes)
@@ -110,6 +110,6 @@ def write(player: Player, episodes: list[RecordedEpisode], arguments: Arguments)
     hint = f"Clone it with `ludus train {settings.env.id} --agent bc --data {names[0]}`."
     if arguments.replay:  # of mixed quality
         hint = f"Learn from it with `ludus train {settings.env.id} --agent iql --data {names[0]}`."
-    if any(spec.result_of for spec in player.observation.values()):  # several agents
+    if any(spec.result_of for spec in rows.observation.values()):  # several agents
         hint = "Each step has all agents: maddpg, vdn or qmix can learn from it (docs/multiagent.md)."
     say(f"Written to {' and '.join(names)}. {hint}")

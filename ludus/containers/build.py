@@ -229,7 +229,9 @@ def adapt_to_environment(resolved: Resolved, observation: Specs, action: Specs, 
             )
         settings = replace(settings, env=replace(settings.env, agents=agents))
         resolved = Resolved(settings, resolved.origins | {"env.agents": "chosen"})
-    return adapt_defaults(resolved, bool(_image_shapes(observation)), is_one_discrete(action))
+    resolved = adapt_defaults(resolved, bool(_image_shapes(observation)), is_one_discrete(action))
+    resolved.settings.check_run_length()
+    return resolved
 
 
 def decide_sharing(settings: Settings[Any], observation: Specs, action: Specs) -> Settings[Any]:

@@ -61,6 +61,11 @@ class UnusedSetting(NamedTuple):
     reason: str  # {} stands for that value
 
 
+def run_length(nb_step: int, agents: int) -> str:
+    """Say how long a run is for what counts the steps of each agent."""
+    return f"nb_step is {nb_step:,}" + (f" for each of {agents} agents" if agents > 1 else "")
+
+
 @dataclass(frozen=True)
 class AgentConfig:
     """Settings of an agent; subclasses are frozen dataclasses with a default and a comment per field."""
@@ -106,8 +111,8 @@ class AgentConfig:
         """Return the settings with the runs that they name replaced by their folders, so that a resume finds them."""
         return self
 
-    def check_run_length(self, nb_step: int, rows: int) -> None:
-        """Raise a UserError if ``nb_step`` steps end before the first update."""
+    def check_run_length(self, nb_step: int, environments: int, agents: int = 1) -> None:
+        """Raise a UserError if ``nb_step`` steps end before the first update; ``agents`` of each environment learn."""
 
     def plan(self, rows: int) -> Plan:
         """Return the plan for ``rows`` environments."""

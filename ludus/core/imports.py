@@ -46,7 +46,8 @@ def resolve(name: str, known: Mapping[str, str], kind: str) -> Any:
     except ImportError as error:
         if error.name is not None and not module_name.startswith(error.name):
             raise UserError(
-                f'{kind} "{name}": module {module_name} needs {error.name}, which is not installed.'
+                f'{kind} "{name}": module {module_name} needs {error.name}, which is not installed; install '
+                "it with pip."
             ) from error
         raise UserError(
             f'{kind} "{name}": there is no module {module_name} to import; run the command in the folder that has it, '
@@ -55,7 +56,7 @@ def resolve(name: str, known: Mapping[str, str], kind: str) -> Any:
     try:
         return reduce(getattr, attribute.split("."), module)
     except ImportError as error:  # gymnasium.wrappers imports a wrapper when it is first used
-        raise UserError(f'{kind} "{name}" needs {error.name}, which is not installed.') from error
+        raise UserError(f'{kind} "{name}" needs {error.name}, which is not installed; install it with pip.') from error
     except AttributeError as error:
         if module_name == MAIN:
             raise _not_importable(name, kind) from error

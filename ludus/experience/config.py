@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 import torch
 
-from ludus.core.config import AgentConfig, Plan, UnusedSetting
+from ludus.core.config import AgentConfig, Plan, UnusedSetting, run_length
 from ludus.core.errors import UserError, check_ranges
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs
@@ -102,18 +102,19 @@ class ReplayConfig(AgentConfig):
         replay, batch = 0 if self.replay_folder else self.replay, self.batch_size * max(1, self.sequence)
         return Plan(replay=replay, optimizer_steps=self.updates_per_step, batch=batch)
 
-    def check_run_length(self, nb_step: int, rows: int) -> None:
+    def check_run_length(self, nb_step: int, environments: int, agents: int = 1) -> None:
         """Refuse a run that would end before the first update."""
-        if self.warmup >= nb_step:
+        rows, length = environments * agents, run_length(nb_step, agents)
+        if self.warmup >= nb_step * agents:
             raise UserError(
-                f"agent.warmup is {self.warmup}, but nb_step is {nb_step}, so nothing would ever be learned; lower "
-                "agent.warmup, or raise nb_step."
+                f"agent.warmup is {self.warmup}, but {length}, so nothing would ever be learned; lower agent.warmup, "
+                "or raise nb_step."
             )
         first = rows * (self.span + self.stride * (-(-self.batch_size // rows) - 1))  # fewest steps for a full batch
-        if first > nb_step:
+        if first > nb_step * agents:
             raise UserError(
-                f"A batch of agent.batch_size {self.batch_size} takes {first:,} steps to be in the replay, but nb_step "
-                f"is {nb_step:,}, so nothing would ever be learned; lower agent.batch_size, or raise nb_step."
+                f"A batch of agent.batch_size {self.batch_size} takes {first:,} steps to be in the replay, but "
+                f"{length}, so nothing would ever be learned; lower agent.batch_size, or raise nb_step."
             )
 
     def for_rows(self, rows: Rows) -> Self:

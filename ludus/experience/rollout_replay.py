@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 import torch
 
 from ludus.core.batch import Batch, select_columns
-from ludus.core.config import AgentConfig
+from ludus.core.config import AgentConfig, run_length
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.rows import Rows
@@ -46,12 +46,12 @@ class RolloutReplayConfig(AgentConfig):
             )
         return replace(self, replay=part, warmup=self.warmup * rows.size // rows.total)
 
-    def check_run_length(self, nb_step: int, rows: int) -> None:
+    def check_run_length(self, nb_step: int, environments: int, agents: int = 1) -> None:
         """Refuse a warm-up that is longer than the run."""
-        if self.replay_ratio and self.warmup >= nb_step:
+        if self.replay_ratio and self.warmup >= nb_step * agents:
             raise UserError(
-                f"agent.warmup is {self.warmup}, but nb_step is {nb_step}, so nothing would ever be replayed; lower "
-                "agent.warmup, or raise nb_step."
+                f"agent.warmup is {self.warmup}, but {run_length(nb_step, agents)}, so nothing would ever be replayed; "
+                "lower agent.warmup, or raise nb_step."
             )
 
 

@@ -231,7 +231,7 @@ def _refuse_difference(joint: BatchManager, role: str, first: _Names, other: _Na
             raise UserError(
                 f'{joint.name}: the agents {a} and {b} share a policy{whose}, but the {kind} "{name}" of {a} is '
                 f"{_describe(mine.get(name))}, and that of {b} is {_describe(its.get(name))}; give them different "
-                "roles, as in --roles each."
+                "roles, as in --roles each, or let them learn together by maddpg (vdn or qmix for teams)."
             )
 
 

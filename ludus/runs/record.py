@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ludus.containers.evaluate import LONGEST
+from ludus.containers.team import Team
+from ludus.core.agent import Actor
 from ludus.core.dataset import RecordedEpisode
 from ludus.core.errors import UserError
 from ludus.core.files import temporary_name, write_error
@@ -130,6 +132,22 @@ def _arrays(tensors: Tensors) -> Arrays:
     return {name: x.cpu().numpy().copy() for name, x in tensors.items()}
 
 
+class Recorded(NamedTuple):
+    """What the rows of a dataset are."""
+
+    observation: Specs
+    action: Specs
+    actor: Actor
+
+
+def recorded_rows(player: Player, replay: bool) -> Recorded:
+    """Return the rows of episodes of a policy, or of a ``replay`` buffer: single agents where they share a policy."""
+    if replay and isinstance(player.agent, Team) and len(player.agent.parts) == 1:
+        ((role, part),) = player.agent.parts.items()
+        return Recorded(part.role.observation, part.role.action, player.agent.actor(role))
+    return Recorded(player.observation, player.action, player.agent)
+
+
 def record_replay(player: Player, directory: RunDirectory) -> list[RecordedEpisode]:
     """Return the episodes, or parts of them, in the replay buffer of a run's newest checkpoint."""
     if player.settings.preprocess.reward:
@@ -147,9 +165,10 @@ def record_replay(player: Player, directory: RunDirectory) -> list[RecordedEpiso
             )
         whole: State = found.read()
     saved = [whole["cache"], *(rank["cache"] for rank in whole.get("ranks", ()))]
-    to_environment = ActionPreprocessor(player.action, player.agent.action_transform)
+    rows = recorded_rows(player, replay=True)
+    to_environment = ActionPreprocessor(rows.action, rows.actor.action_transform)
     groups = [group for cache in saved for group in cache["groups"]]
-    episodes = [x for group in groups for x in _episodes_of(group, player.observation, to_environment, directory)]
+    episodes = [x for group in groups for x in _episodes_of(group, rows.observation, to_environment, directory)]
     if not episodes:
         raise UserError(f'The replay buffer of "{directory.path}" is empty; train the run further, or use --episodes.')
     return episodes

@@ -482,6 +482,11 @@ class Settings(Generic[A]):
             return self.rows
         return self.impala.batch_rows(self.rows)[0]
 
+    def check_run_length(self) -> None:
+        """Refuse a run that would end before its first update."""
+        if self.container != "offline":  # there every step is an update
+            self.agent.check_run_length(self.nb_step, self.env.num, self.env.agents)
+
     def validate(self) -> None:
         """Refuse values out of range, here and in every group."""
         for name, smallest in MINIMUM.items():
@@ -630,10 +635,7 @@ def resolve_settings(
         preset = find_preset(known.get("env.id", ""), known.get("agent.name", DEFAULT_AGENT))
     if preset != NO_PRESET:
         layers.insert(0, (f"preset {preset}", load_preset(preset)))
-    resolved = adapt_defaults(_build(layers))
-    if resolved.settings.container != "offline":  # there every step is an update
-        resolved.settings.agent.check_run_length(resolved.settings.nb_step, resolved.settings.env.num)
-    return resolved
+    return adapt_defaults(_build(layers))
 
 
 def adapt_defaults(resolved: Resolved, images: bool = False, one_discrete: bool = True) -> Resolved:

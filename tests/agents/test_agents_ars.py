@@ -167,6 +167,6 @@ def test_what_it_cannot_search_is_refused_with_a_sentence() -> None:
     with pytest.raises(UserError, match=r"this one is recurrent; set network.net1d, network.body and network.head1d"):
         make_worker("CartPole-v1", "ars", network__net1d="gru")
     with pytest.raises(UserError, match=r"env.num is 3, but ars plays each direction forwards and backwards"):
-        make_worker("CartPole-v1", "ars", env__num=3)
+        make_worker("CartPole-v1", "ars", env__num=3).settings.check_run_length()
     with pytest.raises(UserError, match=r"agent.top is 3, more than the 2 directions \(env.num / 2\)"):
-        make_worker("CartPole-v1", "ars", agent__top=3)
+        make_worker("CartPole-v1", "ars", agent__top=3).settings.check_run_length()

@@ -192,3 +192,23 @@ def test_a_checkpoint_is_not_changed_by_recording(tmp_path: Path) -> None:
     before = saved(result.run)["agent"]
     record_episodes(result.load("latest"), 3)
     assert all((x == saved(result.run)["agent"][name]).all() for name, x in before.items())
+
+
+def test_the_replay_buffer_of_agents_that_share_a_policy_has_episodes_of_single_agents(tmp_path: Path) -> None:
+    """Each agent's own rewards and endings; from the policy, worlds are recorded."""
+    team = "ludus.environments.agents_toy:CueTeam"
+    options = {"env__options": ("agents=2", "length=3")}
+    small = {"nb_step": 60, "agent__warmup": 20, "agent__batch_size": 8}
+    result = train(tmp_path, team, "dqn", **options, **small)
+    episodes = record_replay(result.load("latest"), RunDirectory(result.run))
+    assert {episode.length for episode in episodes if episode.terminated or episode.truncated} == {2, 3}
+    assert all(episode.observation.keys() == {"observation"} for episode in episodes)
+    assert all(episode.action.keys() == {"action"} for episode in episodes)
+    for episode in episodes:  # the first agent stays to the end, where it is truncated; paid for answering the cue
+        cue = episode.observation["observation"][:-1].argmax(-1)
+        np.testing.assert_array_equal(episode.reward, (episode.action["action"] == cue).astype(np.float32))
+    file = tmp_path / "replay.npz"
+    assert main(["record", str(result.run), "--replay", "--out", str(file)]) == 0
+    train(tmp_path, team, "discrete_cql", nb_step=5, agent__batch_size=8, data__path=str(file), **options)
+    (world,) = record_episodes(result.load("latest"), 1)
+    assert {"agent_0/observation", "agent_1/observation"} <= world.observation.keys()

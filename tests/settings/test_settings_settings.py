@@ -358,18 +358,26 @@ def test_a_run_shorter_than_its_warmup_is_refused(agent: str) -> None:
     aim = "replayed" if agent == "acer" else "learned"
     given = {"agent.warmup": 500, "nb_step": 500}
     with pytest.raises(UserError, match=rf"^agent\.warmup is 500, but nb_step is 500, so nothing .* be {aim}; lower"):
-        resolve_settings("CartPole-v1", agent, overrides=given)
-    resolve_settings("CartPole-v1", agent, overrides=given | {"nb_step": 501})
+        resolve_settings("CartPole-v1", agent, overrides=given).settings.check_run_length()
+    resolve_settings("CartPole-v1", agent, overrides=given | {"nb_step": 501}).settings.check_run_length()
 
 
 def test_a_run_too_short_for_one_batch_is_refused() -> None:
     given = {"agent.sequence": 10, "agent.burn_in": 5, "agent.warmup": 100, "env.num": 8, "nb_step": 2_600}
     # 32 sequences of each of 8 environments: 15 steps for the first, 10 for each of the others
     with pytest.raises(UserError, match=r"^A batch of agent\.batch_size 256 takes 2,600 steps .* nb_step is 2,599, so"):
-        resolve_settings("Pendulum-v1", "sac", "none", overrides=given | {"nb_step": 2_599})
-    resolve_settings("Pendulum-v1", "sac", "none", overrides=given)
+        resolve_settings("Pendulum-v1", "sac", "none", overrides=given | {"nb_step": 2_599}).settings.check_run_length()
+    resolve_settings("Pendulum-v1", "sac", "none", overrides=given).settings.check_run_length()
+    short = {"agent.n_step": 500, "nb_step": 4_000}
     with pytest.raises(UserError, match=r"^A batch of agent\.batch_size 128 takes 4,120 steps"):
-        resolve_settings("CartPole-v1", "dqn", "none", overrides={"agent.n_step": 500, "nb_step": 4_000})
+        resolve_settings("CartPole-v1", "dqn", "none", overrides=short).settings.check_run_length()
+
+
+def test_the_length_of_a_run_is_counted_in_steps_of_each_agent_that_learns() -> None:
+    config = resolve_settings("CartPole-v1", "dqn", "none", overrides={"agent.warmup": 500}).settings.agent
+    config.check_run_length(300, 4, agents=2)
+    with pytest.raises(UserError, match=r"warmup is 500, but nb_step is 250 for each of 2 agents, so nothing"):
+        config.check_run_length(250, 4, agents=2)
 
 
 def test_agents_have_network_defaults_that_other_layers_override() -> None:
