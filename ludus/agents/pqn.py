@@ -171,7 +171,10 @@ class PQN(Agent):
         if noise is not None and self.parameter_noise is not None and self.training:
             perturbed = self.parameter_noise.perturbed
             self.parameter_noise.resample_on_reset(step.first, noise[SEED])
-        q, state = self._q_of_step(step.observation, state, step.first, perturbed)
+        before = state
+        q, state = self._q_of_step(step.observation, before, step.first, perturbed)
+        if perturbed is not None and self.recurrent:  # the learner goes on from the state of the network itself
+            _, state = self._q_of_step(step.observation, before, step.first)
         mask = self._mask(step.observation)
         if noise is None:
             return AgentStep({self.name: greedy(q, mask)}, {}, state)

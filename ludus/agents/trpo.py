@@ -11,14 +11,17 @@ import torch
 from torch import Tensor
 
 from ludus.agents.actor_critic import ActorCritic, check_minibatches
+from ludus.agents.parameter_noise import add_parameter_noise
 from ludus.agents.short_runs import LONG_RUN
 from ludus.core.batch import Batch, Learned
 from ludus.core.config import AgentConfig, Plan, RunOutline
-from ludus.core.errors import check_ranges
+from ludus.core.errors import UserError, check_ranges
 from ludus.core.network import Network, NetworkSpec
+from ludus.core.schedule import value_range
 from ludus.core.spec import Specs
 from ludus.core.types import Tensors
 from ludus.core.updater import Group, NonFiniteError, OptimizerName, Updater
+from ludus.networks.module_checks import layers_with_modes
 from ludus.networks.policy_config import PolicyConfig
 from ludus.ops.distributions import perplexity
 from ludus.ops.natural_gradient import Product, conjugate_gradient, line_search, step_to_kl, surrogate_loss
@@ -33,7 +36,7 @@ class TRPOConfig(PolicyConfig, AgentConfig):
     """Settings of TRPO."""
 
     SCHEDULABLE: ClassVar[tuple[str, ...]] = (
-        *("gamma", "gae_lambda", "target_kl", "cg_damping", "line_search_shrink"),
+        *("gamma", "gae_lambda", "target_kl", "cg_damping", "line_search_shrink", "parameter_noise"),
     )
     target_kl: float = 0.01  # bound on the KL of each policy step: raise for speed, lower when the return collapses
     rollout: int = 256  # steps per environment and policy step; fewer in short runs
@@ -55,6 +58,7 @@ class TRPOConfig(PolicyConfig, AgentConfig):
     normalize_advantage: bool = True  # to mean 0 and standard deviation 1 over the rollout
     normalize_observation: bool = True  # vectors by running mean and standard deviation, saved with the policy
     normalize_reward: bool = True  # by the running standard deviation of the discounted return
+    parameter_noise: float = 0.0  # noise on the policy's parameters, adapted to this KL, such as 0.01; 0: off
 
     def validate(self) -> None:
         """Refuse values that cannot train."""
@@ -66,8 +70,13 @@ class TRPOConfig(PolicyConfig, AgentConfig):
                 *("target_kl", "rollout", "cg_iterations", "line_search_steps", "line_search_shrink"),
                 *("learning_rate", "value_epochs", "minibatches", "optimizer_eps"),
             ),
-            nonnegative=("cg_damping", "n_step", "max_grad_norm", "weight_decay"),
+            nonnegative=("cg_damping", "n_step", "max_grad_norm", "weight_decay", "parameter_noise"),
         )
+        if value_range(self.line_search_shrink)[1] == 1:
+            raise UserError(
+                f"agent.line_search_shrink is {self.line_search_shrink}, so all steps of the line search would be the "
+                "same; it must be less than 1."
+            )
 
     def plan(self, rows: int) -> Plan:
         """Value epochs × minibatches optimizer steps per rollout."""
@@ -115,7 +124,13 @@ class TRPO(ActorCritic):
         self, observation: Specs, action: Specs, config: Any, networks: Mapping[str, Network], batch: int
     ) -> None:
         super().__init__(observation, action, config, networks, batch)
+        if changing := layers_with_modes(networks["actor"]):
+            raise UserError(
+                f"trpo measures how far each step moves the policy, but the actor has {changing[0]}, which makes it "
+                'another policy while learning; use norm="layer" and no dropout there (network.actor.*), or ppo.'
+            )
         self.by = check_minibatches(config.minibatches, config.rollout, batch, self.recurrent)
+        add_parameter_noise(self, config.parameter_noise)
         self.generator = torch.Generator()  # of minibatches
 
     def parameter_groups(self) -> dict[str, Group]:
@@ -151,19 +166,21 @@ class TRPO(ActorCritic):
         product = self.fisher_product(batch, updater)
         direction = conjugate_gradient(product, -gradient, config.cg_iterations)
         step, start = step_to_kl(direction, product, config.target_kl), updater.parameters(POLICY).clone()
-        loss, kl = self.loss_and_kl(batch, updater)
+        before, _ = self.loss_and_kl(batch, updater)
+        loss, kl = before, 0.0
 
         def improves(fraction: float) -> bool:
-            nonlocal kl
+            nonlocal loss, kl
             updater.assign(start + fraction * step, POLICY)
-            after, kl = self.loss_and_kl(batch, updater)
-            return after < loss and kl <= config.target_kl  # False for a NaN
+            loss, kl = self.loss_and_kl(batch, updater)
+            return loss < before and kl <= config.target_kl  # False for a NaN
 
         fraction = line_search(improves, config.line_search_shrink, config.line_search_steps)
         if not fraction:
             updater.assign(start, POLICY)
+            loss, kl = before, 0.0
         metrics["perplexity"] = perplexity(metrics["entropy"])
-        found = {"kl": kl if fraction else 0.0, "step_fraction": fraction}
+        found = {"loss/policy": loss, "kl": kl, "step_fraction": fraction}
         return metrics | {"gradient_norm": norm} | {name: torch.tensor(x) for name, x in found.items()}
 
     @torch.no_grad()

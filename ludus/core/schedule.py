@@ -125,7 +125,7 @@ def reduce_on_plateau(
         bad = 0 if found > best + threshold else bad + 1
         best = max(best, found) if bad == 0 else best
         if bad > patience:
-            value, bad = max(value * factor, min_lr), 0
+            value, bad = min(value, max(value * factor, min_lr)), 0
     return value
 
 

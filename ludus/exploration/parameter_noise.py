@@ -20,7 +20,7 @@ class ParameterNoise(nn.Module):
     """A copy of a module with θ̃ = θ + σ·ε, where σ adapts to keep its actions at a target distance.
 
     ``perturbed`` acts, ``resample`` redraws it from the module's current parameters, and ``adapt`` changes σ. The state
-    dict has σ and the copy, but not the module, which belongs to the agent. LayerNorm parameters get no noise.
+    dict has σ and the copy, but not the module, which belongs to the agent. Normalization layers get no noise.
 
     All environments share one perturbation. It is redrawn when row 0 starts an episode, so it may change during the
     episodes of other rows. If rows step in groups, the first row of each group counts.
@@ -34,7 +34,7 @@ class ParameterNoise(nn.Module):
         self._module = (module,)  # in a tuple, so that PyTorch does not register it
         self.perturbed = copy.deepcopy(module).requires_grad_(False)
         self.register_buffer("sigma", torch.tensor(sigma_init, dtype=torch.float64))
-        norms = {id(p) for m in self.perturbed.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()}
+        norms = {id(p) for m in self.perturbed.modules() if _normalizes(m) for p in m.parameters()}
         self._noisy: list[Tensor] = [
             p for p in self.perturbed.parameters() if p.is_floating_point() and id(p) not in norms
         ]
@@ -60,16 +60,22 @@ class ParameterNoise(nn.Module):
 
         The acting one is of older parameters, so it is not measured; it is restored.
         """
-        kept = [x.clone() for x in self.perturbed.parameters()]
+        kept = [x.clone() for x in _tensors(self.perturbed)]
         self.resample(generator)
         found = distance(self.perturbed)
-        torch._foreach_copy_(list(self.perturbed.parameters()), kept)
+        torch._foreach_copy_(_tensors(self.perturbed), kept)
         return found
 
     @torch.no_grad()
     def adapt(self, distance: Tensor) -> None:
         """Increase σ by the factor ``rate`` if the distance of the actions is within the target, else decrease it."""
         self.sigma.copy_(torch.where(distance <= self.target, self.sigma * self.rate, self.sigma / self.rate))
+
+
+def _normalizes(module: nn.Module) -> bool:
+    """Return whether a module is a normalization layer; those of Ludus have the attribute ``normalizes``."""
+    known = nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase
+    return isinstance(module, known) or bool(getattr(module, "normalizes", False))
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

@@ -53,6 +53,16 @@ def depends_on_training_mode(module: nn.Module) -> bool:
     return any(_depends_on_training_mode(m) for m in module.modules())
 
 
+def layers_with_modes(module: nn.Module) -> list[str]:
+    """Return the names of the layers within a module that are known to differ in training: batch norms and dropout."""
+    known = nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd
+    return [
+        type(m).__name__
+        for m in module.modules()
+        if isinstance(m, known) or getattr(m, "depends_on_training_mode", False)
+    ]
+
+
 def _depends_on_training_mode(module: nn.Module) -> bool:
     if type(module).__module__.split(".")[0] == "ludus":
         return bool(getattr(module, "depends_on_training_mode", False))

@@ -53,7 +53,7 @@ class BatchRenorm(nn.Module):
     (x − μ)/σ.
     """
 
-    depends_on_training_mode = True
+    depends_on_training_mode = normalizes = True
     mean: Tensor
     variance: Tensor
     steps: Tensor

@@ -24,6 +24,7 @@ AGENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo, shared lstm": ("CartPole-v1", {"network__shared": "yes", "network__body": "lstm"}),
     "appo": (TARGET, {"agent__rollout": 16}),
     "vtrace": ("CartPole-v1", {}),
+    "trpo": (TARGET, {"agent__minibatches": 2}),
     "acer": ("CartPole-v1", {"agent__rollout": 16, "agent__warmup": 32}),
     "acer_vtrace": (TARGET, {"agent__rollout": 16, "agent__warmup": 32}),
     "pqn": ("CartPole-v1", {}),
@@ -204,6 +205,20 @@ def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(UserError, match=r"agent\.noise is parameter, which maddpg has as agent\.parameter_noise"):
         team_worlds.make_worker("Meeting", "maddpg", agent__noise="parameter")
     # their gradients hold for the actions of their own policy
-    for agent in ("a2c", "a3c", "trpo", "gail_trpo", "reinforce", "ars"):
+    for agent in ("a2c", "a3c", "reinforce", "ars"):
         with pytest.raises(UserError, match=rf"{agent} has no such setting; .*ppo.* have it"):
             make_worker("CartPole-v1", agent, agent__parameter_noise=0.1)
+
+
+def test_pqn_goes_on_from_the_hidden_state_of_the_network_itself() -> None:
+    worker = make("pqn", network__body="lstm", agent__minibatches=1)
+    agent = worker.agent
+    agent.parameter_noise.sigma.fill_(1.0)
+    begin(worker, 0)
+    collect(worker)
+    batch = worker.cache.read()
+    with torch.no_grad():
+        _, after = agent.q({name: x[:-1] for name, x in batch.observation.items()}, batch.state, batch.first[:-1])
+    for name, x in after.items():
+        torch.testing.assert_close(x, batch.last_state[name], rtol=1e-4, atol=1e-5)
+    worker.close()

@@ -48,6 +48,55 @@ def test_targets_are_those_of_the_equation(environment: str, network: str) -> No
     worker.close()
 
 
+@pytest.mark.parametrize("network", ["mlp", "lstm"])
+@pytest.mark.parametrize("gives_final", [True, False])
+def test_targets_of_same_step_resets_bootstrap_from_the_true_last_observation(gives_final: bool, network: str) -> None:
+    """At a truncation r + γ max Q(final), with the hidden state before the reset; without a final, max Q(s_t)."""
+    options = ("truncates=true", f"gives_final={str(gives_final).lower()}")
+    changes: dict[str, Any] = {"agent__trace_lambda": 0.7, "agent__gamma": 0.9, "env__options": options}
+    changes |= {"env__backend": "tensor", "network__body": "lstm" if network == "lstm" else "mlp"}
+    worker: Any = make_worker("ludus.environments.tensor_toy:TensorCue", "pqn", **changes)
+    agent = worker.agent
+    begin(worker, 0)
+    collect(worker)
+    batch = worker.cache.read()
+
+    def best(t: int, last: dict[str, torch.Tensor] | None) -> np.ndarray[Any, Any]:
+        """Max Q at time t, or of ``last`` in its place as if the episode went on."""
+        seen = {name: x[: t + 1].clone() for name, x in batch.observation.items()}
+        first = batch.first[: t + 1].clone()
+        if last is not None:
+            first[t] = False
+            for name, x in last.items():
+                seen[name][t] = x
+        with torch.no_grad():
+            q = agent.q(seen, batch.state, first)[0]
+        found: np.ndarray[Any, Any] = q[-1].max(-1).values.double().numpy()
+        return found
+
+    final = batch.experience.get("final_value")
+    expected = np.zeros(batch.reward.shape)
+    ended = batch.truncated.numpy()
+    for t in reversed(range(len(expected))):
+        later = best(t + 1, None)
+        if t + 1 < len(expected):
+            later = 0.7 * expected[t + 1] + 0.3 * later
+        if ended[t].any():
+            if not gives_final:
+                at_end = best(t, None)
+            elif final is not None:  # stored while acting
+                at_end = final[t].double().numpy()
+            else:
+                at_end = best(t + 1, {name: x[t] for name, x in batch.final.items()})
+            later = np.where(ended[t], at_end, later)
+        expected[t] = batch.reward[t].double().numpy() + 0.9 * later
+    assert ended.any()
+    assert (final is not None) == (gives_final and network == "lstm")
+    target = agent.prepare(batch).experience["target"].numpy()
+    np.testing.assert_allclose(target, expected, rtol=1e-4, atol=1e-5)
+    worker.close()
+
+
 def test_the_default_network_has_layer_norms_and_no_copy() -> None:
     worker: Any = make_worker("CartPole-v1", "pqn")
     norms = [module for module in worker.agent.modules() if isinstance(module, torch.nn.LayerNorm)]

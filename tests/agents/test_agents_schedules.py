@@ -189,6 +189,17 @@ LOSSES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+# of agents whose updates are not one compiled loss
+OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "KL bound": ("trpo", "CartPole-v1", {"target_kl": "linear(0.0001, 0.05)"}),
+    "damping": ("trpo", "CartPole-v1", {"cg_damping": "linear(0.01, 1)"}),
+    "line search": ("trpo", TARGET, {"line_search_shrink": "linear(0.9, 0.1)", "target_kl": 50.0}),
+    "Q(λ)": ("pqn", "CartPole-v1", {"trace_lambda": "linear(0, 1)"}),
+    "GAE": ("ppo", "CartPole-v1", {"gae_lambda": "linear(0, 1)"}),
+    "Polyak": ("sac", TARGET, {"tau": "linear(0.001, 1)"}),
+    "alive bonus": ("ars", "CartPole-v1", {"alive_bonus": "linear(0, 100)"}),
+}
+
 FAST = [("traced", case) for case in ("clips", "weights", "optimizer", "munchausen", "target noise", "expectile")]
 
 
@@ -201,10 +212,10 @@ def step_all(worker: Any, batch: Any) -> list[torch.Tensor]:
     return [p.detach().clone() for p in worker.agent.parameters()]
 
 
-@pytest.mark.parametrize("case", [*LOSSES])
+@pytest.mark.parametrize("case", [*LOSSES, *OTHERS])
 def test_losses_follow_their_schedules(case: str) -> None:
     """A step at the end of the run is that of an agent with the value at the end, and differs from one at the start."""
-    agent, environment, changes = LOSSES[case]
+    agent, environment, changes = (LOSSES | OTHERS)[case]
     ends = {name: read_schedule(x).at(1.0) if isinstance(x, str) else x for name, x in changes.items()}
     found = {}
     for name, given, progress in (("start", changes, 0.0), ("end", changes, 1.0), ("plain", ends, 1.0)):
@@ -220,8 +231,8 @@ def test_losses_follow_their_schedules(case: str) -> None:
 
 def scheduled_worker(agent: str, environment: str, changes: dict[str, Any]) -> Any:
     own = {f"agent__{key}": value for key, value in changes.items()}
-    quick = QUICK if agent not in ("ppo", "acer") else {"agent__rollout": 16}
-    quick = {"agent__warmup": 32} | quick if agent == "acer" else quick
+    quick: dict[str, Any] = QUICK if agent not in ("ppo", "acer", "trpo", "pqn") else {"agent__rollout": 16}
+    quick = {"agent__warmup": 32} | quick if agent == "acer" else {} if agent == "ars" else quick
     return make_worker(environment, agent, **quick, **own)
 
 

@@ -22,11 +22,13 @@ from ludus.settings.settings import resolve_settings
 
 TOY = "ludus.environments.toy:"
 SMALL: dict[str, Any] = {"network__hidden": (4,), "network__lstm_size": 3, "agent__rollout": 7, "env__num": 3}
+SMALL |= {"env__max_episode_steps": 4}  # every rollout has padding
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "discrete": ("CartPole-v1", {}),
     "masked": (TOY + "MaskedEnv", {}),
     "gaussian": (TOY + "TargetEnv", {}),
     "memory": ("CartPole-v1", {"network__body": "lstm"}),
+    "masked memory": (TOY + "MaskedEnv", {"network__body": "lstm"}),
 }
 Array = NDArray[np.float64]
 
@@ -86,6 +88,7 @@ def test_products_and_the_direction_are_those_of_the_dense_fisher_matrix(kind: s
     if kind != "gaussian":  # far from the uniform policy, where many entries vanish
         agent.networks["actor"].projections["policy/action"].weight.data.mul_(60)
     rows = policy_batch(worker, agent, batch)
+    assert (~rows.real).any()
     matrix = dense_fisher(worker, agent, rows) + 0.05 * np.eye(len(worker.updater.parameters(POLICY)))
     product = agent.fisher_product(rows, worker.updater)
     for seed in range(3):
@@ -142,6 +145,22 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_step() -> None:
     with pytest.raises(NonFiniteError):
         agent.step_policy(rows, worker.updater)
     worker.close()
+
+
+def test_the_log_has_the_objective_after_the_step() -> None:
+    worker, agent, batch = rollout("discrete")
+    metrics = agent.learn(batch, worker.updater).metrics
+    assert float(metrics["loss/policy"]) < -1e-4  # before the step it is 0
+    worker.close()
+
+
+def test_layers_that_differ_in_training_are_refused_in_the_actor() -> None:
+    for piece, name in (('mlp(norm="batch")', "BatchNorm1d"), ("mlp(dropout=0.1)", "Dropout")):
+        with pytest.raises(UserError, match=rf"but the actor has {name}, .*; use norm=\"layer\" and no dropout there"):
+            make_worker("CartPole-v1", "trpo", network__net1d=piece)
+        make_worker("CartPole-v1", "trpo", network__critic__net1d=piece).close()
+    with pytest.raises(UserError, match=r"agent\.line_search_shrink is 1.0, so all steps .* must be less than 1"):
+        make_worker("CartPole-v1", "trpo", agent__line_search_shrink=1.0)
 
 
 def test_the_value_function_is_a_network_of_its_own() -> None:
