@@ -30,6 +30,7 @@ from ludus.environments.spaces import ResultSpace
 # status: in the world; left it in this step, in two ways; not in it; entered in this step, later than at the reset
 ACTIVE, TERMINATED, TRUNCATED, ABSENT, ENTERED = range(5)
 PRESENT = (ACTIVE, ENTERED)
+GOES_ON = (*PRESENT, TRUNCATED)  # in the world, or would be but for a time limit
 REWARD, STATUS, STATE, OBSERVATION, TURN = "reward", "status", "state", "observation", "turn"
 
 
@@ -48,7 +49,8 @@ class JointEnv(gymnasium.Env[Any, Any]):
     not used: so the choice has a log-probability of 0 and no gradient, and rewards of other players' moves reach it
     through n-step returns, GAE and bootstrapping like those of its own. The same goes for an agent whose mask allows
     nothing. In PettingZoo's turn-based games each agent also observes ``turn``: the same board may be seen by who is to
-    move and by who waits, and has another value. An agent that is not in the world keeps its last observation.
+    move and by who waits, and has another value. An agent that is not in the world keeps its last observation, but in
+    ``state``, where it is made of all observations, its part is zero.
     """
 
     def __init__(self, env: Any, name: str, mask: str = "action_mask", global_state: bool = False) -> None:
@@ -144,7 +146,8 @@ class JointEnv(gymnasium.Env[Any, Any]):
         observation[REWARD] = {agent: np.asarray(reward, np.float32) for agent, reward in rewards.items()}
         observation[STATUS] = {agent: np.asarray(status, np.uint8) for agent, status in self._status.items()}
         if self._own_state is not None:
-            observation[STATE] = self._state()
+            here = [agent for agent, status in self._status.items() if status in GOES_ON]
+            observation[STATE] = self._env_state() if self._own_state else self._join(self._last, here)
         return observation
 
     def assemble(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> tuple[Any, dict[str, Any]]:
@@ -207,7 +210,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
     def _acts(self, agent: str) -> bool:
         """Return whether the next action of an agent is used, or would be but for a time limit (values bootstrap)."""
         turn = self._turns is None or self._turns.agent_selection == self._ids[agent]
-        return turn and self._status[agent] in (*PRESENT, TRUNCATED)
+        return turn and self._status[agent] in GOES_ON
 
     def _mask_of(self, agent: str, observation: Any, info: Any, acts: bool) -> Any:
         """Return the mask of an agent; it allows the first choice only where the action is not used."""
@@ -248,25 +251,30 @@ class JointEnv(gymnasium.Env[Any, Any]):
         """Return the space of ``state``: that of the environment, else all observations in one vector."""
         self.env.reset(seed=0)
         try:
-            state = np.asarray(self.env.state())
+            state = self._env_state()
             self._own_state = True
         except (AttributeError, NotImplementedError):
-            self._own_state, self._last = False, dict(self._blank)
-            state = self._state()
+            self._own_state = False
+            state = self._join(self._blank, ())
         space = getattr(self.env, "state_space", None)
         if self._own_state and isinstance(space, spaces.Box):
             return space
-        dtype: Any = np.float32 if state.dtype == np.float64 else state.dtype
+        dtype: Any = state.dtype
         low, high = (
             (-np.inf, np.inf) if np.issubdtype(dtype, np.floating) else (np.iinfo(dtype).min, np.iinfo(dtype).max)
         )
         return spaces.Box(low, high, state.shape, dtype)
 
-    def _state(self) -> NDArray[Any]:
-        if self._own_state:
-            state = np.asarray(self.env.state())
-            return state.astype(np.float32) if state.dtype == np.float64 else state
-        flat: list[Any] = [spaces.flatten(space, self._last[agent]) for agent, space in self._parts.items()]
+    def _env_state(self) -> NDArray[Any]:
+        state = np.asarray(self.env.state())
+        return state.astype(np.float32) if state.dtype == np.float64 else state
+
+    def _join(self, parts: Mapping[str, Any], here: Collection[str]) -> NDArray[Any]:
+        """Return the observations of all agents in one vector, with zeros for those that are not ``here``."""
+        flat: list[Any] = [
+            spaces.flatten(space, parts[agent]) if agent in here else np.zeros(spaces.flatdim(space))
+            for agent, space in self._parts.items()
+        ]
         return np.concatenate(flat, dtype=np.float32)
 
 

@@ -131,6 +131,31 @@ def test_the_state_is_that_of_the_environment_or_all_observations() -> None:
         make_environment(EnvConfig(id="CartPole-v1", global_state=True))
 
 
+def test_the_state_has_zeros_for_who_is_not_in_the_world() -> None:
+    """Who is cut off is shown once more, since values go on from there."""
+
+    class Counts(CueTeam):
+        def observation_space(self, agent: str) -> Any:
+            return spaces.Discrete(self.cues, start=1)  # none is zero if flattened
+
+        def _observation(self, agent: str) -> Any:
+            return self._cues[agent] + 1
+
+    env = joint(inner := Counts(agents=3, length=4, late=True), global_state=True)
+    steps = play(env, inner)
+    states = [step[0]["state"].reshape(3, 3) for step in steps]
+    shown = [state.any(1).tolist() for state in states]
+    assert shown == [
+        [True, True, False],  # agent_2 comes later
+        [True, True, True],
+        [True, True, False],  # agent_2 terminated
+        [True, False, False],  # agent_1 terminated
+        [True, False, False],  # agent_0 was truncated
+    ]
+    assert [int(state[0].argmax()) + 1 for state in states] == [step[0]["agent_0"]["observation"] for step in steps]
+    assert steps[3][0]["agent_2"]["observation"] == steps[2][0]["agent_2"]["observation"]  # its own stays as it was
+
+
 def test_who_waits_may_only_take_the_first_choice_which_is_not_used() -> None:
     env = joint(Nim(sticks=9))
     _, info = env.reset(seed=0)
