@@ -153,7 +153,8 @@ class JointEnv(gymnasium.Env[Any, Any]):
     def assemble(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> tuple[Any, dict[str, Any]]:
         """Return observations and infos by agent, of any moment, in the joint layout; the others are absent.
 
-        ``state`` may be given beside the agents, if the policy sees it.
+        ``state`` may be given beside the agents. If not, it is made of their observations, and blank where only the
+        environment knows it (``lacks_state``).
         """
         named = {str(id): x for id, x in observations.items() if id != STATE}
         if unknown := [agent for agent in named if agent not in self._ids]:
@@ -168,7 +169,8 @@ class JointEnv(gymnasium.Env[Any, Any]):
         observation[REWARD] = dict.fromkeys(self._ids, np.zeros((), np.float32))
         observation[STATUS] = {agent: np.asarray(x, np.uint8) for agent, x in status.items()}
         if self._own_state is not None:
-            observation[STATE] = observations.get(STATE, self._blank_state)
+            made = self._blank_state if self._own_state else self._join(observation, named)
+            observation[STATE] = observations.get(STATE, made)
         by_name = {str(id): info for id, info in infos.items()}
         masks = {
             agent: self._mask_of(agent, named.get(agent), by_name.get(agent, {}), agent in named)
@@ -176,6 +178,10 @@ class JointEnv(gymnasium.Env[Any, Any]):
             if agent in self._masked
         }
         return observation, self._with_masks({}, masks)
+
+    def lacks_state(self, observations: Mapping[Any, Any]) -> bool:
+        """Return whether ``state`` is observed, not given, and known to the environment alone."""
+        return bool(self._own_state) and STATE not in observations
 
     def _with_masks(self, info: dict[str, Any], masks: dict[str, Any]) -> dict[str, Any]:
         """Return an info with the masks; with a single action there is no dict of them."""
