@@ -69,6 +69,19 @@ class Team(Actor):
             after.update(done.state.map(part.fold).with_prefix(role))
         return AgentStep(actions, {}, after)
 
+    def value(self, step: EnvStep, state: HiddenState) -> Tensors:
+        """Return the value ``[B]`` of each agent, 0 where it is absent; a role that has no agent there is not asked."""
+        values: Tensors = {}
+        for role, part in self.parts.items():
+            absent = part.absent(step)
+            found = torch.zeros(absent.shape, device=absent.device)
+            if not absent.all():
+                own = self.actor(role).value(part.divide(step), state.select(role).map(_unfold))
+                assert isinstance(own, Tensor)
+                found = part.fold(own).masked_fill(absent, 0)
+            values |= dict(zip(part.agents, found.unbind(1), strict=True))
+        return values
+
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
         """Return the parameters of every agent's distribution, by action name in the joint layout."""
         joined: dict[str, Tensors] = {}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from ludus.containers.build import (
     build_evaluator,
@@ -123,9 +123,7 @@ class Player:
         noise = None if greedy or self._noise is None else self._noise.next()
         with self._needing_state(given):
             agent_step = self.agent.act(step, before, noise)
-        action = self._translator.format_actions(agent_step.action, batched, keep=state is None)
-        if self._world.joint_env is not None:
-            action = {agent: action[str(agent)] for agent in given if str(agent) in action}
+        action = self._of_given(given, self._translator.format_actions(agent_step.action, batched, keep=state is None))
         if state is not None:
             return action, agent_step.state
         self._rows, self._state = rows, agent_step.state
@@ -165,13 +163,22 @@ class Player:
         It is the critic's estimate in the environment's units: V for PPO, A2C and ACER; the largest Q for DQN; the
         smallest Q of the greedy action for DDPG, TD3 and SAC. Arguments are as in ``act``; the hidden state is not
         changed.
+
+        Several agents: a dict by agent, of those that are given; agents that learn together (MADDPG, VDN, QMIX) have
+        one value for the world, which is that of the mean of the agents' rewards.
         """
         step, batched, rows = self._read(observation, info, first, reward, state)
         with self._needing_state(observation, of_critics=True):
-            value = self.agent.value(step, self._before(state, rows)).cpu().numpy()
-        if np.isnan(value).any() and self._lacks_state({}):  # a recurrent critic has not seen all states so far
+            found = self.agent.value(step, self._before(state, rows))
+        if isinstance(found, Tensor):
+            return self._plain_value(found, batched)
+        return self._of_given(observation, {agent: self._plain_value(x, batched) for agent, x in found.items()})
+
+    def _plain_value(self, value: Tensor, batched: bool) -> Any:
+        array = value.cpu().numpy()
+        if np.isnan(array).any() and self._lacks_state({}):  # a recurrent critic has not seen all states so far
             self._refuse_lack_of_state()
-        return value if batched else float(value[0])
+        return array if batched else float(array[0])
 
     def distribution(
         self,
@@ -189,7 +196,7 @@ class Player:
         its bounds; ``mean_before_tanh`` and ``std_before_tanh`` for SAC and agent.distribution tanh; ``alpha`` and
         ``beta`` for beta, with support [0, 1] scaled to low and high; ``probabilities`` of values from low to high for
         discretized. Spatial: ``probabilities`` ``[H, W]``. A batch has one more leading dimension. For Dict
-        and Tuple actions, there is one such dict per part.
+        and Tuple actions, there is one such dict per part, and for several agents one for each that is given.
         """
         step, batched, rows = self._read(observation, info, first, reward, state)
         with self._needing_state(observation):
@@ -198,7 +205,13 @@ class Player:
             name: {key: x.cpu().numpy() if batched else x[0].cpu().numpy() for key, x in parts.items()}
             for name, parts in found.items()
         }
-        return self._translator.nest_actions(plain)
+        return self._of_given(observation, self._translator.nest_actions(plain))
+
+    def _of_given(self, observation: Any, found: Any) -> Any:
+        """Leave out what was found for agents that are not given, and name the others as they are given."""
+        if self._world.joint_env is None:
+            return found
+        return {agent: found[str(agent)] for agent in observation if str(agent) in found}
 
     def _read(
         self,

@@ -70,6 +70,9 @@ def test_a_state_that_only_the_environment_knows_is_asked_for_where_it_is_seen(t
     policy = train(tmp_path, "team_worlds:TwoSteps", "mappo").load("latest")
     assert policy.act(observations) == policy.act(whole)
     np.testing.assert_array_equal(*(policy.distribution(x)["first"]["probabilities"] for x in (observations, whole)))
+    with pytest.raises(UserError, match=asked):
+        policy.value(observations)
+    assert policy.value(whole).keys() == {"first", "second"}
 
     policy = train(tmp_path, "team_worlds:TwoSteps", "ppo", env__global_state=True).load("latest")
     assert set(policy.act(whole)) == {"first", "second"}
@@ -77,6 +80,42 @@ def test_a_state_that_only_the_environment_knows_is_asked_for_where_it_is_seen(t
         with pytest.raises(UserError, match=asked):
             call(observations)
     assert set(policy.act(whole)) == {"first", "second"}
+
+
+def test_a_recurrent_critic_must_have_seen_every_state(tmp_path: Path) -> None:
+    policy = train(tmp_path, "team_worlds:TwoSteps", "mappo", network__body="lstm").load("latest")
+    whole = {"first": 0, "second": 0, "state": np.eye(3, dtype=np.float32)[0]}
+    policy.act(whole)
+    second, remembered = {**whole, "state": np.eye(3, dtype=np.float32)[1]}, policy.state
+    expected = policy.value(second)
+    policy.reset()
+    policy.act({"first": 0, "second": 0})  # without it, the actor remembers the same
+    for name, x in remembered.items():
+        assert name.startswith("agent/critic") or (policy.state[name] == x).all()
+    with pytest.raises(UserError, match="give it in every call"):
+        policy.value(second)
+    policy.act(whole, first=True)
+    assert policy.value(second) == expected
+
+
+def test_maddpg_values_who_has_left_at_nothing(tmp_path: Path) -> None:
+    policy, world = train(tmp_path, "team_worlds:Mixed", "maddpg", **QUICK).load("latest"), Mixed()
+    observations, _ = world.reset(seed=0)
+    del observations["leaver"]
+    networks: Any = policy.agent.networks
+    first, own = torch.zeros(1, 1, dtype=torch.bool), torch.zeros(1, 1, 3, 5)
+    own[..., 0, :3] = place = torch.from_numpy(observations["masked"]["place"])
+    own[..., 1, 0] = 1  # a blank observation: the first of two choices
+    own[..., 2, :] = numbers = torch.from_numpy(observations["mover"])
+    with torch.no_grad():
+        output = networks["actor"]({"own": own}, HiddenState(), first)[0]["policy"][0, 0]
+        taken = torch.zeros(3, 4)
+        taken[0, output[0].argmax()] = 1
+        taken[2, :3] = output[2, :3].tanh()
+        seen = {"masked/place": place, "leaver/observation": torch.eye(2)[0], "mover/observation": numbers}
+        given = {name: x[None, None] for name, x in {**seen, "taken_action": taken.flatten()}.items()}
+        q = networks["critic"](given, HiddenState(), first)[0]["value"].flatten()
+    assert policy.value(observations) == pytest.approx(float(q[0] + q[2]) / 3, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -14,7 +14,10 @@ from test_runs_resume_replay import stop_after
 
 import ludus
 from ludus.cli.main import main
+from ludus.core.environment import DEFAULT_ROLE
 from ludus.core.errors import UserError
+from ludus.core.hidden_state import HiddenState
+from ludus.core.step import EnvStep
 from ludus.environments.agents_toy import CueTeam, Nim
 
 TOY = "ludus.environments.agents_toy:"
@@ -201,6 +204,43 @@ def test_a_policy_for_each_agent(tmp_path: Path) -> None:
     first, second = (policy.actor(f"agent_{i}").state_dict() for i in range(2))
     assert any(not torch.equal(first[name], second[name]) for name in first)
     assert ludus.resume(run, nb_step=100).steps >= 100
+
+
+def row(**observation: Any) -> EnvStep:
+    """One row of a single agent, in the middle of an episode."""
+    no = torch.zeros(1, dtype=torch.bool)
+    seen = {name: torch.as_tensor(x)[None] for name, x in observation.items()}
+    return EnvStep(seen, torch.zeros(1), no, no, no, ~no)
+
+
+@pytest.mark.parametrize("agent", ["ppo", "dqn"])
+def test_a_shared_policy_values_each_agent(agent: str, tmp_path: Path) -> None:
+    own = REPLAY if agent == "dqn" else {}
+    policy: Any = train(tmp_path, TEAM, agent, env__options=("agents=2", "length=3"), **own).load("latest")
+    actor = policy.agent.actor(DEFAULT_ROLE)
+    seen, _ = CueTeam(agents=2, length=3).reset(seed=2)
+    seen["agent_1"] = np.roll(seen["agent_0"], 1)
+    expected = {name: float(actor.value(row(observation=x), HiddenState())) for name, x in seen.items()}
+    assert policy.value(seen) == pytest.approx(expected, rel=1e-4)
+    assert expected["agent_0"] != expected["agent_1"]
+    assert policy.value({"agent_1": seen["agent_1"]}) == pytest.approx({"agent_1": expected["agent_1"]}, rel=1e-4)
+    if agent == "ppo":
+        assert policy.distribution({"agent_1": seen["agent_1"]}).keys() == {"agent_1"}
+
+
+def test_each_role_values_its_agents_by_its_own_critic(tmp_path: Path) -> None:
+    settings = {"nb_step": 40, "env__options": GUIDED, "roles__agents": "agent=ppo, guide=reinforce"}
+    policy: Any = train(tmp_path / "one", TEAM, **settings).load("latest")
+    seen, _ = CueTeam(agents=2, guides=1, length=3).reset(seed=2)
+    expected = {
+        name: float(policy.agent.actor(name[:5]).value(row(observation=x), HiddenState())) for name, x in seen.items()
+    }
+    assert policy.value(seen) == pytest.approx(expected, rel=1e-4)
+    policy = train(tmp_path / "other", TEAM, **settings, roles__guide__agent__baseline=False).load("latest")
+    with pytest.raises(UserError, match=r"REINFORCE has no value function without a baseline \(agent.baseline\)"):
+        policy.value(seen)
+    del seen["guide_0"]  # nobody asks for its value
+    assert policy.value(seen).keys() == {"agent_0", "agent_1"}
 
 
 def test_only_the_critics_of_mappo_see_the_state_in_every_role(tmp_path: Path) -> None:
