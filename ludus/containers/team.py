@@ -59,14 +59,17 @@ class Team(Actor):
         return TeamNoise(self, rows, generator)
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """Let each role act on its rows."""
+        """Let each role act on its rows; what it remembers of an agent stays as it is while the agent is absent."""
         actions: Tensors = {}
         after = HiddenState()
         for role, part in self.parts.items():
             own = None if noise is None else HiddenState(noise).select(role).map(_unfold)
-            done = self.actor(role).act(part.divide(step), state.select(role).map(_unfold), own)
+            before = state.select(role)
+            done = self.actor(role).act(part.divide(step), before.map(_unfold), own)
             actions |= part.join(done.action)
-            after.update(done.state.map(part.fold).with_prefix(role))
+            if done.state:
+                new = done.state.map(part.fold).keep(part.absent(step), before.reset(step.first))
+                after.update(new.with_prefix(role))
         return AgentStep(actions, {}, after)
 
     def value(self, step: EnvStep, state: HiddenState) -> Tensors:

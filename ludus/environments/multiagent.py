@@ -154,16 +154,22 @@ class JointEnv(gymnasium.Env[Any, Any]):
         """Return observations and infos by agent, of any moment, in the joint layout; the others are absent.
 
         ``state`` may be given beside the agents. If not, it is made of their observations, and blank where only the
-        environment knows it (``lacks_state``).
+        environment knows it (``lacks_state``). In PettingZoo's turn-based games ``turn`` may name the agent to move
+        beside the agents, where their masks do not say it.
         """
-        named = {str(id): x for id, x in observations.items() if id != STATE}
-        if unknown := [agent for agent in named if agent not in self._ids]:
+        beside = (STATE,) if self._turns is None else (STATE, TURN)
+        named = {str(id): x for id, x in observations.items() if id not in beside}
+        by_name = {str(id): info for id, info in infos.items()}
+        moves = [str(observations[TURN])] if TURN in beside and TURN in observations else []
+        if unknown := [agent for agent in (*named, *moves) if agent not in self._ids]:
             raise UserError(
                 f'{self._name}: there is no agent "{unknown[0]}"; give observations by the names of agents: '
                 f"{', '.join(self._ids)}."
             )
+        acting = moves or self._find_acting(named, by_name)
         observation: dict[str, Any] = {
-            agent: self._part(agent, named[agent]) if agent in named else blank for agent, blank in self._blank.items()
+            agent: self._part(agent, named[agent], agent in acting) if agent in named else blank
+            for agent, blank in self._blank.items()
         }
         status = {agent: ACTIVE if agent in named else ABSENT for agent in self._ids}
         observation[REWARD] = dict.fromkeys(self._ids, np.zeros((), np.float32))
@@ -171,13 +177,25 @@ class JointEnv(gymnasium.Env[Any, Any]):
         if self._own_state is not None:
             made = self._blank_state if self._own_state else self._join(observation, named)
             observation[STATE] = observations.get(STATE, made)
-        by_name = {str(id): info for id, info in infos.items()}
         masks = {
-            agent: self._mask_of(agent, named.get(agent), by_name.get(agent, {}), agent in named)
+            agent: self._mask_of(agent, named.get(agent), by_name.get(agent, {}), agent in acting)
             for agent in self._ids
             if agent in self._masked
         }
         return observation, self._with_masks({}, masks)
+
+    def _find_acting(self, observations: Mapping[str, Any], infos: Mapping[str, Any]) -> list[str]:
+        """Return the agents whose next action is used; in turn-based games those whose mask allows something."""
+        if self._turns is None:
+            return list(observations)
+        acting = [agent for agent, x in observations.items() if np.any(self._find_mask(x, infos.get(agent), True))]
+        untold = [agent for agent in acting if not _has(observations[agent], TURN)]
+        if len(untold) > 1:
+            raise UserError(
+                f"{self._name}: the masks of {' and '.join(untold)} do not say whose turn it is; name the agent beside "
+                'the observations, as in policy.act({**observations, "turn": game.agent_selection}).'
+            )
+        return acting
 
     def lacks_state(self, observations: Mapping[Any, Any]) -> bool:
         """Return whether ``state`` is observed, not given, and known to the environment alone."""
@@ -191,11 +209,10 @@ class JointEnv(gymnasium.Env[Any, Any]):
         single = not more and not isinstance(space, spaces.Dict | spaces.Tuple)
         return info | {self._mask: next(iter(masks.values())) if single else masks}
 
-    def _part(self, agent: str, observation: Any, acts: bool | None = None) -> dict[str, Any]:
-        """Return an agent's observation as in ``_parts``, without its mask; by default the mask says if it acts."""
+    def _part(self, agent: str, observation: Any, acts: bool) -> dict[str, Any]:
+        """Return an agent's observation as in ``_parts``, without its mask."""
         seen = observation if isinstance(observation, Mapping) else {OBSERVATION: observation}
         if self._turns is not None:
-            acts = bool(np.any(seen.get(self._mask, True))) if acts is None else acts
             seen = {TURN: np.int64(acts), **seen}
         return {key: seen[key] for key in self._parts[agent].spaces}
 
@@ -221,8 +238,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
     def _mask_of(self, agent: str, observation: Any, info: Any, acts: bool) -> Any:
         """Return the mask of an agent; it allows the first choice only where the action is not used."""
         space = self._choices[agent]
-        mask = observation.get(self._mask) if isinstance(observation, Mapping) else None
-        mask = info.get(self._mask) if mask is None and isinstance(info, Mapping) else mask
+        mask = self._find_mask(observation, info)
         if isinstance(space, spaces.Discrete):
             if acts and mask is None:
                 return np.ones(int(space.n), np.int8)
@@ -230,6 +246,11 @@ class JointEnv(gymnasium.Env[Any, Any]):
         if mask is not None:
             self._last_masks[agent] = mask
         return mask if acts else _allow_all(self._last_masks.get(agent))
+
+    def _find_mask(self, observation: Any, info: Any, default: Any = None) -> Any:
+        """Return the mask in an observation, or else in an info."""
+        found = [x[self._mask] for x in (observation, info) if _has(x, self._mask) and x[self._mask] is not None]
+        return found[0] if found else default
 
     def _space(self, kind: str, id: Any) -> spaces.Space[Any]:
         """Return the space of an agent, given by a method or in a dict."""
@@ -317,6 +338,10 @@ def blank_value(space: spaces.Space[Any]) -> Any:
             return np.zeros(space.shape, space.dtype)
     space.seed(0)
     return space.sample()
+
+
+def _has(x: Any, key: str) -> bool:
+    return isinstance(x, Mapping) and key in x
 
 
 def _allow_all(mask: Any) -> Any:

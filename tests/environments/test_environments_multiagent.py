@@ -193,6 +193,34 @@ def test_turn_based_games_of_pettingzoo_alternate() -> None:
     assert observation["player_1"]["observation"].sum() == 5
 
 
+def test_whose_turn_it_is_in_what_a_loaded_policy_gets() -> None:
+    """The masks say it, in observations or infos; where they allow all agents something, the caller has to."""
+    pytest.importorskip("pettingzoo")
+    env: Any = make_environment(EnvConfig(id=TICTACTOE)).unwrapped
+    game = env._turns
+    game.reset(seed=0)
+    game.step(4)  # of player_1
+    seen = {agent: game.observe(agent) for agent in game.agents}
+    free, waits = [1, 1, 1, 1, 0, 1, 1, 1, 1], [1, *[0] * 8]
+
+    def read(observations: Any, infos: Any) -> list[Any]:
+        observation, info = env.assemble(observations, infos)
+        turns = [int(observation[agent]["turn"]) for agent in ("player_1", "player_2")]
+        return [turns, *(info["action_mask"][agent].tolist() for agent in ("player_1", "player_2"))]
+
+    assert read(seen, {}) == [[0, 1], waits, free]
+    assert read({"player_1": seen["player_1"]}, {})[0] == [0, 0]
+    bare = {agent: {"observation": x["observation"]} for agent, x in seen.items()}
+    assert read(bare, {agent: {"action_mask": x["action_mask"]} for agent, x in seen.items()}) == [[0, 1], waits, free]
+    open_to_all = {agent: {**x, "action_mask": np.array(free, np.int8)} for agent, x in seen.items()}
+    with pytest.raises(UserError, match="the masks of player_1 and player_2 do not say whose turn it is; name the ag"):
+        read(open_to_all, {})
+    assert read({**open_to_all, "turn": "player_2"}, {}) == [[0, 1], waits, free]
+    assert read({**open_to_all, "turn": "player_1"}, {}) == [[1, 0], free, waits]
+    with pytest.raises(UserError, match='there is no agent "player_3"'):
+        read({**seen, "turn": "player_3"}, {})
+
+
 def test_parallel_games_of_pettingzoo_and_their_state() -> None:
     pytest.importorskip("mpe2")
     for maker in ("parallel_env", "env"):  # the AEC version goes through PettingZoo's converter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from test_runs_resume_replay import stop_after
 
 import ludus
 from ludus.cli.main import main
+from ludus.containers.build import divide_environments
 from ludus.core.environment import DEFAULT_ROLE
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
@@ -331,6 +333,83 @@ def test_masks_of_turn_based_games_hold_while_playing(tmp_path: Path) -> None:
             seen, _ = game.reset()
     probabilities = policy.distribution(seen)["player_1"]["probabilities"]  # it waits
     np.testing.assert_allclose(probabilities, [1, 0, 0], atol=1e-6)
+
+
+def test_a_recurrent_policy_plays_turns_as_it_did_in_training(tmp_path: Path) -> None:
+    """By the loop of docs/multiagent.md, in two games: actions, probabilities and values are those of the rows.
+
+    mappo sees ``state`` too, made of both players' observations.
+    """
+    tictactoe = pytest.importorskip("pettingzoo.classic.tictactoe_v3")
+    axes = ("player_1/observation=vector", "player_2/observation=vector")
+    settings = {"network__body": "lstm", "env__axes": axes, "agent__normalize_observation": True}
+    policy: Any = train(tmp_path, "pettingzoo.classic.tictactoe_v3:env", "mappo", nb_step=200, **settings).load(
+        "latest"
+    )
+    actor = policy.agent.actor(DEFAULT_ROLE)
+    game, random, played = tictactoe.env(), np.random.default_rng(0), 0
+    for _ in range(2):
+        rows: Any = divide_environments(policy.environment(), policy.settings)
+        step, state = rows.reset(0), actor.initial_state(2)
+        game.reset()
+        policy.reset()
+        for agent in game.agent_iter():
+            if game.terminations[agent] or game.truncations[agent]:
+                game.step(None)
+                continue
+            seen = {player: game.observe(player) for player in game.agents} | {"turn": agent}
+            row = game.possible_agents.index(agent)
+            expected = actor.distribution(step, state)["action"]["probabilities"]
+            found = policy.distribution(seen)
+            np.testing.assert_allclose(found[agent]["probabilities"], expected[row], rtol=1e-4, atol=1e-6)
+            values = actor.value(step, state)
+            assert policy.value(seen) == pytest.approx(
+                dict(zip(game.possible_agents, values.tolist(), strict=True)), rel=1e-4, abs=1e-6
+            )
+            acted = actor.act(step, state)
+            assert policy.act(seen)[agent] == acted.action["action"][row]
+            move = int(random.choice(np.flatnonzero(seen[agent]["action_mask"])))
+            step, state = rows.step({"action": torch.full((2,), move)}), acted.state
+            game.step(move)
+            played += 1
+        assert step.terminated.all()
+        rows.close()
+    assert played >= 10
+
+
+def test_the_loop_of_the_page_plays_a_recurrent_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pettingzoo")
+    monkeypatch.chdir(tmp_path)
+    axes = ("player_1/observation=vector", "player_2/observation=vector")
+    settings = {"network__body": "lstm", "env__axes": axes}
+    train(tmp_path / "runs", "pettingzoo.classic.tictactoe_v3:env", "ppo", **settings)
+    page = (Path(ludus.__file__).parents[1] / "docs" / "multiagent.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(snippet, names)
+    assert names["game"].agents == []  # it is over
+    assert any(x.any() for x in names["policy"].state.values())
+
+
+@pytest.mark.parametrize("agent", ["ppo", "vdn"])
+def test_what_is_remembered_of_an_agent_that_is_not_given_stays(agent: str, tmp_path: Path) -> None:
+    own = REPLAY | {"agent__sequence": 4, "network__q__body": "lstm"} if agent == "vdn" else {"network__body": "lstm"}
+    policy = train(tmp_path, TEAM, agent, env__options=("agents=2", "length=3"), **own).load("latest")
+    seen, _ = CueTeam(agents=2, length=3).reset(seed=2)
+    one = {"agent_0": seen["agent_0"]}
+
+    def remembered(state: dict[str, Any]) -> list[Any]:
+        return [np.concatenate([x[0, i].ravel() for x in state.values()]) for i in range(2)]
+
+    policy.act(seen)
+    before = remembered(policy.state)
+    policy.act(one)
+    after = remembered(policy.state)
+    assert before[1].any()
+    assert (after[1] == before[1]).all()
+    assert (after[0] != before[0]).any()
+    policy.act(one, first=True)  # a new episode, for all agents
+    assert not remembered(policy.state)[1].any()
 
 
 @pytest.mark.slow
