@@ -11,7 +11,7 @@ from torch.nn import functional
 from ludus.core.errors import UserError
 from ludus.core.spec import Specs, mask_name, network_inputs
 from ludus.core.types import Tensors
-from ludus.environments.multiagent import ACTIVE, ENTERED, REWARD, STATUS, TERMINATED, TRUNCATED
+from ludus.environments.multiagent import ABSENT, ACTIVE, ENTERED, REWARD, STATUS, TERMINATED, TRUNCATED
 from ludus.preprocess.observation import ObsPreprocessor
 
 OWN = "own"  # what a network of each agent gets: that agent's observations
@@ -71,6 +71,10 @@ class JointLayout(nn.Module):
         """Return which agents are in the world and act next, ``[T, B, N]``."""
         status = self._status(observation)
         return (status == ACTIVE) | (status == ENTERED)
+
+    def absent(self, observation: Tensors) -> Tensor:
+        """Return which agents are not in the world and did not leave it in this step, ``[T, B, N]``."""
+        return self._status(observation) == ABSENT
 
     def entered(self, observation: Tensors) -> Tensor:
         """Return which agents entered the world in this step, later than at its reset, ``[T, B, N]``."""

@@ -259,11 +259,16 @@ class MADDPG(OffPolicy):
 
     @torch.inference_mode()
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:
-        """Return the mean over agents of Q, as the reward of the world is the mean of theirs."""
+        """Return the mean over agents of Q, as the reward of the world is the mean of theirs; 0 for one that has left.
+
+        Its action is zero for the others' critics, as in training.
+        """
         inputs, first = self.step_inputs(step), step.first[None]
-        mask = self.joint.masks({name: x[None] for name, x in step.observation.items()})
-        actions = self.to_actions(self.outputs(inputs, first, state.get(CHOSEN)), mask, None)
-        return self.unscale_value(self.q(inputs, actions.flatten(2), first).mean(-1).squeeze(0))
+        seen = {name: x[None] for name, x in step.observation.items()}
+        active = self.joint.active(seen)
+        actions = self.to_actions(self.outputs(inputs, first, state.get(CHOSEN)), self.joint.masks(seen), None)
+        q = self.q(inputs, (actions * active.unsqueeze(-1)).flatten(2), first) * active
+        return self.unscale_value(q.mean(-1).squeeze(0))
 
     @torch.no_grad()
     def prepare(self, batch: Batch, sum_over_ranks: SumOverRanks = single_rank) -> Batch:

@@ -157,14 +157,19 @@ class VDN(OffPolicy):
 
     @torch.inference_mode()
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """Return each agent's best choice; with ``noise``, a random one with probability ε."""
-        outputs, state = self.run_acting(self.step_inputs(step), state, step.first[None], noise)
+        """Return each agent's best choice; with ``noise``, a random one with probability ε.
+
+        What the network remembers of an agent stays as it is while the agent is absent.
+        """
+        outputs, after = self.run_acting(self.step_inputs(step), state, step.first[None], noise)
         q, mask = outputs["q"].squeeze(0), self.joint.masks(step.observation)
         if noise is None:
             chosen = greedy(q, mask)
         else:
             chosen = epsilon_greedy(q, noise["explore"], noise["choice"], self.epsilon.value, mask)
-        return AgentStep(dict(zip(self.joint.actions, chosen.unbind(-1), strict=True)), {}, state)
+        if after:
+            after = after.keep(self.joint.absent(step.observation), state.reset(step.first))
+        return AgentStep(dict(zip(self.joint.actions, chosen.unbind(-1), strict=True)), {}, after)
 
     @torch.inference_mode()
     def value(self, step: EnvStep, state: HiddenState) -> Tensor:

@@ -59,15 +59,31 @@ class Team(Actor):
         return TeamNoise(self, rows, generator)
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
-        """Let each role act on its rows."""
+        """Let each role act on its rows; what it remembers of an agent stays as it is while the agent is absent."""
         actions: Tensors = {}
         after = HiddenState()
         for role, part in self.parts.items():
             own = None if noise is None else HiddenState(noise).select(role).map(_unfold)
-            done = self.actor(role).act(part.divide(step), state.select(role).map(_unfold), own)
+            before = state.select(role)
+            done = self.actor(role).act(part.divide(step), before.map(_unfold), own)
             actions |= part.join(done.action)
-            after.update(done.state.map(part.fold).with_prefix(role))
+            if done.state:
+                new = done.state.map(part.fold).keep(part.absent(step), before.reset(step.first))
+                after.update(new.with_prefix(role))
         return AgentStep(actions, {}, after)
+
+    def value(self, step: EnvStep, state: HiddenState) -> Tensors:
+        """Return the value ``[B]`` of each agent, 0 where it is absent; a role that has no agent there is not asked."""
+        values: Tensors = {}
+        for role, part in self.parts.items():
+            absent = part.absent(step)
+            found = torch.zeros(absent.shape, device=absent.device)
+            if not absent.all():
+                own = self.actor(role).value(part.divide(step), state.select(role).map(_unfold))
+                assert isinstance(own, Tensor)
+                found = part.fold(own).masked_fill(absent, 0)
+            values |= dict(zip(part.agents, found.unbind(1), strict=True))
+        return values
 
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:
         """Return the parameters of every agent's distribution, by action name in the joint layout."""

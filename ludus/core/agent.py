@@ -64,8 +64,11 @@ class Actor(nn.Module, ABC):
         The networks are in evaluation mode. ``self.training`` is False only during evaluation or in a loaded policy.
         """
 
-    def value(self, step: EnvStep, state: HiddenState) -> Tensor:
-        """Return the expected discounted return ``[B]`` from each observation, in units of the environment's reward."""
+    def value(self, step: EnvStep, state: HiddenState) -> Tensor | Tensors:
+        """Return the expected discounted return ``[B]`` from each observation, in units of the environment's reward.
+
+        Where agents of a world have values of their own, return them by agent.
+        """
         raise UserError(f"{type(self).__name__} has no value function.")
 
     def distribution(self, step: EnvStep, state: HiddenState) -> Mapping[str, Tensors]:

@@ -23,6 +23,15 @@ class HiddenState(dict[str, Tensor]):
         """Zero the rows where ``first`` ``[B]`` is true."""
         return self.map(lambda x: x.masked_fill(first.reshape(-1, *[1] * (x.dim() - 1)), 0))
 
+    def keep(self, where: Tensor, before: HiddenState) -> HiddenState:
+        """Return the state, as it was ``before`` in rows where ``where`` is true: ``[B]``, or ``[B, n]``."""
+        return HiddenState(
+            {
+                name: torch.where(where.reshape(*where.shape, *[1] * (x.dim() - where.dim())), before[name], x)
+                for name, x in self.items()
+            }
+        )
+
     def rows(self, index: Tensor | slice) -> HiddenState:
         """Select rows of the batch."""
         return self.map(lambda x: x[index])

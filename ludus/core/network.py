@@ -39,6 +39,7 @@ class Network(nn.Module, ABC):
     """
 
     recurrent = False
+    sees: tuple[str, ...] = ()  # the inputs that it was built for
     orthogonal = True  # whether layers that a policy adds to its own start with orthogonal weights
 
     @property

@@ -30,6 +30,7 @@ from ludus.environments.spaces import ResultSpace
 # status: in the world; left it in this step, in two ways; not in it; entered in this step, later than at the reset
 ACTIVE, TERMINATED, TRUNCATED, ABSENT, ENTERED = range(5)
 PRESENT = (ACTIVE, ENTERED)
+GOES_ON = (*PRESENT, TRUNCATED)  # in the world, or would be but for a time limit
 REWARD, STATUS, STATE, OBSERVATION, TURN = "reward", "status", "state", "observation", "turn"
 
 
@@ -48,7 +49,8 @@ class JointEnv(gymnasium.Env[Any, Any]):
     not used: so the choice has a log-probability of 0 and no gradient, and rewards of other players' moves reach it
     through n-step returns, GAE and bootstrapping like those of its own. The same goes for an agent whose mask allows
     nothing. In PettingZoo's turn-based games each agent also observes ``turn``: the same board may be seen by who is to
-    move and by who waits, and has another value. An agent that is not in the world keeps its last observation.
+    move and by who waits, and has another value. An agent that is not in the world keeps its last observation, but in
+    ``state``, where it is made of all observations, its part is zero.
     """
 
     def __init__(self, env: Any, name: str, mask: str = "action_mask", global_state: bool = False) -> None:
@@ -144,35 +146,60 @@ class JointEnv(gymnasium.Env[Any, Any]):
         observation[REWARD] = {agent: np.asarray(reward, np.float32) for agent, reward in rewards.items()}
         observation[STATUS] = {agent: np.asarray(status, np.uint8) for agent, status in self._status.items()}
         if self._own_state is not None:
-            observation[STATE] = self._state()
+            here = [agent for agent, status in self._status.items() if status in GOES_ON]
+            observation[STATE] = self._env_state() if self._own_state else self._join(self._last, here)
         return observation
 
     def assemble(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> tuple[Any, dict[str, Any]]:
         """Return observations and infos by agent, of any moment, in the joint layout; the others are absent.
 
-        ``state`` may be given beside the agents, if the policy sees it.
+        ``state`` may be given beside the agents. If not, it is made of their observations, and blank where only the
+        environment knows it (``lacks_state``). In PettingZoo's turn-based games ``turn`` may name the agent to move
+        beside the agents, where their masks do not say it.
         """
-        named = {str(id): x for id, x in observations.items() if id != STATE}
-        if unknown := [agent for agent in named if agent not in self._ids]:
+        beside = (STATE,) if self._turns is None else (STATE, TURN)
+        named = {str(id): x for id, x in observations.items() if id not in beside}
+        by_name = {str(id): info for id, info in infos.items()}
+        moves = [str(observations[TURN])] if TURN in beside and TURN in observations else []
+        if unknown := [agent for agent in (*named, *moves) if agent not in self._ids]:
             raise UserError(
                 f'{self._name}: there is no agent "{unknown[0]}"; give observations by the names of agents: '
                 f"{', '.join(self._ids)}."
             )
+        acting = moves or self._find_acting(named, by_name)
         observation: dict[str, Any] = {
-            agent: self._part(agent, named[agent]) if agent in named else blank for agent, blank in self._blank.items()
+            agent: self._part(agent, named[agent], agent in acting) if agent in named else blank
+            for agent, blank in self._blank.items()
         }
         status = {agent: ACTIVE if agent in named else ABSENT for agent in self._ids}
         observation[REWARD] = dict.fromkeys(self._ids, np.zeros((), np.float32))
         observation[STATUS] = {agent: np.asarray(x, np.uint8) for agent, x in status.items()}
         if self._own_state is not None:
-            observation[STATE] = observations.get(STATE, self._blank_state)
-        by_name = {str(id): info for id, info in infos.items()}
+            made = self._blank_state if self._own_state else self._join(observation, named)
+            observation[STATE] = observations.get(STATE, made)
         masks = {
-            agent: self._mask_of(agent, named.get(agent), by_name.get(agent, {}), agent in named)
+            agent: self._mask_of(agent, named.get(agent), by_name.get(agent, {}), agent in acting)
             for agent in self._ids
             if agent in self._masked
         }
         return observation, self._with_masks({}, masks)
+
+    def _find_acting(self, observations: Mapping[str, Any], infos: Mapping[str, Any]) -> list[str]:
+        """Return the agents whose next action is used; in turn-based games those whose mask allows something."""
+        if self._turns is None:
+            return list(observations)
+        acting = [agent for agent, x in observations.items() if np.any(self._find_mask(x, infos.get(agent), True))]
+        untold = [agent for agent in acting if not _has(observations[agent], TURN)]
+        if len(untold) > 1:
+            raise UserError(
+                f"{self._name}: the masks of {' and '.join(untold)} do not say whose turn it is; name the agent beside "
+                'the observations, as in policy.act({**observations, "turn": game.agent_selection}).'
+            )
+        return acting
+
+    def lacks_state(self, observations: Mapping[Any, Any]) -> bool:
+        """Return whether ``state`` is observed, not given, and known to the environment alone."""
+        return bool(self._own_state) and STATE not in observations
 
     def _with_masks(self, info: dict[str, Any], masks: dict[str, Any]) -> dict[str, Any]:
         """Return an info with the masks; with a single action there is no dict of them."""
@@ -182,11 +209,10 @@ class JointEnv(gymnasium.Env[Any, Any]):
         single = not more and not isinstance(space, spaces.Dict | spaces.Tuple)
         return info | {self._mask: next(iter(masks.values())) if single else masks}
 
-    def _part(self, agent: str, observation: Any, acts: bool | None = None) -> dict[str, Any]:
-        """Return an agent's observation as in ``_parts``, without its mask; by default the mask says if it acts."""
+    def _part(self, agent: str, observation: Any, acts: bool) -> dict[str, Any]:
+        """Return an agent's observation as in ``_parts``, without its mask."""
         seen = observation if isinstance(observation, Mapping) else {OBSERVATION: observation}
         if self._turns is not None:
-            acts = bool(np.any(seen.get(self._mask, True))) if acts is None else acts
             seen = {TURN: np.int64(acts), **seen}
         return {key: seen[key] for key in self._parts[agent].spaces}
 
@@ -207,13 +233,12 @@ class JointEnv(gymnasium.Env[Any, Any]):
     def _acts(self, agent: str) -> bool:
         """Return whether the next action of an agent is used, or would be but for a time limit (values bootstrap)."""
         turn = self._turns is None or self._turns.agent_selection == self._ids[agent]
-        return turn and self._status[agent] in (*PRESENT, TRUNCATED)
+        return turn and self._status[agent] in GOES_ON
 
     def _mask_of(self, agent: str, observation: Any, info: Any, acts: bool) -> Any:
         """Return the mask of an agent; it allows the first choice only where the action is not used."""
         space = self._choices[agent]
-        mask = observation.get(self._mask) if isinstance(observation, Mapping) else None
-        mask = info.get(self._mask) if mask is None and isinstance(info, Mapping) else mask
+        mask = self._find_mask(observation, info)
         if isinstance(space, spaces.Discrete):
             if acts and mask is None:
                 return np.ones(int(space.n), np.int8)
@@ -221,6 +246,11 @@ class JointEnv(gymnasium.Env[Any, Any]):
         if mask is not None:
             self._last_masks[agent] = mask
         return mask if acts else _allow_all(self._last_masks.get(agent))
+
+    def _find_mask(self, observation: Any, info: Any, default: Any = None) -> Any:
+        """Return the mask in an observation, or else in an info."""
+        found = [x[self._mask] for x in (observation, info) if _has(x, self._mask) and x[self._mask] is not None]
+        return found[0] if found else default
 
     def _space(self, kind: str, id: Any) -> spaces.Space[Any]:
         """Return the space of an agent, given by a method or in a dict."""
@@ -248,25 +278,30 @@ class JointEnv(gymnasium.Env[Any, Any]):
         """Return the space of ``state``: that of the environment, else all observations in one vector."""
         self.env.reset(seed=0)
         try:
-            state = np.asarray(self.env.state())
+            state = self._env_state()
             self._own_state = True
         except (AttributeError, NotImplementedError):
-            self._own_state, self._last = False, dict(self._blank)
-            state = self._state()
+            self._own_state = False
+            state = self._join(self._blank, ())
         space = getattr(self.env, "state_space", None)
         if self._own_state and isinstance(space, spaces.Box):
             return space
-        dtype: Any = np.float32 if state.dtype == np.float64 else state.dtype
+        dtype: Any = state.dtype
         low, high = (
             (-np.inf, np.inf) if np.issubdtype(dtype, np.floating) else (np.iinfo(dtype).min, np.iinfo(dtype).max)
         )
         return spaces.Box(low, high, state.shape, dtype)
 
-    def _state(self) -> NDArray[Any]:
-        if self._own_state:
-            state = np.asarray(self.env.state())
-            return state.astype(np.float32) if state.dtype == np.float64 else state
-        flat: list[Any] = [spaces.flatten(space, self._last[agent]) for agent, space in self._parts.items()]
+    def _env_state(self) -> NDArray[Any]:
+        state = np.asarray(self.env.state())
+        return state.astype(np.float32) if state.dtype == np.float64 else state
+
+    def _join(self, parts: Mapping[str, Any], here: Collection[str]) -> NDArray[Any]:
+        """Return the observations of all agents in one vector, with zeros for those that are not ``here``."""
+        flat: list[Any] = [
+            spaces.flatten(space, parts[agent]) if agent in here else np.zeros(spaces.flatdim(space))
+            for agent, space in self._parts.items()
+        ]
         return np.concatenate(flat, dtype=np.float32)
 
 
@@ -303,6 +338,10 @@ def blank_value(space: spaces.Space[Any]) -> Any:
             return np.zeros(space.shape, space.dtype)
     space.seed(0)
     return space.sample()
+
+
+def _has(x: Any, key: str) -> bool:
+    return isinstance(x, Mapping) and key in x
 
 
 def _allow_all(mask: Any) -> Any:

@@ -72,6 +72,10 @@ class AgentRows:
         reward, terminated, truncated, first, real = (x.flatten() for x in flags)
         return EnvStep(observation, reward, terminated, truncated, first, real)
 
+    def absent(self, step: EnvStep) -> Tensor:
+        """Return which agents are not in the world, ``[B, n]``."""
+        return self._stack(step, STATUS) == ABSENT
+
     def join(self, actions: Tensors) -> Tensors:
         """Return what rows have by action name, ``[B·n, …]``, by their names in the joint layout, ``[B, …]``."""
         joint: Tensors = {}

@@ -27,8 +27,12 @@ def build_network(config: NetworkConfig, spec: NetworkSpec) -> Network:
     constructor has a required argument, else as ``Class()`` (see CustomNetwork).
     """
     config.validate()
-    if spec.members == 1:
-        return _build_member(config, spec)
+    network = _build_member(config, spec) if spec.members == 1 else _build_ensemble(config, spec)
+    network.sees = tuple(spec.inputs)
+    return network
+
+
+def _build_ensemble(config: NetworkConfig, spec: NetworkSpec) -> Network:
     from ludus.networks.ensemble import make_ensemble
 
     return make_ensemble([_build_member(config, spec) for _ in range(spec.members)], spec.inputs)

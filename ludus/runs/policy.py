@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from ludus.containers.build import (
     build_evaluator,
@@ -30,11 +30,13 @@ from ludus.core.agent import Agent
 from ludus.core.environment import EnvironmentManager
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
+from ludus.core.network import Network
 from ludus.core.noise import Noise
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.core.step import EnvStep
 from ludus.core.types import State
+from ludus.environments.multiagent import STATE
 from ludus.managers.base import BatchManager
 from ludus.managers.make import can_divide, make_manager
 from ludus.parallel.resources import cores
@@ -76,6 +78,9 @@ class Player:
             self.agent.use_numpy()
         self.agent.track_critic_state()
         self._world.set_action_transform(self.agent.action_transform)
+        named = {name: x for name, x in self.agent.named_modules() if isinstance(x, Network) and STATE in x.sees}
+        self._see_state = list(named.values())  # networks
+        self._critics = [network for name, network in named.items() if name.endswith("networks.critic")]
         self._state, self._rows = HiddenState(), 0
         self._noise_rows = 0
         self._generator = torch.Generator(self.device).manual_seed(settings.seed)
@@ -107,17 +112,18 @@ class Player:
         ``policy.state`` is the state that the policy keeps itself.
 
         Several agents: observations of one world and ``info`` are dicts by agent, as the environment gives them, and so
-        are the actions. Agents that are not given are absent.
+        are the actions. Agents that are not given are absent. If a network that acts sees ``state`` and only the
+        environment knows it, give it beside the agents.
         """
         given = observation
         step, batched, rows = self._read(observation, info, first, reward, state, keep=state is None)
         before = self._before(state, rows)
         if not greedy and (self._noise is None or rows != self._noise_rows):
             self._noise, self._noise_rows = self.agent.make_noise(Rows.all(rows), self._generator), rows
-        agent_step = self.agent.act(step, before, None if greedy or self._noise is None else self._noise.next())
-        action = self._translator.format_actions(agent_step.action, batched, keep=state is None)
-        if self._world.joint_env is not None:
-            action = {agent: action[str(agent)] for agent in given if str(agent) in action}
+        noise = None if greedy or self._noise is None else self._noise.next()
+        with self._needing_state(given):
+            agent_step = self.agent.act(step, before, noise)
+        action = self._of_given(given, self._translator.format_actions(agent_step.action, batched, keep=state is None))
         if state is not None:
             return action, agent_step.state
         self._rows, self._state = rows, agent_step.state
@@ -157,10 +163,22 @@ class Player:
         It is the critic's estimate in the environment's units: V for PPO, A2C and ACER; the largest Q for DQN; the
         smallest Q of the greedy action for DDPG, TD3 and SAC. Arguments are as in ``act``; the hidden state is not
         changed.
+
+        Several agents: a dict by agent, of those that are given; agents that learn together (MADDPG, VDN, QMIX) have
+        one value for the world, which is that of the mean of the agents' rewards.
         """
         step, batched, rows = self._read(observation, info, first, reward, state)
-        value = self.agent.value(step, self._before(state, rows)).cpu().numpy()
-        return value if batched else float(value[0])
+        with self._needing_state(observation, of_critics=True):
+            found = self.agent.value(step, self._before(state, rows))
+        if isinstance(found, Tensor):
+            return self._plain_value(found, batched)
+        return self._of_given(observation, {agent: self._plain_value(x, batched) for agent, x in found.items()})
+
+    def _plain_value(self, value: Tensor, batched: bool) -> Any:
+        array = value.cpu().numpy()
+        if np.isnan(array).any() and self._lacks_state({}):  # a recurrent critic has not seen all states so far
+            self._refuse_lack_of_state()
+        return array if batched else float(array[0])
 
     def distribution(
         self,
@@ -178,15 +196,22 @@ class Player:
         its bounds; ``mean_before_tanh`` and ``std_before_tanh`` for SAC and agent.distribution tanh; ``alpha`` and
         ``beta`` for beta, with support [0, 1] scaled to low and high; ``probabilities`` of values from low to high for
         discretized. Spatial: ``probabilities`` ``[H, W]``. A batch has one more leading dimension. For Dict
-        and Tuple actions, there is one such dict per part.
+        and Tuple actions, there is one such dict per part, and for several agents one for each that is given.
         """
         step, batched, rows = self._read(observation, info, first, reward, state)
-        found = self.agent.distribution(step, self._before(state, rows))
+        with self._needing_state(observation):
+            found = self.agent.distribution(step, self._before(state, rows))
         plain = {
             name: {key: x.cpu().numpy() if batched else x[0].cpu().numpy() for key, x in parts.items()}
             for name, parts in found.items()
         }
-        return self._translator.nest_actions(plain)
+        return self._of_given(observation, self._translator.nest_actions(plain))
+
+    def _of_given(self, observation: Any, found: Any) -> Any:
+        """Leave out what was found for agents that are not given, and name the others as they are given."""
+        if self._world.joint_env is None:
+            return found
+        return {agent: found[str(agent)] for agent in observation if str(agent) in found}
 
     def _read(
         self,
@@ -201,11 +226,38 @@ class Player:
 
         Stacks of frames are kept for the next call if ``keep``, unless the caller keeps the ``state``.
         """
-        stateless, info = state is not None, info or {}
+        stateless, info, lacks_state = state is not None, info or {}, self._lacks_state(observation)
         if self._world.joint_env is not None:
             observation, info = self._world.joint_env.assemble(observation, info)
         step, batched = self._translator.read_step(observation, info, first, reward, stateless, keep)
+        if lacks_state:  # so is what a recurrent critic remembers of it from here on
+            step.observation[STATE] = torch.full(step.observation[STATE].shape, torch.nan)
         return step.to(self.device), batched, len(step.first)
+
+    def _lacks_state(self, observation: Any) -> bool:
+        """Return whether ``state`` is missing that only the environment of several agents knows."""
+        return self._world.joint_env is not None and self._world.joint_env.lacks_state(observation)
+
+    @contextmanager
+    def _needing_state(self, observation: Any, of_critics: bool = False) -> Iterator[None]:
+        """Within the context, networks that see ``state`` refuse to run without it.
+
+        Not those ``of_critics``, while a recurrent one is tracked for later values that nobody may ask for.
+        """
+        needing = self._see_state if of_critics else [x for x in self._see_state if x not in self._critics]
+        lacking = needing if self._lacks_state(observation) else []
+        hooks = [network.register_forward_pre_hook(self._refuse_lack_of_state) for network in lacking]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _refuse_lack_of_state(self, *_: Any) -> None:
+        raise UserError(
+            f"{self._world.name}: the policy sees the state of the world here, which only the environment knows; give "
+            'it in every call, beside the agents, as in policy.value({**observations, "state": env.state()}).'
+        )
 
     def _before(self, state: Mapping[str, Any] | None, rows: int) -> HiddenState:
         """Return the given hidden state, or the stored one, or the initial one."""

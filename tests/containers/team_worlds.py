@@ -203,6 +203,22 @@ class Chooser(Mixed):
         super().__init__(("masked", "leaver"))
 
 
+class Parting(World):
+    """Two agents that leave together after two steps: ``ends`` has terminated, ``stops`` is truncated."""
+
+    def __init__(self) -> None:
+        agents = ("ends", "stops")
+        super().__init__({x: spaces.Discrete(3) for x in agents}, {x: spaces.Discrete(2) for x in agents})
+
+    def observe(self) -> dict[str, Any]:
+        return dict.fromkeys(self.possible_agents, self.time)
+
+    def step(self, action: dict[str, int]) -> Results:
+        self.time += 1
+        over, rewards = self.time == 2, {"ends": float(self.time), "stops": 10.0 * self.time}
+        return self.observe(), rewards, {"ends": over, "stops": False}, {"ends": False, "stops": over}, {}
+
+
 class Pictures(World):
     """Agents that see images."""
 

@@ -131,6 +131,31 @@ def test_the_state_is_that_of_the_environment_or_all_observations() -> None:
         make_environment(EnvConfig(id="CartPole-v1", global_state=True))
 
 
+def test_the_state_has_zeros_for_who_is_not_in_the_world() -> None:
+    """Who is cut off is shown once more, since values go on from there."""
+
+    class Counts(CueTeam):
+        def observation_space(self, agent: str) -> Any:
+            return spaces.Discrete(self.cues, start=1)  # none is zero if flattened
+
+        def _observation(self, agent: str) -> Any:
+            return self._cues[agent] + 1
+
+    env = joint(inner := Counts(agents=3, length=4, late=True), global_state=True)
+    steps = play(env, inner)
+    states = [step[0]["state"].reshape(3, 3) for step in steps]
+    shown = [state.any(1).tolist() for state in states]
+    assert shown == [
+        [True, True, False],  # agent_2 comes later
+        [True, True, True],
+        [True, True, False],  # agent_2 terminated
+        [True, False, False],  # agent_1 terminated
+        [True, False, False],  # agent_0 was truncated
+    ]
+    assert [int(state[0].argmax()) + 1 for state in states] == [step[0]["agent_0"]["observation"] for step in steps]
+    assert steps[3][0]["agent_2"]["observation"] == steps[2][0]["agent_2"]["observation"]  # its own stays as it was
+
+
 def test_who_waits_may_only_take_the_first_choice_which_is_not_used() -> None:
     env = joint(Nim(sticks=9))
     _, info = env.reset(seed=0)
@@ -166,6 +191,34 @@ def test_turn_based_games_of_pettingzoo_alternate() -> None:
     assert float(observation["reward"]["player_1"]) == 1
     assert float(observation["reward"]["player_2"]) == -1
     assert observation["player_1"]["observation"].sum() == 5
+
+
+def test_whose_turn_it_is_in_what_a_loaded_policy_gets() -> None:
+    """The masks say it, in observations or infos; where they allow all agents something, the caller has to."""
+    pytest.importorskip("pettingzoo")
+    env: Any = make_environment(EnvConfig(id=TICTACTOE)).unwrapped
+    game = env._turns
+    game.reset(seed=0)
+    game.step(4)  # of player_1
+    seen = {agent: game.observe(agent) for agent in game.agents}
+    free, waits = [1, 1, 1, 1, 0, 1, 1, 1, 1], [1, *[0] * 8]
+
+    def read(observations: Any, infos: Any) -> list[Any]:
+        observation, info = env.assemble(observations, infos)
+        turns = [int(observation[agent]["turn"]) for agent in ("player_1", "player_2")]
+        return [turns, *(info["action_mask"][agent].tolist() for agent in ("player_1", "player_2"))]
+
+    assert read(seen, {}) == [[0, 1], waits, free]
+    assert read({"player_1": seen["player_1"]}, {})[0] == [0, 0]
+    bare = {agent: {"observation": x["observation"]} for agent, x in seen.items()}
+    assert read(bare, {agent: {"action_mask": x["action_mask"]} for agent, x in seen.items()}) == [[0, 1], waits, free]
+    open_to_all = {agent: {**x, "action_mask": np.array(free, np.int8)} for agent, x in seen.items()}
+    with pytest.raises(UserError, match="the masks of player_1 and player_2 do not say whose turn it is; name the ag"):
+        read(open_to_all, {})
+    assert read({**open_to_all, "turn": "player_2"}, {}) == [[0, 1], waits, free]
+    assert read({**open_to_all, "turn": "player_1"}, {}) == [[1, 0], free, waits]
+    with pytest.raises(UserError, match='there is no agent "player_3"'):
+        read({**seen, "turn": "player_3"}, {})
 
 
 def test_parallel_games_of_pettingzoo_and_their_state() -> None:

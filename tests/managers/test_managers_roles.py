@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from team_worlds import Parting, batch_of, make_worker
 
+from ludus.containers.loop import begin, collect
 from ludus.core.errors import UserError
 from ludus.core.types import Tensors
 from ludus.environments.agents_toy import CueTeam
@@ -63,6 +66,59 @@ def test_a_limit_of_the_world_truncates_the_agents_that_are_in_it() -> None:
     step = manager.step(right(step))
     assert step.truncated.tolist() == [True, False]
     assert step.terminated.tolist() == [False, True]
+
+
+def test_agents_that_end_differently_in_one_step() -> None:
+    """One terminates and another is truncated: in the rows of each, and in what PPO learns from them."""
+    manager = shared(team(num=1, environment=Parting))
+    steps = [manager.reset(0)]
+    for _ in range(3):
+        steps.append(manager.step({"action": torch.zeros(2, dtype=torch.int64)}))
+    flags = [tuple(x.tolist() for x in (step.reward, step.terminated, step.truncated, step.real)) for step in steps[1:]]
+    assert flags == [
+        ([1, 10], [False] * 2, [False] * 2, [True] * 2),
+        ([2, 20], [True, False], [False, True], [True] * 2),
+        ([0, 0], [False] * 2, [False] * 2, [False] * 2),  # the reset
+    ]
+    joint = manager.joint.last_step()
+    assert joint.first.all()
+    manager.close()
+    worker = make_worker("Parting", "ppo", env__num=1, agent__rollout=5, agent__minibatches=1, agent__gamma=0.9)
+    begin(worker, 0)
+    collect(worker)
+    batch = worker.cache.read()
+    # steps 2 and 5 end the episodes, and step 3 is the reset, padding; values after a time limit count
+    assert batch.real.tolist() == [[True] * 2, [True] * 2, [False] * 2, [True] * 2, [True] * 2]
+    discount = [[0.9, 0.9], [0.0, 0.9], [0.9, 0.9], [0.9, 0.9], [0.0, 0.9]]
+    torch.testing.assert_close(batch.discount, torch.tensor(discount))
+    assert batch.continues.tolist() == [[1, 1], [0, 0], [0, 0], [1, 1], [0, 0]]
+    worker.close()
+
+
+@pytest.mark.parametrize("name", ["maddpg", "vdn"])
+def test_agents_that_end_differently_in_one_step_of_a_world(name: str) -> None:
+    """In the joint layout: one terminates and another is truncated, and the world is truncated."""
+    worker = make_worker("Parting", name, agent__gamma=0.9, agent__batch_size=64)
+    agent: Any = worker.agent
+    begin(worker, 0)
+    batch = agent.prepare(batch_of(worker))
+    last = batch.observation["ends/observation"][1] == 2
+    assert last.any()
+    assert not last.all()
+    later = {key: x[1] for key, x in batch.observation.items()}
+    assert agent.joint.continues(later).tolist() == [[not x, True] for x in last.tolist()]
+    assert agent.joint.terminated(later).tolist() == [[x, False] for x in last.tolist()]
+    assert agent.joint.active(later).tolist() == [[not x, not x] for x in last.tolist()]
+    assert not batch.terminated.any()
+    assert batch.truncated[0].tolist() == last.tolist()
+    if name == "maddpg":
+        given = batch.experience
+        assert given["discount"][0].tolist() == pytest.approx(np.array([[0.9 * (not x), 0.9] for x in last.tolist()]))
+        assert given["continues"][0].tolist() == [[not x, True] for x in last.tolist()]
+        assert given["reward"][0].tolist() == [[2, 20] if x else [1, 10] for x in last.tolist()]
+    else:
+        assert batch.discount.tolist() == [pytest.approx([0.9] * 64)]
+    worker.close()
 
 
 def test_an_agent_that_comes_later_begins_its_episode_then() -> None:

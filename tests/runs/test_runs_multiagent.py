@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ from test_runs_resume_replay import stop_after
 
 import ludus
 from ludus.cli.main import main
+from ludus.containers.build import divide_environments
+from ludus.core.environment import DEFAULT_ROLE
 from ludus.core.errors import UserError
+from ludus.core.hidden_state import HiddenState
+from ludus.core.step import EnvStep
 from ludus.environments.agents_toy import CueTeam, Nim
 
 TOY = "ludus.environments.agents_toy:"
@@ -203,6 +208,43 @@ def test_a_policy_for_each_agent(tmp_path: Path) -> None:
     assert ludus.resume(run, nb_step=100).steps >= 100
 
 
+def row(**observation: Any) -> EnvStep:
+    """One row of a single agent, in the middle of an episode."""
+    no = torch.zeros(1, dtype=torch.bool)
+    seen = {name: torch.as_tensor(x)[None] for name, x in observation.items()}
+    return EnvStep(seen, torch.zeros(1), no, no, no, ~no)
+
+
+@pytest.mark.parametrize("agent", ["ppo", "dqn"])
+def test_a_shared_policy_values_each_agent(agent: str, tmp_path: Path) -> None:
+    own = REPLAY if agent == "dqn" else {}
+    policy: Any = train(tmp_path, TEAM, agent, env__options=("agents=2", "length=3"), **own).load("latest")
+    actor = policy.agent.actor(DEFAULT_ROLE)
+    seen, _ = CueTeam(agents=2, length=3).reset(seed=2)
+    seen["agent_1"] = np.roll(seen["agent_0"], 1)
+    expected = {name: float(actor.value(row(observation=x), HiddenState())) for name, x in seen.items()}
+    assert policy.value(seen) == pytest.approx(expected, rel=1e-4)
+    assert expected["agent_0"] != expected["agent_1"]
+    assert policy.value({"agent_1": seen["agent_1"]}) == pytest.approx({"agent_1": expected["agent_1"]}, rel=1e-4)
+    if agent == "ppo":
+        assert policy.distribution({"agent_1": seen["agent_1"]}).keys() == {"agent_1"}
+
+
+def test_each_role_values_its_agents_by_its_own_critic(tmp_path: Path) -> None:
+    settings = {"nb_step": 40, "env__options": GUIDED, "roles__agents": "agent=ppo, guide=reinforce"}
+    policy: Any = train(tmp_path / "one", TEAM, **settings).load("latest")
+    seen, _ = CueTeam(agents=2, guides=1, length=3).reset(seed=2)
+    expected = {
+        name: float(policy.agent.actor(name[:5]).value(row(observation=x), HiddenState())) for name, x in seen.items()
+    }
+    assert policy.value(seen) == pytest.approx(expected, rel=1e-4)
+    policy = train(tmp_path / "other", TEAM, **settings, roles__guide__agent__baseline=False).load("latest")
+    with pytest.raises(UserError, match=r"REINFORCE has no value function without a baseline \(agent.baseline\)"):
+        policy.value(seen)
+    del seen["guide_0"]  # nobody asks for its value
+    assert policy.value(seen).keys() == {"agent_0", "agent_1"}
+
+
 def test_only_the_critics_of_mappo_see_the_state_in_every_role(tmp_path: Path) -> None:
     """Also if mappo is named by the roles alone, and one network has other settings of its own."""
     roles = {"roles__agents": "agent=mappo, guide=mappo", "roles__guide__network__actor__hidden": (8,)}
@@ -291,6 +333,83 @@ def test_masks_of_turn_based_games_hold_while_playing(tmp_path: Path) -> None:
             seen, _ = game.reset()
     probabilities = policy.distribution(seen)["player_1"]["probabilities"]  # it waits
     np.testing.assert_allclose(probabilities, [1, 0, 0], atol=1e-6)
+
+
+def test_a_recurrent_policy_plays_turns_as_it_did_in_training(tmp_path: Path) -> None:
+    """By the loop of docs/multiagent.md, in two games: actions, probabilities and values are those of the rows.
+
+    mappo sees ``state`` too, made of both players' observations.
+    """
+    tictactoe = pytest.importorskip("pettingzoo.classic.tictactoe_v3")
+    axes = ("player_1/observation=vector", "player_2/observation=vector")
+    settings = {"network__body": "lstm", "env__axes": axes, "agent__normalize_observation": True}
+    policy: Any = train(tmp_path, "pettingzoo.classic.tictactoe_v3:env", "mappo", nb_step=200, **settings).load(
+        "latest"
+    )
+    actor = policy.agent.actor(DEFAULT_ROLE)
+    game, random, played = tictactoe.env(), np.random.default_rng(0), 0
+    for _ in range(2):
+        rows: Any = divide_environments(policy.environment(), policy.settings)
+        step, state = rows.reset(0), actor.initial_state(2)
+        game.reset()
+        policy.reset()
+        for agent in game.agent_iter():
+            if game.terminations[agent] or game.truncations[agent]:
+                game.step(None)
+                continue
+            seen = {player: game.observe(player) for player in game.agents} | {"turn": agent}
+            row = game.possible_agents.index(agent)
+            expected = actor.distribution(step, state)["action"]["probabilities"]
+            found = policy.distribution(seen)
+            np.testing.assert_allclose(found[agent]["probabilities"], expected[row], rtol=1e-4, atol=1e-6)
+            values = actor.value(step, state)
+            assert policy.value(seen) == pytest.approx(
+                dict(zip(game.possible_agents, values.tolist(), strict=True)), rel=1e-4, abs=1e-6
+            )
+            acted = actor.act(step, state)
+            assert policy.act(seen)[agent] == acted.action["action"][row]
+            move = int(random.choice(np.flatnonzero(seen[agent]["action_mask"])))
+            step, state = rows.step({"action": torch.full((2,), move)}), acted.state
+            game.step(move)
+            played += 1
+        assert step.terminated.all()
+        rows.close()
+    assert played >= 10
+
+
+def test_the_loop_of_the_page_plays_a_recurrent_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pettingzoo")
+    monkeypatch.chdir(tmp_path)
+    axes = ("player_1/observation=vector", "player_2/observation=vector")
+    settings = {"network__body": "lstm", "env__axes": axes}
+    train(tmp_path / "runs", "pettingzoo.classic.tictactoe_v3:env", "ppo", **settings)
+    page = (Path(ludus.__file__).parents[1] / "docs" / "multiagent.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(snippet, names)
+    assert names["game"].agents == []  # it is over
+    assert any(x.any() for x in names["policy"].state.values())
+
+
+@pytest.mark.parametrize("agent", ["ppo", "vdn"])
+def test_what_is_remembered_of_an_agent_that_is_not_given_stays(agent: str, tmp_path: Path) -> None:
+    own = REPLAY | {"agent__sequence": 4, "network__q__body": "lstm"} if agent == "vdn" else {"network__body": "lstm"}
+    policy = train(tmp_path, TEAM, agent, env__options=("agents=2", "length=3"), **own).load("latest")
+    seen, _ = CueTeam(agents=2, length=3).reset(seed=2)
+    one = {"agent_0": seen["agent_0"]}
+
+    def remembered(state: dict[str, Any]) -> list[Any]:
+        return [np.concatenate([x[0, i].ravel() for x in state.values()]) for i in range(2)]
+
+    policy.act(seen)
+    before = remembered(policy.state)
+    policy.act(one)
+    after = remembered(policy.state)
+    assert before[1].any()
+    assert (after[1] == before[1]).all()
+    assert (after[0] != before[0]).any()
+    policy.act(one, first=True)  # a new episode, for all agents
+    assert not remembered(policy.state)[1].any()
 
 
 @pytest.mark.slow
