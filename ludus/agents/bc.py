@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from ludus.agents.actor_critic import VALUE_ROWS, ActorCritic
+from ludus.agents.actor_critic import ActorCritic
 from ludus.core.batch import Batch, Learned
 from ludus.core.cache import ExperienceCache
 from ludus.core.config import AgentConfig, Plan, RunOutline
-from ludus.core.errors import UserError, check_ranges
+from ludus.core.errors import check_ranges
 from ludus.core.network import Network
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs
@@ -21,7 +21,6 @@ from ludus.core.updater import OptimizerName, Updater
 from ludus.experience.recorded import RecordedCache, RecordedSequences, RecordedSteps, ReturnsToGo, returns_to_go
 from ludus.experience.sequences import SequenceShape
 from ludus.networks.policy_config import PolicyConfig
-from ludus.ops.distributions import MASKED
 from ludus.ops.policy_gradient import entropy_loss, share_sum, shares, value_loss
 from ludus.ops.returns import lambda_returns
 from ludus.preprocess.action_inverter import ActionInverter
@@ -110,26 +109,8 @@ class BC(ActorCritic):
             cache = RecordedSequences(*source, config.sequences, config.gamma, self.device)
         else:
             cache = RecordedSteps(*source, config.batch_size, returns, self.device)
-        self.refuse_masked(cache)
         self.fit_statistics(cache, returns)
         return cache
-
-    @torch.no_grad()
-    def refuse_masked(self, cache: RecordedCache) -> None:
-        """Refuse recorded actions that a mask forbids, which no policy can learn."""
-        for start in range(0, len(cache.real), VALUE_ROWS) if self.masked else ():
-            part = slice(start, start + VALUE_ROWS)
-            seen, done = ({k: x[part] for k, x in xs.items()} for xs in (cache.observation, cache.action))
-            real = cache.real[part]
-            outputs = {
-                k: torch.zeros(len(real), *shape, device=self.device) for k, shape in self.policy.outputs.items()
-            }
-            if bool((real & (self.policy.evaluate(outputs, done, seen)["log_prob"] < MASKED / 2)).any()):
-                assert self.dataset is not None
-                raise UserError(
-                    f'The dataset "{self.dataset.name}" has an action that the action mask at its step forbids; remove '
-                    "that episode."
-                )
 
     @torch.no_grad()
     def fit_statistics(self, cache: RecordedCache, returns: ReturnsToGo) -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:  # it imports torch, and `--help` should not
     from ludus.runs.policy import Player
 
 
+OF_EPISODES = ("episodes", "checkpoint", "stochastic", "seed")  # flags about playing, of no use with --replay
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
     """Record episodes of a trained policy as a dataset."""
@@ -62,6 +65,12 @@ def check(arguments: Arguments) -> None:
     check_minimum("--episodes", arguments.episodes, 1)
     check_minimum("--seed", arguments.seed, 0)
     check_checkpoint_name(arguments.checkpoint)
+    changed = [name for name in OF_EPISODES if getattr(arguments, name) != getattr(Arguments, name)]
+    if arguments.replay and changed:
+        raise UserError(
+            f"--replay writes all that is in the replay buffer of the newest checkpoint, so --{changed[0]} has no "
+            "effect; leave it out."
+        )
     if not arguments.out and not arguments.minari:
         raise UserError("`ludus record` needs a place to write to: add --out FILE.npz or --minari ID.")
     if arguments.out and not arguments.out.endswith(".npz"):

@@ -27,7 +27,6 @@ from ludus.core.imports import resolve
 from ludus.core.network import Network, SubModule
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs, is_one_discrete
-from ludus.data.load import load_dataset
 from ludus.environments.config import EnvConfig
 from ludus.experience.memory import check_fits, free_bytes, rollout_bytes
 from ludus.managers.base import BatchManager
@@ -38,7 +37,7 @@ from ludus.networks.config import NetworkConfig
 from ludus.networks.modular import ModularNetwork
 from ludus.networks.placement import device_of, is_placed
 from ludus.parallel.resources import cores, free_memory
-from ludus.preprocess.rewards import make_reward_ops, preprocessed_goal_reward, preprocessed_rewards
+from ludus.preprocess.rewards import preprocessed_goal_reward
 from ludus.settings.ineffective import find_ineffective, refuse_ineffective
 from ludus.settings.networks import PlannedNetwork, plan_networks
 from ludus.settings.settings import Resolved, Settings, adapt_defaults
@@ -129,36 +128,6 @@ def build_learner(
         )
     agent.check_trainable()
     return agent
-
-
-def give_dataset(settings: Settings[Any], agent: Agent, observation: Specs, action: Specs) -> None:
-    """Load the recorded episodes that the settings name and give them to the agent; refuse what does not fit it."""
-    name, path = settings.agent_name, settings.data.path
-    offline = settings.container == "offline"
-    if agent.needs_dataset and not path:
-        raise UserError(
-            f"{name} learns from recorded episodes; name them with --data FILE.npz, --data minari:ID or --data RUN for "
-            "those of a trained policy."
-        )
-    if offline and not agent.learns_offline:
-        raise UserError(f"container is offline, but {name} learns by acting; set container to local.")
-    if settings.agent.ONLY_OFFLINE and not offline:
-        raise UserError(
-            f"{name} learns from recorded episodes alone, which container {settings.container} does not do; set "
-            "container to offline, and data.path to an .npz file or minari:ID."
-        )
-    if not path:
-        return
-    if not agent.uses_dataset:
-        raise UserError(f'data.path is "{path}", but {name} does not learn from recorded episodes; leave it out.')
-    if settings.data.share != type(settings.data).share and (offline or not agent.mixes_dataset):
-        raise UserError(
-            f"data.share is {settings.data.share:g}, but {name} does not mix recorded steps into its batches here; "
-            "leave it out."
-        )
-    rewards = make_reward_ops(settings.preprocess.reward)
-    agent.dataset = preprocessed_rewards(load_dataset(path, observation, action), rewards)
-    agent.dataset_share = 1.0 if offline else settings.data.share
 
 
 def build_cache(

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ludus.containers.build import build_cache, give_dataset
+from ludus.containers.build import build_cache
+from ludus.containers.datasets import give_dataset
 from ludus.containers.guard import Guard
 from ludus.containers.roles import RolePart
 from ludus.core.agent import Agent

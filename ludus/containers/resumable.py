@@ -63,7 +63,7 @@ class ResumableWorker(Container):
             "evaluator": self.evaluator.state_dict(),
             "pool": None if self.pool is None else self.pool.state_dict(),
             **self._collector_state(whole),
-            "dataset": None if self.agent.dataset is None else self.agent.dataset.fingerprint(),
+            "dataset": None if self.agent.dataset is None else self.agent.dataset.fingerprint,
             "counters": {
                 "step": self.local_step_count,
                 "updates": self.updates,
@@ -89,7 +89,7 @@ class ResumableWorker(Container):
 
     def _load(self, state: State) -> str:
         dataset = self.agent.dataset
-        if dataset is not None and state["dataset"] != dataset.fingerprint():
+        if dataset is not None and state["dataset"] != dataset.fingerprint:
             raise UserError(
                 f'The recorded episodes in "{dataset.name}" (data.path) are others than those that the run learned '
                 "from, so it cannot be resumed; bring back the file."

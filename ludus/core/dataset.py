@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +44,7 @@ class Dataset:
         """The mean of the episodes' undiscounted returns."""
         return float(np.mean([episode.reward.sum() for episode in self.episodes]))
 
+    @cached_property
     def fingerprint(self) -> str:
         """Return a hash of the contents, by which a resumed run recognizes its data."""
         digest = hashlib.sha256()

@@ -97,8 +97,16 @@ def _import(id: str) -> Any:
         raise UserError(
             f'The dataset "minari:{id}" needs Minari, which is not installed: run `pip install "ludus[offline]"`.'
         ) from error
-    if not ID.fullmatch(id):
-        raise UserError(f'"{id}" is no id of a Minari dataset; write it as NAMESPACE/NAME-v0, such as cartpole/ppo-v0.')
+    from minari.dataset.minari_dataset import parse_dataset_id
+
+    try:
+        if not ID.fullmatch(id):
+            raise ValueError
+        parse_dataset_id(id)
+    except ValueError:
+        raise UserError(
+            f'"{id}" is no id of a Minari dataset; write it as NAMESPACE/NAME-v0, such as cartpole/ppo-v0.'
+        ) from None
     return minari
 
 

@@ -77,6 +77,8 @@ def _read(path: str | Path) -> dict[str, Array]:
         raise UserError(f'data.path is "{path}", which cannot be read ({os_error_reason(error)}).') from error
     except DAMAGED as error:
         reason = " ".join(str(error).split())[:120]
+        if "allow_pickle" in reason and not zipfile.is_zipfile(path):  # numpy takes any other file for a pickle
+            reason = "it is no zip file"
         raise UserError(f'data.path is "{path}", which is no .npz file of arrays ({reason}).') from error
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from ludus.agents import AGENTS
 from ludus.containers import CONTAINERS
 from ludus.containers.build import (
     build_cache,
@@ -21,10 +22,10 @@ from ludus.containers.build import (
     decide_sharing,
     divide_environments,
     flattened_maps,
-    give_dataset,
     linear_networks,
     make_actor,
 )
+from ludus.containers.datasets import check_dataset_use, give_dataset
 from ludus.containers.distrib import build_rank, decide_ranks, rank_device
 from ludus.containers.evaluate import Evaluation
 from ludus.containers.guard import TrainingFailed
@@ -287,6 +288,7 @@ def _locate(resolved: Resolved, trust: bool) -> Resolved:
     agent = settings.agent.locate(lambda name: str(RunDirectory.open(name, settings.runs).path.absolute()))
     data = settings.data
     if data.path == LATEST or Path(data.path or "-").is_dir():
+        check_dataset_use(settings, resolve(settings.agent_name, AGENTS, "agent"))
         with torch.random.fork_rng():
             file = record_run(data.path, data.episodes, settings.runs, trust)
         if not settings.quiet and not follows():

@@ -275,11 +275,11 @@ def test_refusals(tmp_path: Path) -> None:
     assert "data.share is 0.25" in refused(tmp_path, TARGET, data=data, data__share=0.25)
 
 
-@pytest.mark.parametrize("body", ["mlp", "lstm"])
-def test_recorded_actions_that_a_mask_forbids_are_refused(body: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("agent", ["bc", "iql", "discrete_cql", "gail", "dqn"])
+def test_recorded_actions_that_a_mask_forbids_are_refused(agent: str, tmp_path: Path) -> None:
     first, *rest = record(MASKED, obey, 3)
     mask = first.observation["action_mask"].copy()
     mask[2, first.action["action"][2]] = 0
-    save_npz(tmp_path / "x.npz", [first._replace(observation={**first.observation, "action_mask": mask}), *rest])
-    given: dict[str, Any] = {"data": str(tmp_path / "x.npz"), "network__body": body}
-    assert "the action mask at its step forbids" in refused(tmp_path, MASKED, **given)
+    save_npz(tmp_path / "x.npz", [*rest, first._replace(observation={**first.observation, "action_mask": mask})])
+    given: dict[str, Any] = {"data": str(tmp_path / "x.npz"), "nb_step": 2_000}
+    assert "an action in episode 2 (from 0) that the action mask" in refused(tmp_path, MASKED, agent, **given)

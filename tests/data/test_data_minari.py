@@ -74,7 +74,7 @@ def test_a_dataset_that_minari_itself_collected(tmp_path: Path) -> None:
     assert all(episode.terminated and not episode.truncated for episode in dataset.episodes)
 
 
-@pytest.mark.parametrize("id", ["../evil-v0", "/etc/x-v0", "a//b-v0", "x", "x-v0/..", ""])
+@pytest.mark.parametrize("id", ["../evil-v0", "/etc/x-v0", "a//b-v0", "x", "x-v0/..", "", "t/x-v0"])
 def test_ids_stay_in_the_folder(id: str) -> None:
     with pytest.raises(UserError, match="no id of a Minari dataset"):
         load_dataset(f"minari:{id}", *specs_of(TOY + "TargetEnv"))

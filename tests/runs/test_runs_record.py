@@ -118,6 +118,9 @@ def test_rewards_are_preprocessed_once(tmp_path: Path, capsys: pytest.CaptureFix
     run = str(train(tmp_path / "runs", TARGET, "sac", **settings, **half).run)
     assert main(["record", run, "--replay", "--out", str(out)]) == 2
     assert "after preprocess.reward" in " ".join(capsys.readouterr().err.split())
+    for flag in (["--episodes", "3"], ["--stochastic"], ["--seed", "1"], ["--checkpoint", "latest"]):
+        assert main(["record", run, "--replay", "--out", str(out), *flag]) == 2
+        assert f"so {flag[0]} has no effect" in " ".join(capsys.readouterr().err.split())
     assert not out.exists()
     assert main(["record", run, "--episodes", "3", "--out", str(out)]) == 0
     player: Any = ludus.load(run)

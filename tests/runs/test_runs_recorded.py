@@ -14,7 +14,8 @@ from test_runs_resume_replay import stop_after
 
 import ludus
 from ludus.cli.main import main
-from ludus.containers.build import build_cache, give_dataset
+from ludus.containers.build import build_cache
+from ludus.containers.datasets import give_dataset
 from ludus.core.errors import UserError
 from ludus.data.npz import load_npz
 from ludus.experience.recorded_replay import MixedReplay, RecordedReplay
