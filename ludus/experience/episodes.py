@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from ludus.core.batch import Batch
 from ludus.core.cache import ExperienceCache
+from ludus.core.config import AgentConfig, Plan
 from ludus.core.errors import UserError
 from ludus.core.hidden_state import HiddenState
 from ludus.core.schedule import value_at
@@ -21,6 +25,25 @@ LONGEST = 100_000  # most steps of each environment in a batch
 PAUSE = 64  # steps of each environment after which the container gets control, for the log and signals
 STEP_BYTES = 64  # of a step beside observation and action: reward, flags, log-probability, value
 TRANSITION = ("reward", "terminated", "truncated", "real")
+
+
+@dataclass(frozen=True)
+class EpisodeConfig(AgentConfig):
+    """Settings of agents that learn from whole episodes."""
+
+    # whole episodes of each environment per update: more give updates with less noise, and fewer of them
+    episodes: int = 1
+
+    def plan(self, rows: int) -> Plan:
+        """Return the plan; the shape of a batch changes with the lengths of its episodes."""
+        return Plan(fixed_shapes=False)
+
+    def why_no_update(self, steps: int, environments: int, cache: Mapping[str, float]) -> str:
+        """Compare the steps of each environment with the episodes that an update takes."""
+        return (
+            f"{steps // environments:,} steps of each environment were too few for agent.episodes = {self.episodes} "
+            "whole episodes; raise nb_step, lower env.num or agent.episodes, or set env.max_episode_steps"
+        )
 
 
 class EpisodeGroup:
