@@ -44,6 +44,7 @@ class ARSConfig(HeadsConfig, EpisodeConfig):
     """Settings of ARS; each pair of environments plays one direction, so env.num is twice their number."""
 
     NETWORK_DEFAULTS = LINEAR
+    ENV_NUM_MULTIPLE_OF = 2
     SCHEDULABLE = ("perturbation", "alive_bonus")
     learning_rate: float = 0.02  # α, the step size: raise for speed, lower when the return collapses
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
@@ -60,7 +61,7 @@ class ARSConfig(HeadsConfig, EpisodeConfig):
 
     def check_run_length(self, nb_step: int, environments: int, agents: int = 1) -> None:
         """Refuse environments that do not make pairs, or too few pairs."""
-        if environments % 2:
+        if environments % self.ENV_NUM_MULTIPLE_OF:
             raise UserError(
                 f"env.num is {environments}, but ars plays each direction forwards and backwards in two environments; "
                 "set it to an even number."

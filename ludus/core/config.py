@@ -76,6 +76,7 @@ class AgentConfig:
     UNUSED_OFFLINE: ClassVar[tuple[str, ...]] = ()  # settings that do nothing in the container offline
     UNUSED_FEED_FORWARD: ClassVar[tuple[str, ...]] = ()  # settings that do nothing without a recurrent network
     PREFERS_OFFLINE: ClassVar[bool] = False  # the container is offline where data.path is given and no container
+    ENV_NUM_MULTIPLE_OF: ClassVar[int] = 1  # env.num must be a multiple of this
     # settings that may be schedules, besides learning rates, weights of losses (``…_coef``) and those of OF_OPTIMIZER:
     # the agent reads them from ``Agent.config`` whenever it uses them, or changes what it made of them in
     # ``Agent.schedule``
