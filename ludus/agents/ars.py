@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from ludus.core.agent import Agent
 from ludus.core.batch import Batch, Learned
-from ludus.core.config import AgentConfig, Plan
 from ludus.core.errors import UserError, check_ranges
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec
@@ -24,7 +23,7 @@ from ludus.core.spec import Specs, network_inputs
 from ludus.core.step import AgentStep, EnvStep
 from ludus.core.types import Tensors
 from ludus.core.updater import Group, Updater
-from ludus.experience.episodes import EpisodeCache
+from ludus.experience.episodes import EpisodeCache, EpisodeConfig
 from ludus.networks.build import network_spec
 from ludus.networks.module_checks import uses_methods_of
 from ludus.networks.numpy_actor import ACTIVATIONS, NumpyActor
@@ -41,16 +40,16 @@ LINEAR = MappingProxyType({"hidden": ()})
 
 
 @dataclass(frozen=True)
-class ARSConfig(HeadsConfig, AgentConfig):
+class ARSConfig(HeadsConfig, EpisodeConfig):
     """Settings of ARS; each pair of environments plays one direction, so env.num is twice their number."""
 
     NETWORK_DEFAULTS = LINEAR
+    ENV_NUM_MULTIPLE_OF = 2
     SCHEDULABLE = ("perturbation", "alive_bonus")
     learning_rate: float = 0.02  # α, the step size: raise for speed, lower when the return collapses
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to 0 at nb_step
     perturbation: float = 0.05  # ν, standard deviation of the perturbations of parameters: larger explores further
     top: int = 0  # b, directions with the best returns that a step uses; 0: all
-    episodes: int = 1  # whole episodes of each environment per step: more measure a perturbation better and take longer
     alive_bonus: float = 0.0  # subtracted from each reward, where environments pay for every step survived
     # vectors by running mean and standard deviation, saved with the policy (ARS-V2); off: ARS-V1
     normalize_observation: bool = True
@@ -62,7 +61,7 @@ class ARSConfig(HeadsConfig, AgentConfig):
 
     def check_run_length(self, nb_step: int, environments: int, agents: int = 1) -> None:
         """Refuse environments that do not make pairs, or too few pairs."""
-        if environments % 2:
+        if environments % self.ENV_NUM_MULTIPLE_OF:
             raise UserError(
                 f"env.num is {environments}, but ars plays each direction forwards and backwards in two environments; "
                 "set it to an even number."
@@ -72,10 +71,6 @@ class ARSConfig(HeadsConfig, AgentConfig):
                 f"agent.top is {self.top}, more than the {environments // 2} directions (env.num / 2); lower it, or "
                 "raise env.num."
             )
-
-    def plan(self, rows: int) -> Plan:
-        """There is no gradient to compile."""
-        return Plan(fixed_shapes=False)
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
         """``normalize_observation`` where there is nothing to normalize."""

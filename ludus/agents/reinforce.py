@@ -13,7 +13,7 @@ from torch import Tensor
 from ludus.agents.actor_critic import ActorCritic
 from ludus.core.batch import Batch
 from ludus.core.cache import CacheWriter
-from ludus.core.config import AgentConfig, Plan, RunOutline, UnusedSetting
+from ludus.core.config import RunOutline, UnusedSetting
 from ludus.core.errors import UserError, check_ranges
 from ludus.core.hidden_state import HiddenState
 from ludus.core.network import Network, NetworkSpec
@@ -22,7 +22,7 @@ from ludus.core.spec import Specs
 from ludus.core.step import EnvStep
 from ludus.core.types import SumOverRanks, Tensors, single_rank
 from ludus.core.updater import OptimizerName
-from ludus.experience.episodes import EpisodeCache
+from ludus.experience.episodes import EpisodeCache, EpisodeConfig
 from ludus.networks.policy_config import PolicyConfig
 from ludus.ops.policy_gradient import entropy_loss, policy_gradient_loss, share_sum
 from ludus.ops.returns import lambda_returns
@@ -30,13 +30,11 @@ from ludus.preprocess.normalization import unused_normalizer
 
 
 @dataclass(frozen=True)
-class REINFORCEConfig(PolicyConfig, AgentConfig):
+class REINFORCEConfig(PolicyConfig, EpisodeConfig):
     """Settings of REINFORCE."""
 
     SCHEDULABLE = ("gamma",)
     UNUSED = (UnusedSetting("value_coef", "baseline", not_, "agent.baseline is off, so no value is learned"),)
-    # whole episodes of each environment per update: more give gradients with less variance, and fewer updates
-    episodes: int = 1
     # subtract a learned value from the returns, which reduces their variance, and bootstrap from it at time limits
     baseline: bool = True
     learning_rate: float = 2e-3  # raise for speed, lower when the return collapses
@@ -61,10 +59,6 @@ class REINFORCEConfig(PolicyConfig, AgentConfig):
             positive=("episodes", "learning_rate", "optimizer_eps"),
             nonnegative=("entropy_coef", "value_coef", "max_grad_norm", "weight_decay"),
         )
-
-    def plan(self, rows: int) -> Plan:
-        """One optimizer step per batch, whose shape changes with the lengths of the episodes."""
-        return Plan(fixed_shapes=False)
 
     def unused(self, observation: Specs, action: Specs, rows: int) -> Iterator[tuple[str, str]]:
         """Also settings of distributions and normalizers that do nothing."""

@@ -234,7 +234,8 @@ def build_evaluator(
         manager.set_action_transform(agent.action_transform)
         return manager
 
-    return Evaluator(make, settings.evaluation.episodes, settings.seed, settings.evaluation.greedy, rows)
+    given, limit = settings.evaluation, settings.env.max_episode_steps
+    return Evaluator(make, given.episodes, settings.seed, given.greedy, rows, limit)
 
 
 def choose_device(name: str, needs: int = 0) -> torch.device:

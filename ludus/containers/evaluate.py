@@ -15,7 +15,8 @@ from ludus.core.rows import Rows
 from ludus.core.types import State
 from ludus.parallel.orphans import StartedProcesses
 
-LONGEST = 50_000  # steps without a finished episode after which an evaluation is refused
+# steps without a finished episode after which an evaluation warns, and after which it is refused
+LONG, LONGEST = 5_000, 50_000
 
 
 class Evaluation(NamedTuple):
@@ -62,7 +63,8 @@ class Evaluator:
     """Plays a set number of episodes, the same number in each row, so that short episodes are not over-represented.
 
     With ``rows``, it plays only the episodes of these rows of the evaluation, as one of several processes. Its
-    environments are created on first use, and again for each evaluation unless a reset clears all their state.
+    environments are created on first use, and again for each evaluation unless a reset clears all their state. Where
+    ``limit`` (env.max_episode_steps) is given, episodes may be as long.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class Evaluator:
         seed: int,
         greedy: bool = True,
         rows: Rows | None = None,
+        limit: int = 0,
     ) -> None:
-        self.episodes, self.seed, self.greedy, self.rows = episodes, seed, greedy, rows
+        self.episodes, self.seed, self.greedy, self.rows, self.limit = episodes, seed, greedy, rows, limit
+        self._warned = bool(limit)  # of long episodes, which a limit says to expect
         self.round = 0  # evaluations so far: each has other seeds
         self._make = make
         self.wrap: Callable[[EnvironmentManager], EnvironmentManager] = lambda manager: manager  # around what it makes
@@ -123,7 +127,8 @@ class Evaluator:
         step, state = manager.reset(int(entropy[0])), agent.initial_state(rows.total)
         finished: list[Finished] = []
         count, last = 0, 0  # steps so far, and at the last counted episode
-        while count - last < LONGEST:
+        longest = max(LONGEST, self.limit + 1)  # with the reset between two episodes
+        while count - last < longest:
             count += 1
             step = (step if copies is None else step.rows(copies)).to(device)
             agent_step = agent.act(step, state, noise.next() if noise else None)
@@ -138,8 +143,14 @@ class Evaluator:
                 return finished
             if stop():
                 return None  # the next evaluation plays the same episodes
+            if count - last == LONG and not self._warned:
+                self._warned = True
+                manager.on_warning(
+                    f"No episode of an evaluation has ended in {LONG:,} steps, and it goes on for up to {longest:,}; "
+                    "if episodes have no end, set env.max_episode_steps to the length at which one may be cut."
+                )
         raise UserError(
-            f"An evaluation had unfinished episodes after {LONGEST:,} steps; set env.max_episode_steps to the "
+            f"An evaluation had unfinished episodes after {longest:,} steps; set env.max_episode_steps to the "
             "length at which an episode may be cut."
         )
 

@@ -76,6 +76,7 @@ class AgentConfig:
     UNUSED_OFFLINE: ClassVar[tuple[str, ...]] = ()  # settings that do nothing in the container offline
     UNUSED_FEED_FORWARD: ClassVar[tuple[str, ...]] = ()  # settings that do nothing without a recurrent network
     PREFERS_OFFLINE: ClassVar[bool] = False  # the container is offline where data.path is given and no container
+    ENV_NUM_MULTIPLE_OF: ClassVar[int] = 1  # env.num must be a multiple of this
     # settings that may be schedules, besides learning rates, weights of losses (``…_coef``) and those of OF_OPTIMIZER:
     # the agent reads them from ``Agent.config`` whenever it uses them, or changes what it made of them in
     # ``Agent.schedule``
@@ -113,6 +114,10 @@ class AgentConfig:
 
     def check_run_length(self, nb_step: int, environments: int, agents: int = 1) -> None:
         """Raise a UserError if ``nb_step`` steps end before the first update; ``agents`` of each environment learn."""
+
+    def why_no_update(self, steps: int, environments: int, cache: Mapping[str, float]) -> str:
+        """Explain why a run of ``steps`` steps had no update, given the metrics of its cache; empty if unknown."""
+        return ""
 
     def plan(self, rows: int) -> Plan:
         """Return the plan for ``rows`` environments."""

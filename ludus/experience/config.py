@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import not_
 from types import MappingProxyType
@@ -116,6 +116,22 @@ class ReplayConfig(AgentConfig):
                 f"A batch of agent.batch_size {self.batch_size} takes {first:,} steps to be in the replay, but "
                 f"{length}, so nothing would ever be learned; lower agent.batch_size, or raise nb_step."
             )
+
+    def why_no_update(self, steps: int, environments: int, cache: Mapping[str, float]) -> str:
+        """Name what the replay buffer lacked."""
+        size = int(cache["replay/size"])
+        items, longer = ("sequences", "agent.sequence") if self.sequence else ("transitions", "agent.n_step")
+        if steps <= self.warmup:
+            return f"{steps:,} steps are fewer than agent.warmup = {self.warmup:,}; raise nb_step or lower agent.warmup"
+        if size < self.batch_size:
+            return (
+                f"the replay buffer held {size:,} {items}, fewer than agent.batch_size = {self.batch_size:,}; raise "
+                f"nb_step, or lower agent.batch_size or {longer}"
+            )
+        return (
+            f"too few steps followed the warm-up and the first {self.batch_size:,} {items} for one update at "
+            f"agent.updates_per_step = {self.updates_per_step:g}; raise nb_step or agent.updates_per_step"
+        )
 
     def for_rows(self, rows: Rows) -> Self:
         """Return the settings of a process that has some of the run's rows: its part of replay, warm-up and batch.

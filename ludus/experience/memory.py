@@ -62,7 +62,10 @@ def free_bytes(device: torch.device, folder: str) -> int:
         while not path.exists():
             path = path.parent
         return shutil.disk_usage(path).free
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
+    if device.type != "cuda":
+        return free_memory()
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for new tensors
+    return int(torch.cuda.mem_get_info(device)[0]) + cached
 
 
 def check_fits(what: str, needed: int, free: int, fix: str) -> None:

@@ -1,4 +1,4 @@
-"""End-of-run hints, and warnings about a replay buffer with too little data for an update."""
+"""End-of-run hints, and warnings about runs with too little experience for an update."""
 
 from __future__ import annotations
 
@@ -96,25 +96,10 @@ def is_solved(worker: LocalWorker) -> bool:
 
 
 def why_no_update(worker: LocalWorker, step: int = 0) -> list[str]:
-    """Explain why there was no update since ``step``, when the replay buffer was empty; empty without one."""
-    config, steps = worker.learners[0].settings.agent, worker.local_step_count - step
-    if not isinstance(config, ReplayConfig) or not steps:
-        return []
-    size = int(worker.cache.metrics()["replay/size"])
-    items, longer = ("sequences", "agent.sequence") if config.sequence else ("transitions", "agent.n_step")
-    if steps <= config.warmup:
-        why = f"{steps:,} steps are fewer than agent.warmup = {config.warmup:,}; raise nb_step or lower agent.warmup"
-    elif size < config.batch_size:
-        why = (
-            f"the replay buffer held {size:,} {items}, fewer than agent.batch_size = {config.batch_size:,}; raise "
-            f"nb_step, or lower agent.batch_size or {longer}"
-        )
-    else:
-        why = (
-            f"too few steps followed the warm-up and the first {config.batch_size:,} {items} for one update at "
-            f"agent.updates_per_step = {config.updates_per_step:g}; raise nb_step or agent.updates_per_step"
-        )
-    return [f"There was no update{' since the resume' * bool(step)}: {why}."]
+    """Explain why there was no update since ``step``, when the cache was empty; empty if the agent does not know."""
+    settings, steps = worker.learners[0].settings, worker.local_step_count - step
+    why = settings.agent.why_no_update(steps, settings.env.num, worker.cache.metrics()) if steps else ""
+    return [f"There was no update{' since the resume' * bool(step)}: {why}."] if why else []
 
 
 def missing_replay(worker: LocalWorker, state: State) -> str:

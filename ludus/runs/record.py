@@ -105,6 +105,7 @@ def _play(
     noise = None if greedy else agent.make_noise(rows, generator)
     to_environment = ActionPreprocessor(manager.action, agent.action_transform)
     step, state, waited = manager.reset(seed), agent.initial_state(rows.size), 0
+    longest = max(LONGEST, player.settings.env.max_episode_steps + 1)  # with the reset between two episodes
     while True:
         acted = agent.act(step.to(device), state, None if noise is None else noise.next())
         state = acted.state
@@ -117,9 +118,9 @@ def _play(
                 quota[episode.row] -= 1
                 waited = 0
                 on_done(total - sum(quota), total)
-        if waited >= LONGEST:
+        if waited >= longest:
             raise UserError(
-                f"An episode had no end after {LONGEST:,} steps; set env.max_episode_steps in the run's settings."
+                f"An episode had no end after {longest:,} steps; set env.max_episode_steps in the run's settings."
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -140,13 +141,14 @@ class DistribConfig:
     ranks: int = 0
     timeout: float = 1800.0  # seconds to wait for another rank, also while rank 0 evaluates or compiles
 
-    def validate(self, environments: int) -> None:
-        """Refuse invalid settings."""
+    def validate(self, environments: int, multiple_of: int = 1) -> None:
+        """Refuse invalid settings; the agent needs a multiple of ``multiple_of`` environments."""
         check_minimum("distrib.ranks", self.ranks, 0)
         if not 0 < self.timeout < 1e9:
             raise UserError(f"distrib.timeout is {self.timeout:g}; give a number of seconds, such as 1800.")
         if self.ranks and environments % self.ranks:
-            more = -(-environments // self.ranks) * self.ranks
+            group = math.lcm(self.ranks, multiple_of)
+            more = -(-environments // group) * group
             raise UserError(
                 f"env.num is {environments}, which {self.ranks} ranks cannot share equally; set env.num to {more}, or "
                 "distrib.ranks to a number that divides it."
@@ -529,7 +531,7 @@ class Settings(Generic[A]):
         if self.container == "offline" and not self.data.path:
             raise UserError("container is offline, which trains on recorded episodes alone; name them with data.path.")
         if self.container == "distrib":
-            self.distrib.validate(self.env.num)
+            self.distrib.validate(self.env.num, self.agent.ENV_NUM_MULTIPLE_OF)
         if self.container == "impala":
             self.impala.validate(self.env.num)
             if self.impala.host_gpus and self.device == "cpu":

@@ -406,6 +406,10 @@ def test_tracing_an_update_runs_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rows": ({"env.num": 5}, "env.num is 5, which 2 ranks cannot share equally; set env.num to 6"),
+    "pairs": (
+        {"agent.name": "ars", "distrib.ranks": 3, "env.num": 8},
+        "env.num is 8, .*; set env.num to 12",
+    ),  # 9 is odd
     "ranks": ({"distrib.ranks": -1}, "distrib.ranks is -1"),
     "timeout": ({"distrib.timeout": 0.0}, "distrib.timeout is 0"),
     "local": ({"container": "local"}, "distrib.ranks is 2, but container is local"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,13 @@ from ludus.core.step import AgentStep, EnvStep
 from ludus.experience import episodes
 from ludus.experience.episodes import EpisodeCache
 from ludus.ops.returns import running_returns
+
+
+@pytest.fixture(autouse=True, params=[64, 2])
+def pause(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also stack every two steps, so that short episodes cross blocks."""
+    monkeypatch.setattr(episodes, "PAUSE", request.param)
+
 
 SPECS = {"x": Spec((), "float32", "continuous", low=-np.inf, high=np.inf)}
 
@@ -198,6 +207,50 @@ def test_episodes_without_an_end_end_the_run_with_a_sentence(monkeypatch: pytest
     cache.env_write(step, HiddenState())
     with pytest.raises(UserError, match=r"had no end after 20 steps; set env.max_episode_steps"):
         fill(cache, world, step)
+
+
+def write_one_long_episode(cache: EpisodeCache, rows: int, steps: int) -> None:
+    """Write steps with all that the agents store, and final observations."""
+    no, x = torch.zeros(rows, dtype=torch.bool), torch.zeros(rows)
+    for time in range(steps):
+        first = torch.full_like(no, time == 0)
+        cache.env_write(EnvStep({"x": x}, x, no, no, first, ~first, {"x": x}), HiddenState())
+        cache.agent_write(AgentStep({"x": x}, {"log_prob": x, "value": x, "environment": x.long()}, HiddenState()))
+
+
+def test_the_memory_of_a_step_is_that_of_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episodes, "LONGEST", 1_000)
+    cache, before = make(2), count_tensors()
+    write_one_long_episode(cache, 2, 1_000)
+    (saved,) = cache.state_dict()["groups"]
+    stored = sum(x.nbytes for name in ("observations", "transitions", "actions") for x in saved[name].values())
+    assert cache.max_bytes / 4 < stored <= cache.max_bytes
+    del saved
+    # about 8 for each block and for each of the last steps, not for each of 1,000 steps
+    assert count_tensors() - before < 8_000
+
+
+def count_tensors() -> int:
+    return sum(isinstance(x, Tensor) for x in gc.get_objects())
+
+
+def test_episodes_that_leave_too_little_memory_for_a_batch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episodes, "CHECK_EVERY", 1)
+    monkeypatch.setattr(episodes, "free_bytes", lambda *_: 50_000)
+    cache = make(2)
+    said = r"episodes, of \d,\d{3} steps so far, needs another 0.00 GB .*; set env.max_episode_steps to the length"
+    with pytest.raises(UserError, match=said):
+        write_one_long_episode(cache, 2, 2_000)
+    write_one_long_episode(make(2), 2, 400)
+
+
+def test_several_episodes_may_be_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episodes, "LONGEST", 20)
+    world = World([[15, 15, 15]])
+    cache, step = make(1, count=2), world.start()
+    cache.env_write(step, HiddenState())
+    fill(cache, world, step)
+    assert len(played(cache.read())[0]) == 30
 
 
 def test_masks_of_padding_allow_the_repeated_action() -> None:

@@ -105,6 +105,14 @@ def test_a_run_without_an_update_says_so_at_its_end(tmp_path: Path, capsys: Any)
     assert said in (run / "log.txt").read_text()
 
 
+@pytest.mark.parametrize("agent", ["reinforce", "ars"])
+def test_a_run_whose_episodes_are_longer_than_it_says_so_at_its_end(tmp_path: Path, agent: str, capsys: Any) -> None:
+    run = train(tmp_path, "Pendulum-v1", agent, quiet=False, evaluation__episodes=1).run
+    said = "There was no update: 63 steps of each environment were too few for agent.episodes = 1 whole episodes; raise"
+    assert said in capsys.readouterr().out
+    assert said in (run / "log.txt").read_text()
+
+
 def test_a_run_says_that_priorities_were_drawn_without_compiled_code(
     tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
