@@ -32,10 +32,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give slow tests, many of which compile, an hour in place of five minutes: a busy machine took that for one."""
+    """Give slow tests, many of which compile, half an hour: a busy machine took more than five minutes for one."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(3_600))
+            item.add_marker(pytest.mark.timeout(1_800))
 
 
 def pytest_collection_finish() -> None:

@@ -70,7 +70,7 @@ class A3C(ActorCritic):
     def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> GradientUnroll:
         """Make the rollout that a worker fills and submits with its gradient."""
         config = self.config
-        unroll = GradientUnroll(config.rollout, rows, self.discount, self.device, config.normalize_reward, memory)
+        unroll = GradientUnroll(config.rollout, rows, self.given_gamma, self.device, config.normalize_reward, memory)
         unroll.compute, unroll.size = self.gradient, sum(p.numel() for p in self.trainable())
         return unroll
 

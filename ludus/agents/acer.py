@@ -189,7 +189,7 @@ class ACER(ActorCritic):
         with self.given_config():  # the cache follows the schedule of the replay ratio itself
             config, ranks = self.config.for_rows(rows), rows.total // rows.size
         given = (self._observation, self.device, config.normalize_reward, ranks)
-        return RolloutReplay(config, rows.size, self.discount, *given)
+        return RolloutReplay(config, rows.size, self.given_gamma, *given)
 
     def acting_state(self) -> Tensors:
         """Leave out the average policy, which only learning uses."""

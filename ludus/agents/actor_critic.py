@@ -223,11 +223,11 @@ class ActorCritic(Agent):
     def make_cache(self, rows: Rows) -> RolloutCache:
         """Make a cache of one rollout."""
         config = self.config
-        return RolloutCache(config.rollout, rows.size, self.discount, self.device, config.normalize_reward)
+        return RolloutCache(config.rollout, rows.size, self.given_gamma, self.device, config.normalize_reward)
 
     def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> RolloutUnroll:
         config = self.config
-        return RolloutUnroll(config.rollout, rows, self.discount, self.device, config.normalize_reward, memory)
+        return RolloutUnroll(config.rollout, rows, self.given_gamma, self.device, config.normalize_reward, memory)
 
     def act(self, step: EnvStep, state: HiddenState, noise: Tensors | None = None) -> AgentStep:
         """Sample with ``noise``, else take the mode; the experience is log_prob, and value if acting computes it."""

@@ -122,7 +122,7 @@ class DAgger(BC):
             "updates": config.updates,
             "step_bytes": sum(map(spec_bytes, specs)),
         }
-        rollout = config.rollout, rows.size, self.discount, self.device, config.normalize_reward
+        rollout = config.rollout, rows.size, self.given_gamma, self.device, config.normalize_reward
         cache: AggregateCache
         if self.recurrent:
             cache = AggregateSequences(*rollout, **given, shape=config.sequences)

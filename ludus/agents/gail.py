@@ -131,7 +131,7 @@ class AdversarialImitation(ActorCritic):
         assert self.dataset is not None, "the container gives the dataset"
         self.expert = recorded_steps(self.dataset, self.inverter, self.device)
         kind = CarryingRollout if self.config.normalize_reward else RolloutCache
-        return kind(self.config.rollout, rows.size, self.discount, self.device)
+        return kind(self.config.rollout, rows.size, self.given_gamma, self.device)
 
     def parameter_groups(self) -> dict[str, Group]:
         """Step the discriminator by an optimizer of its own."""

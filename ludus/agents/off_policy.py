@@ -129,13 +129,13 @@ class OffPolicy(Agent):
         with self.given_config():  # the replay follows the schedules of its settings itself
             config, ranks = self.config.for_rows(rows), rows.total // rows.size
         kept = (self.action, self.initial_state(1), self.soft, ranks)
-        options = (config, rows.size, self.discount, self.observation, self.device, reward, *kept)
+        options = (config, rows.size, self.given_gamma, self.observation, self.device, reward, *kept)
         if self.dataset is None:
             return ExperienceReplay(*options)
         offline = self.dataset_share == 1
         part = config.batch_size if offline else recorded_part(config.batch_size, self.dataset_share)
         to_policy = ActionInverter(self.action, self.action_transform)
-        specs = (self.discount, self.observation, self.action)
+        specs = (self.given_gamma, self.observation, self.action)
         part_config = replace(config, batch_size=part)
         recorded = RecordedReplay(part_config, self.dataset, to_policy, *specs, self.device, self.soft)
         return recorded if offline else MixedReplay(recorded, *options)
@@ -148,7 +148,7 @@ class OffPolicy(Agent):
         if config.prioritized:
             kept = (self.action, self.initial_state(1), self.soft)
             small = config.for_unrolls(length, rows.size)
-            items = LastItems(small, rows.size, self.discount, self.observation, self.device, None, *kept)
+            items = LastItems(small, rows.size, self.given_gamma, self.observation, self.device, None, *kept)
         return ReplayUnroll(length, rows, self.device, memory, items, self.td_errors)
 
     def td_errors(self, batch: Batch) -> Tensor:
@@ -254,7 +254,8 @@ class OffPolicy(Agent):
     ) -> tuple[Tensors, HiddenState]:
         """Run the acting network on preprocessed observations ``[1, B, …]``; with ``noise``, its perturbed copy.
 
-        Evaluations, loaded policies and opponents of self-play are not perturbed, also where they sample actions.
+        Evaluations, loaded policies and opponents of self-play are not perturbed, also where they sample actions. The
+        hidden state is the perturbed copy's, as stale for a replay as that of any older network: the burn-in renews it.
         """
         if noise is None or self.parameter_noise is None or not self.training:
             return self.run(self.acting[0], observation, state, first)

@@ -150,7 +150,7 @@ class PQN(Agent):
 
     def make_cache(self, rows: Rows) -> RolloutCache:
         """Make a cache of one rollout."""
-        return RolloutCache(self.config.rollout, rows.size, self.discount, self.device)
+        return RolloutCache(self.config.rollout, rows.size, self.given_gamma, self.device)
 
     def q(
         self, observation: Tensors, state: HiddenState, first: Tensor, network: nn.Module | None = None

@@ -93,7 +93,7 @@ class REINFORCE(ActorCritic):
     def make_cache(self, rows: Rows) -> EpisodeCache:  # type: ignore[override]
         """Make a cache of whole episodes."""
         config, specs = self.config, (self.observation, self.action)
-        return EpisodeCache(config.episodes, rows.size, self.discount, *specs, self.device, config.normalize_reward)
+        return EpisodeCache(config.episodes, rows.size, self.given_gamma, *specs, self.device, config.normalize_reward)
 
     def make_unroll(self, rows: Rows, memory: Tensors | None = None) -> CacheWriter:  # type: ignore[override]
         """Refuse: unrolls are parts of episodes."""

@@ -167,7 +167,7 @@ class VDN(OffPolicy):
             chosen = greedy(q, mask)
         else:
             chosen = epsilon_greedy(q, noise["explore"], noise["choice"], self.epsilon.value, mask)
-        if after:
+        if after and not self.training:  # in training an absent agent is forgotten when it comes back
             after = after.keep(self.joint.absent(step.observation), state.reset(step.first))
         return AgentStep(dict(zip(self.joint.actions, chosen.unbind(-1), strict=True)), {}, after)
 

@@ -126,6 +126,11 @@ def build_learner(
             f"Role {role} has agent {settings.agent_name}, which learns from a teacher, and roles have none; train it "
             "alone."
         )
+    if role and agent.needs_dataset:
+        raise UserError(
+            f"Role {role} has agent {settings.agent_name}, which learns from recorded episodes, and roles have none; "
+            "train it alone."
+        )
     agent.check_trainable()
     return agent
 

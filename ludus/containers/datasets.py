@@ -7,13 +7,17 @@ from typing import Any
 import torch
 
 from ludus.core.agent import Agent
+from ludus.core.config import AgentConfig
 from ludus.core.dataset import Dataset
 from ludus.core.errors import UserError
-from ludus.core.spec import Specs, is_mask
+from ludus.core.spec import Specs, is_mask, network_inputs
 from ludus.data.load import load_dataset
+from ludus.networks.conditional_policy import make_policy
 from ludus.networks.policy import Policy
+from ludus.networks.policy_config import PolicyConfig
 from ludus.ops.distributions import MASKED
 from ludus.preprocess.action_inverter import ActionInverter
+from ludus.preprocess.observation import ObsPreprocessor
 from ludus.preprocess.rewards import make_reward_ops, preprocessed_rewards
 from ludus.settings.settings import Settings
 
@@ -25,7 +29,7 @@ def give_dataset(settings: Settings[Any], agent: Agent, observation: Specs, acti
     if not path:
         return
     dataset = load_dataset(path, observation, action)
-    refuse_masked(dataset, observation, action)
+    refuse_masked(dataset, observation, action, settings.agent)
     agent.dataset = preprocessed_rewards(dataset, make_reward_ops(settings.preprocess.reward))
     agent.dataset_share = 1.0 if offline else settings.data.share
 
@@ -57,13 +61,16 @@ def check_dataset_use(settings: Settings[Any], agent: Agent | type[Agent]) -> No
 
 
 @torch.no_grad()
-def refuse_masked(dataset: Dataset, observation: Specs, action: Specs) -> None:
+def refuse_masked(dataset: Dataset, observation: Specs, action: Specs, config: AgentConfig) -> None:
     """Refuse recorded actions that a mask forbids: no policy can take them, and no value of them is ever corrected."""
-    choices = {name: spec for name, spec in action.items() if spec.kind != "continuous"}
-    if not choices or not any(is_mask(name) for name in observation):
+    if not any(is_mask(name) for name in observation):
         return
-    policy, to_policy = Policy(choices), ActionInverter(choices, {})
+    if isinstance(config, PolicyConfig):  # parts of an action may depend on each other, or leave others unused
+        policy = make_policy(action, config, ObsPreprocessor(network_inputs(observation)).shapes)
+    else:
+        policy = Policy({name: spec for name, spec in action.items() if spec.kind != "continuous"})
     policy.find_conditional_masks(observation)
+    to_policy = ActionInverter(policy.action, policy.action_transform)
     for number, episode in enumerate(dataset.episodes):
         taken = {name: torch.from_numpy(x) for name, x in to_policy(episode.action).items()}
         masks = {name: torch.from_numpy(x[:-1]) for name, x in episode.observation.items() if is_mask(name)}

@@ -63,8 +63,8 @@ class Evaluator:
     """Plays a set number of episodes, the same number in each row, so that short episodes are not over-represented.
 
     With ``rows``, it plays only the episodes of these rows of the evaluation, as one of several processes. Its
-    environments are created on first use, and again for each evaluation unless a reset clears all their state. Where
-    ``limit`` (env.max_episode_steps) is given, episodes may be as long.
+    environments are created on first use, and again for each evaluation unless a reset clears all their state.
+    Episodes may have ``limit`` steps (env.max_episode_steps) if that is more than LONGEST.
     """
 
     def __init__(

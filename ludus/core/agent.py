@@ -131,8 +131,8 @@ class Agent(Actor):
         self._set_scheduled(0.0)
 
     @property
-    def discount(self) -> float:
-        """``agent.gamma`` as given: if it is a schedule, caches follow it themselves."""
+    def given_gamma(self) -> float:
+        """``agent.gamma`` as it was given: a number, or a schedule, which caches follow themselves."""
         gamma: float = self._given.gamma
         return gamma
 

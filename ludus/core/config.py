@@ -115,7 +115,7 @@ class AgentConfig:
     def check_run_length(self, nb_step: int, environments: int, agents: int = 1) -> None:
         """Raise a UserError if ``nb_step`` steps end before the first update; ``agents`` of each environment learn."""
 
-    def why_no_update(self, steps: int, environments: int, cache: Mapping[str, float]) -> str:
+    def why_no_update(self, steps: int, environments: int, agents: int, cache: Mapping[str, float]) -> str:
         """Explain why a run of ``steps`` steps had no update, given the metrics of its cache; empty if unknown."""
         return ""
 

@@ -51,6 +51,11 @@ def _match(
 ) -> dict[str, Array]:
     """Return the arrays in the order and dtypes of the specs; refuse those of another environment."""
     missing, unknown = specs.keys() - arrays.keys(), arrays.keys() - specs.keys()
+    if any(name.startswith("status/") for name in unknown):
+        raise UserError(
+            f'The dataset "{name}" has the steps of worlds with several agents, from which maddpg, vdn and qmix learn; '
+            "other agents take episodes of single agents, as `ludus record RUN --replay` writes."
+        )
     if missing or unknown:
         raise UserError(
             f'The dataset "{name}" has the {kind}s {", ".join(sorted(arrays)) or "of no name"}, but the environment '
@@ -62,10 +67,10 @@ def _match(
 def _convert_array(array: Array, spec: Spec, kind: str, key: str, steps: int, name: str) -> Array:
     place = f'The dataset "{name}": {kind} "{key}"'
     if array.shape != (steps, *spec.shape):
-        raise UserError(
-            f"{place} has shape {array.shape[1:]} in {array.shape[0] if array.ndim else 0} steps, but the environment "
-            f"has {spec.shape} in {steps}; record it in this environment."
-        )
+        found = len(array) if array.ndim else 0
+        problem = f"{found} entries" if array.shape[1:] == spec.shape else f"shape {array.shape[1:]}"
+        right = f"{steps} belong to its steps" if array.shape[1:] == spec.shape else f"the environment has {spec.shape}"
+        raise UserError(f"{place} has {problem}, but {right}; record it in this environment.")
     dtype = np.dtype(spec.dtype)
     integers = all(kind.kind in "biu" for kind in (array.dtype, dtype))
     if not integers and not np.can_cast(array.dtype, dtype, "same_kind"):

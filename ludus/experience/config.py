@@ -117,12 +117,13 @@ class ReplayConfig(AgentConfig):
                 f"{length}, so nothing would ever be learned; lower agent.batch_size, or raise nb_step."
             )
 
-    def why_no_update(self, steps: int, environments: int, cache: Mapping[str, float]) -> str:
+    def why_no_update(self, steps: int, environments: int, agents: int, cache: Mapping[str, float]) -> str:
         """Name what the replay buffer lacked."""
         size = int(cache["replay/size"])
         items, longer = ("sequences", "agent.sequence") if self.sequence else ("transitions", "agent.n_step")
-        if steps <= self.warmup:
-            return f"{steps:,} steps are fewer than agent.warmup = {self.warmup:,}; raise nb_step or lower agent.warmup"
+        if steps * agents <= self.warmup:
+            taken = f"{steps:,} steps" + (f" of {agents} agents" if agents > 1 else "")
+            return f"{taken} are fewer than agent.warmup = {self.warmup:,}; raise nb_step or lower agent.warmup"
         if size < self.batch_size:
             return (
                 f"the replay buffer held {size:,} {items}, fewer than agent.batch_size = {self.batch_size:,}; raise "

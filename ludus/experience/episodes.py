@@ -40,7 +40,7 @@ class EpisodeConfig(AgentConfig):
         """Return the plan; the shape of a batch changes with the lengths of its episodes."""
         return Plan(fixed_shapes=False)
 
-    def why_no_update(self, steps: int, environments: int, cache: Mapping[str, float]) -> str:
+    def why_no_update(self, steps: int, environments: int, agents: int, cache: Mapping[str, float]) -> str:
         """Compare the steps of each environment with the episodes that an update takes."""
         return (
             f"{steps // environments:,} steps of each environment were too few for agent.episodes = {self.episodes} "
@@ -169,7 +169,7 @@ class EpisodeCache(ExperienceCache):
         with_returns: bool = False,
     ) -> None:
         self.episodes, self.batch, self.device = episodes, batch, device
-        self._discount, self.gamma = gamma, value_at(gamma, 0.0)  # may be a schedule
+        self._given_gamma, self.gamma = gamma, value_at(gamma, 0.0)  # may be a schedule
         self.with_returns = with_returns  # whether batches contain each row's running return (Batch.row_state)
         self.groups: dict[int, EpisodeGroup] = {}  # by first row
         masks = [name for name, spec in observation.items() if is_mask(name) or spec.masks is not None]
@@ -223,7 +223,7 @@ class EpisodeCache(ExperienceCache):
 
     def schedule(self, progress: float) -> None:
         """Set the discount, if it is a schedule."""
-        self.gamma = value_at(self._discount, progress)
+        self.gamma = value_at(self._given_gamma, progress)
 
     def read(self) -> Batch:
         """Return the episodes and drop what was collected."""

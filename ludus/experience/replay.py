@@ -59,7 +59,7 @@ class ExperienceReplay(ExperienceCache):
         check_hindsight(config, observation, reward_fn)
         self.bytes = replay_bytes(config, batch, observation, action, state)
         self.config, self.batch, self.device = config, batch, device
-        self._discount, self.gamma = gamma, value_at(gamma, 0.0)  # may be a schedule
+        self._given_gamma, self.gamma = gamma, value_at(gamma, 0.0)  # may be a schedule
         self._ranks = ranks
         self._check_memory(self.bytes)
         self.length = config.replay // batch
@@ -295,9 +295,9 @@ class ExperienceReplay(ExperienceCache):
     def schedule(self, progress: float) -> None:
         """Set what the schedules give; by default the exponent of importance weights goes from its value to 1."""
         config, start = self.config, self.config.importance_exponent
-        if isinstance(self._discount, Schedule):
-            self.gamma = self._discount.at(progress)
-            self._reader.set_gamma(self.gamma)
+        if (gamma := value_at(self._given_gamma, progress)) != self.gamma:
+            self.gamma = gamma
+            self._reader.set_gamma(gamma)
         self.updates_per_step = value_at(config.updates_per_step, progress) * self._ranks
         to_one = start + (1 - start) * progress
         self.importance_exponent = start.at(progress) if isinstance(start, Schedule) else to_one

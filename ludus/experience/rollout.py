@@ -51,7 +51,7 @@ class RolloutCache(ExperienceCache):
         self.versions: Tensor | None = None  # [B] version of the weights that acted, for received unrolls
         self.with_returns = with_returns  # whether batches contain each row's running return (Batch.row_state)
         self.length, self.batch, self.device = length, batch, device
-        self._discount, self.gamma = gamma, value_at(gamma, 0.0)
+        self._given_gamma, self.gamma = gamma, value_at(gamma, 0.0)
         self.columns = batch  # of the batch that is filled; fewer after ``finish``
         self.consumed = False
         self.blocks: Tensors = {}
@@ -133,7 +133,7 @@ class RolloutCache(ExperienceCache):
 
     def schedule(self, progress: float) -> None:
         """Set the discount, if it is a schedule."""
-        self.gamma = value_at(self._discount, progress)
+        self.gamma = value_at(self._given_gamma, progress)
 
     def receive(self, unroll: Unroll) -> None:
         """Add an unroll as the next free columns; the first one after a read starts a new batch.

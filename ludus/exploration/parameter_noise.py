@@ -74,7 +74,7 @@ class ParameterNoise(nn.Module):
 
 def _normalizes(module: nn.Module) -> bool:
     """Return whether a module is a normalization layer; those of Ludus have the attribute ``normalizes``."""
-    known = nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase
+    known = nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase
     return isinstance(module, known) or bool(getattr(module, "normalizes", False))
 
 

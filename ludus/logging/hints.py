@@ -98,7 +98,8 @@ def is_solved(worker: LocalWorker) -> bool:
 def why_no_update(worker: LocalWorker, step: int = 0) -> list[str]:
     """Explain why there was no update since ``step``, when the cache was empty; empty if the agent does not know."""
     settings, steps = worker.learners[0].settings, worker.local_step_count - step
-    why = settings.agent.why_no_update(steps, settings.env.num, worker.cache.metrics()) if steps else ""
+    env = settings.env
+    why = settings.agent.why_no_update(steps, env.num, env.agents, worker.cache.metrics()) if steps else ""
     return [f"There was no update{' since the resume' * bool(step)}: {why}."] if why else []
 
 

@@ -55,12 +55,17 @@ def depends_on_training_mode(module: nn.Module) -> bool:
 
 def layers_with_modes(module: nn.Module) -> list[str]:
     """Return the names of the layers within a module that are known to differ in training: batch norms and dropout."""
-    known = nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd
-    return [
-        type(m).__name__
-        for m in module.modules()
-        if isinstance(m, known) or getattr(m, "depends_on_training_mode", False)
-    ]
+    return [type(m).__name__ for m in module.modules() if _has_modes(m)]
+
+
+def _has_modes(m: nn.Module) -> bool:
+    if isinstance(m, nn.modules.batchnorm._NormBase):
+        return m.track_running_stats
+    if isinstance(m, nn.modules.dropout._DropoutNd):
+        return m.p > 0
+    if isinstance(m, nn.RNNBase):
+        return m.dropout > 0
+    return bool(getattr(m, "depends_on_training_mode", False))
 
 
 def _depends_on_training_mode(module: nn.Module) -> bool:

@@ -175,6 +175,7 @@ class Player:
         return self._of_given(observation, {agent: self._plain_value(x, batched) for agent, x in found.items()})
 
     def _plain_value(self, value: Tensor, batched: bool) -> Any:
+        """Return values as an array or a float; refuse NaN of a critic that has missed a state."""
         array = value.cpu().numpy()
         if np.isnan(array).any() and self._lacks_state({}):  # a recurrent critic has not seen all states so far
             self._refuse_lack_of_state()
@@ -230,8 +231,9 @@ class Player:
         if self._world.joint_env is not None:
             observation, info = self._world.joint_env.assemble(observation, info)
         step, batched = self._translator.read_step(observation, info, first, reward, stateless, keep)
-        if lacks_state:  # so is what a recurrent critic remembers of it from here on
-            step.observation[STATE] = torch.full(step.observation[STATE].shape, torch.nan)
+        if lacks_state and step.observation[STATE].is_floating_point():
+            # NaN marks the missing state, also in a recurrent critic's hidden state
+            step.observation[STATE] = torch.full_like(step.observation[STATE], torch.nan)
         return step.to(self.device), batched, len(step.first)
 
     def _lacks_state(self, observation: Any) -> bool:
@@ -242,7 +244,7 @@ class Player:
     def _needing_state(self, observation: Any, of_critics: bool = False) -> Iterator[None]:
         """Within the context, networks that see ``state`` refuse to run without it.
 
-        Not those ``of_critics``, while a recurrent one is tracked for later values that nobody may ask for.
+        Critics refuse only with ``of_critics``: while acting, a recurrent critic runs without its value being used.
         """
         needing = self._see_state if of_critics else [x for x in self._see_state if x not in self._critics]
         lacking = needing if self._lacks_state(observation) else []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +19,7 @@ from ludus.containers.team import Team
 from ludus.core.agent import Actor
 from ludus.core.dataset import RecordedEpisode
 from ludus.core.errors import UserError
-from ludus.core.files import temporary_name, write_error
+from ludus.core.files import make_folder, temporary_name
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.core.step import EnvStep
@@ -35,27 +38,34 @@ Array = NDArray[Any]
 Arrays = dict[str, Array]
 
 
-def record_run(run: str, episodes: int, runs: str, trust: bool = False) -> Path:
-    """Return a file below ``runs`` with greedy episodes of a run's best policy, which are played unless it exists."""
+def record_run(
+    run: str,
+    episodes: int,
+    runs: str,
+    device: str,
+    environment: Callable[..., Any] | None = None,
+    trust: bool = False,
+) -> Path:
+    """Let the best policy of a run play episodes greedily; return the new file below ``runs`` that holds them."""
     directory = RunDirectory.open(run, runs)
-    with open_by_name(directory, "best") as found:
-        step = found.meta.get("step", 0)
-    folder, own = Path(runs).absolute() / RECORDED, directory.path.absolute()
-    file = folder / f"{own.parent.name}-{own.name}-step_{step}-{episodes}.npz"
-    if file.exists():
-        return file
-    player = load(run, runs=runs, trust=trust)
+    player = load(directory.path, device=device, environment=environment, trust=trust)
     try:
-        found_episodes = record_episodes(player, episodes)
+        recorded = record_episodes(player, episodes)
     finally:
         player.close()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_error(folder, error) from error
+    folder, path = Path(runs).absolute() / RECORDED, directory.path.absolute()
+    make_folder(folder)
     written = folder / temporary_name(".npz")
-    save_npz(written, found_episodes)
-    return written.replace(file)  # at once, since a run beside this one may look for it
+    try:
+        save_npz(written, recorded)
+        for number in itertools.count(1):
+            file = folder / f"{path.parent.name}-{path.name}-{number}.npz"
+            with suppress(FileExistsError):
+                os.link(written, file)
+                return file
+    finally:
+        written.unlink(missing_ok=True)
+    raise AssertionError("count never ends")
 
 
 def record_episodes(

@@ -64,7 +64,7 @@ from ludus.runs.policy import Player, agent_of_checkpoint, load, refuse_mismatch
 from ludus.runs.record import record_run
 from ludus.runs.report import Reporter
 from ludus.runs.teacher import give_teacher
-from ludus.settings.settings import Resolved, class_overrides, from_flat, resolve_settings, to_flat
+from ludus.settings.settings import Resolved, Settings, class_overrides, from_flat, resolve_settings, to_flat
 from ludus.settings.trust import find_imports
 
 
@@ -181,7 +181,7 @@ def train_resolved(
 
     ``trust`` the run in ``init_from``. Torch's random state is restored afterwards.
     """
-    resolved = _locate(_choose_container(resolved, environment), trust)
+    resolved = _record_data(_locate(_choose_container(resolved, environment)), environment, trust)
     if resolved.settings.impala.cluster:
         _check_before_cluster(resolved, environment, trust)
         order = Order(to_flat(resolved.settings), resolved.origins, trust)
@@ -203,7 +203,7 @@ def _train_here(
     """
     settings = resolved.settings
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng([] if settings.device == "cpu" else range(torch.cuda.device_count())))
+        stack.enter_context(torch.random.fork_rng(_devices(settings)))
         if follows():
             return _follow(resolved, environment, saved is None, stack)
         torch.manual_seed(settings.seed)  # for networks with random layers, such as dropout
@@ -279,26 +279,45 @@ def _choose_container(resolved: Resolved, environment: Callable[..., Any] | None
     return decide_ranks(resolved)
 
 
-def _locate(resolved: Resolved, trust: bool) -> Resolved:
-    """Name recorded episodes and runs of teachers by their full paths, so that a resume finds them from any folder.
+def _locate(resolved: Resolved) -> Resolved:
+    """Name recorded episodes and other runs by their full paths, so that a resume finds them from any folder."""
+    settings, data = resolved.settings, resolved.settings.data
 
-    Where the episodes are those of a run, they are recorded first.
-    """
-    settings = resolved.settings
-    agent = settings.agent.locate(lambda name: str(RunDirectory.open(name, settings.runs).path.absolute()))
-    data = settings.data
-    if data.path == LATEST or Path(data.path or "-").is_dir():
-        check_dataset_use(settings, resolve(settings.agent_name, AGENTS, "agent"))
-        with torch.random.fork_rng():
-            file = record_run(data.path, data.episodes, settings.runs, trust)
-        if not settings.quiet and not follows():
-            print(printable(f'Learning from {data.episodes} episodes of the run "{data.path}", recorded in {file}.'))
-        data = replace(data, path=str(file), episodes=type(data).episodes)
-    elif data.episodes != type(data).episodes:
+    def find_run(name: str) -> str:
+        return str(RunDirectory.open(name, settings.runs).path.absolute())
+
+    agent = settings.agent.locate(find_run)
+    if data.path and not data.path.startswith(MINARI):
+        below = Path(settings.runs) / data.path
+        is_run = data.path == LATEST or Path(data.path).is_dir() or (below.is_dir() and not Path(data.path).exists())
+        data = replace(data, path=find_run(data.path) if is_run else str(Path(data.path).absolute()))
+    if data.episodes != type(data).episodes and not (data.path and Path(data.path).is_dir()):
         raise UserError(f'data.episodes is {data.episodes}, but data.path is "{data.path}", not a run; leave it out.')
-    elif data.path and not data.path.startswith(MINARI):
-        data = replace(data, path=str(Path(data.path).absolute()))
     return Resolved(replace(settings, agent=agent, data=data), resolved.origins)
+
+
+def _record_data(resolved: Resolved, environment: Callable[..., Any] | None, trust: bool) -> Resolved:
+    """Where ``data.path`` is a run, let its best policy play the episodes to learn from, and name their file."""
+    settings, data, place = resolved.settings, resolved.settings.data, torchrun()
+    if not data.path or not Path(data.path).is_dir():
+        return resolved
+    check_dataset_use(settings, resolve(settings.agent_name, AGENTS, "agent"))
+    if place is not None and place.ranks > 1:
+        raise UserError(
+            f'data.path is the run "{data.path}", whose episodes every rank that torchrun started would record; record '
+            f"them once with `ludus record {data.path} --out FILE.npz`."
+        )
+    with torch.random.fork_rng(_devices(settings)):
+        file = record_run(data.path, data.episodes, settings.runs, settings.device, environment, trust)
+    if not settings.quiet:
+        print(printable(f'Learning from {data.episodes} episodes of the run "{data.path}", recorded in {file}.'))
+    data = replace(data, path=str(file), episodes=type(data).episodes)
+    return Resolved(replace(settings, data=data), resolved.origins)
+
+
+def _devices(settings: Settings[Any]) -> Sequence[int]:
+    """Return the GPUs whose random state a run may change."""
+    return [] if settings.device == "cpu" else range(torch.cuda.device_count())
 
 
 def _follow(resolved: Resolved, environment: Callable[..., Any] | None, new: bool, stack: ExitStack) -> TrainResult:
@@ -429,7 +448,7 @@ def _compile(worker: LocalWorker, reporter: Reporter, build: Callable[[], Any]) 
 
 def check_settings(resolved: Resolved, trust: bool = False, environment: Callable[..., Any] | None = None) -> None:
     """Refuse settings that training would refuse before its first step, for `ludus check` and before a cluster."""
-    resolved = _locate(resolved, trust)
+    resolved = _locate(resolved)
     with ExitStack() as stack:
         env, preprocess = resolved.settings.env, resolved.settings.preprocess
         joint = make_manager(env, 1, environment=environment, preprocess=preprocess)
@@ -450,6 +469,9 @@ def check_settings(resolved: Resolved, trust: bool = False, environment: Callabl
             initialise_from(agent, decide_sharing(settings, manager.observation, manager.action), trust)
         NetworkCheck(agent, LocalUpdater(agent), settings.network_check)
         rows = Rows.of_rank(0, settings.ranks, settings.env.num).times(settings.env.agents)
+        if settings.data.path and Path(settings.data.path).is_dir():  # a run, which plays when training begins
+            check_dataset_use(settings, agent)
+            return
         give_dataset(settings, agent, manager.observation, manager.action)
         build_cache(agent, manager, rows, make_reward_ops(settings.preprocess.reward))
 

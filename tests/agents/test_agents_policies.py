@@ -14,6 +14,7 @@ import pytest
 import torch
 from agents_setup import SMALL, make_worker
 from gymnasium import spaces
+from masked_parts import Doors
 from test_agents_consistency import assert_replayed
 
 import ludus
@@ -37,7 +38,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "heads": (COMMAND, HEADS),
     "arguments": (COMMAND, HEADS | ARGUMENTS),
     "autoregressive": (COMMAND, HEADS | ARGUMENTS | CHAIN),
-    "conditional masks": (f"{__name__}:Doors", {"agent.autoregressive": ("room", "door"), "agent.head_width": 8}),
+    "conditional masks": ("masked_parts:Doors", {"agent.autoregressive": ("room", "door"), "agent.head_width": 8}),
 }
 NETWORKS: dict[str, dict[str, Any]] = {"separate": {}, "shared": {"network.shared": "yes"}}
 
@@ -77,35 +78,6 @@ class Places(gymnasium.Env[Any, Any]):
         self.count += 1
         reward = float(action == self.right)
         return self.draw(), reward, self.count >= 5, False, {}
-
-
-class Doors(gymnasium.Env[Any, Any]):
-    """Choose a room and one of its doors that is open; a closed door is an error, and a higher one is worth more."""
-
-    def __init__(self, in_info: bool = True) -> None:
-        self.in_info = in_info
-        self.action_space = spaces.Dict({"door": spaces.Discrete(4), "room": spaces.Discrete(3)})
-        seen: dict[str, spaces.Space[Any]] = {"x": spaces.Box(0, 1, (3,), np.float32)}
-        mask = spaces.Dict({"door": spaces.Dict({"room": spaces.MultiBinary((3, 4))})})
-        self.observation_space = spaces.Dict(seen if in_info else seen | {"action_mask": mask})
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.count = 0
-        return self.draw()
-
-    def draw(self) -> Any:
-        self.open = self.np_random.random((3, 4)) < 0.3
-        self.open[np.arange(3), self.np_random.integers(4, size=3)] = True
-        mask = {"action_mask": {"door": {"room": self.open.astype(np.int8)}}}
-        seen = {"x": self.np_random.random(3, np.float32)}
-        return (seen, mask) if self.in_info else (seen | mask, {})
-
-    def step(self, action: Any) -> Any:
-        assert self.open[action["room"], action["door"]], "a closed door was chosen"
-        self.count += 1
-        observation, info = self.draw()
-        return observation, float(action["door"]), self.count >= 5, False, info
 
 
 @pytest.mark.parametrize("network", NETWORKS)

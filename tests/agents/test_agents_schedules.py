@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 from agents_setup import make_worker
+from demonstrations import balance, record_to
 
 from ludus.agents import AGENTS
+from ludus.containers.impala_worker import SeatUnrolls
 from ludus.containers.updater import LocalUpdater
 from ludus.core.config import FIXED, OF_OPTIMIZER
+from ludus.core.environment import DEFAULT_ROLE
 from ludus.core.errors import UserError
+from ludus.core.rows import Rows
 from ludus.core.schedule import Schedule, read_schedule
 from ludus.settings.config_file import read_config, write_config
 from ludus.settings.settings import agent_config, from_flat, resolve_settings, to_flat
@@ -315,3 +319,31 @@ def test_discounts_follow_the_schedule_of_gamma(agent: str) -> None:
     smallest = [float(found[name][0][found[name][0] > 0].min()) for name in ("start", "end")]
     steps = more.get("n_step", 1)
     assert smallest == pytest.approx([0.5**steps, 0.9**steps])
+
+
+@pytest.mark.parametrize("agent", ["appo", "a3c", "dqn"])
+def test_workers_discount_by_the_schedule_of_gamma(agent: str) -> None:
+    """The running returns of a rollout, and the first priorities of a replay."""
+    more = {"prioritized": True, "n_step": 2} | REPLAYED if agent == "dqn" else {"rollout": 8}
+    given = {f"agent__{key}": value for key, value in more.items()}
+    worker = make_worker("CartPole-v1", agent, agent__gamma="linear(0.5, 0.9)", **given)
+    seat: Any = SeatUnrolls(worker.settings, worker.agent, DEFAULT_ROLE, Rows.all(4), 0)
+    seat.use_memory([None, None])
+    seat.schedule(1.0)
+    assert worker.agent.config.gamma == 0.9
+    for unroll in seat.unrolls:
+        assert (unroll._items if agent == "dqn" else unroll).gamma == 0.9
+        if agent == "dqn":
+            assert unroll._items._reader._powers.tolist() == pytest.approx([1, 0.9, 0.81])
+    worker.close()
+
+
+def test_recorded_transitions_are_discounted_by_the_schedule_of_gamma(tmp_path: Path) -> None:
+    data = record_to(tmp_path / "x.npz", "CartPole-v1", balance, 2)
+    given = {f"agent__{key}": value for key, value in REPLAYED.items()}
+    worker = make_worker("CartPole-v1", "dqn", agent__gamma="linear(0.5, 0.9)", data__path=data, **given)
+    worker.learners[0].schedule(1.0)
+    batch = first_batch(worker)
+    assert torch.isin(batch.discount, torch.tensor([0.0, 0.9])).all()
+    assert (batch.discount[:, -4:] > 0).any()  # the recorded half comes last
+    worker.close()

@@ -142,7 +142,8 @@ def test_the_toy_is_learned(task: Task, tmp_path: Path) -> None:
 def test_ppo_solves_cartpole_by_its_preset(tmp_path: Path) -> None:
     outcome = run(TASKS["cartpole/ppo"], 0, tmp_path)
     assert outcome.reached is not None
-    assert outcome.reached <= 40_000  # 10 seeds took 10,000 to 35,000
+    # ten seeds took 10,000 to 35,000 on one kind of CPU; 5,000 to 40,203 on another, whose last digits differ
+    assert outcome.reached <= 60_000
 
 
 @pytest.mark.parametrize(

@@ -274,9 +274,10 @@ def test_only_the_critics_of_mappo_see_the_state_in_every_role(tmp_path: Path) -
             "roles.guide.agent.gamma is 2.0; it must be between 0 and 1",
         ),
         (
-            {"roles__agents": "agent=ppo, guide=dqn", "roles__agent__agent__minibatches": 10_000},
+            {"roles__agents": "agent=ppo, guide=vtrace", "roles__agent__agent__minibatches": 10_000},
             "roles.agent.agent.minibatches is 10000, more than the",
         ),
+        ({"roles__agents": "agent=ppo, guide=dqn"}, "roles.guide.agent.warmup is 1000, but nb_step is 100, so nothing"),
         ({"roles__members": "a=agent_*"}, "roles.members is .*, but there are no roles to give"),
         ({"roles__agents": "a=ppo", "roles__members": "b=*"}, 'names the role "b", which is not in roles.agents'),
         (
@@ -284,7 +285,10 @@ def test_only_the_critics_of_mappo_see_the_state_in_every_role(tmp_path: Path) -
             "container is offline, but with several roles .* it can only be local, distrib or impala",
         ),
         ({"roles__agents": "each", "data__path": "x.npz"}, "data.path is x.npz, but with several roles"),
-        ({"roles__agents": "agent=ppo, guide=bc"}, "bc learns from recorded episodes"),
+        (
+            {"roles__agents": "agent=ppo, guide=bc"},
+            "Role guide has agent bc, which learns from recorded episodes, and roles have none",
+        ),
         ({"roles__agents": "agent=ppo, guide=dagger"}, "Role guide has agent dagger, which learns from a teacher"),
         ({"roles__agents": "each", "freeze": ("networks.*",)}, r"freeze is networks.\*, but with several roles"),
         ({}, "the agents agent_0 and guide_0 share a policy, but the observation"),

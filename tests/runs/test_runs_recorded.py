@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from containers_setup import make_worker, saved, train
@@ -17,9 +18,10 @@ from ludus.cli.main import main
 from ludus.containers.build import build_cache
 from ludus.containers.datasets import give_dataset
 from ludus.core.errors import UserError
-from ludus.data.npz import load_npz
+from ludus.data.npz import load_npz, save_npz
 from ludus.experience.recorded_replay import MixedReplay, RecordedReplay
 from ludus.experience.replay import ExperienceReplay
+from ludus.runs.record import record_episodes
 
 BOX, CHOICE, POINT = "Pendulum-v1", "CartPole-v1", "ludus.environments.goal_toy:PointGoalEnv"
 SMALL: dict[str, Any] = {"agent__batch_size": 16, "evaluation__every": 40, "log_every": 20, "checkpoint_every": 40}
@@ -214,7 +216,7 @@ def test_ranks_share_a_batch(data: dict[str, str]) -> None:
 
 
 def test_a_run_is_data_too(tmp_path: Path) -> None:
-    """Its best policy plays the episodes once, into a file from which other runs and a resume learn too."""
+    """Its best policy plays the episodes into a file of the new run, from which a resume learns too."""
     expert = train(tmp_path, CHOICE, "ppo", nb_step=64, agent__rollout=8).run
     clone = {"agent__batch_size": 16, "nb_step": 40, "data__path": str(expert), "data__episodes": 3}
     stopped = train(tmp_path, CHOICE, "bc", stop_after("updates", 9), **clone)
@@ -222,12 +224,44 @@ def test_a_run_is_data_too(tmp_path: Path) -> None:
     assert len(load_npz(file).episodes) == 3
     written = file.stat().st_mtime_ns
     assert ludus.resume(stopped.run).steps == 40
-    train(tmp_path, CHOICE, "bc", **clone)
+    assert [*(tmp_path / "recorded").iterdir()] == [file]
     train(tmp_path, CHOICE, "bc", **clone | {"data__path": "latest", "data__episodes": 2})
+    train(tmp_path, CHOICE, "bc", **clone | {"data__path": str(expert.relative_to(tmp_path)), "data__episodes": 1})
     assert file.stat().st_mtime_ns == written
-    (other,) = {*(tmp_path / "recorded").iterdir()} - {file}
-    assert len(load_npz(other).episodes) == 2
+    counts = [len(load_npz(path).episodes) for path in (tmp_path / "recorded").iterdir()]
+    assert sorted(counts) == [1, 2, 3]
     with pytest.raises(UserError, match=r"data\.episodes is 3, but data\.path is .*, not a run; leave it out"):
         train(tmp_path, CHOICE, "bc", **clone | {"data__path": str(file)})
     with pytest.raises(UserError, match=r'The run ".*" has no config\.toml'):
         train(tmp_path / "none", CHOICE, "bc", **clone | {"data__path": str(tmp_path / "recorded")})
+    with pytest.raises(UserError, match=r"ppo does not learn from recorded episodes"):
+        train(tmp_path, CHOICE, "ppo", data__path=str(expert))
+    assert main(["check", CHOICE, "--agent", "bc", "--data", str(expert), "--runs", str(tmp_path)]) == 0
+    assert len([*(tmp_path / "recorded").iterdir()]) == 3
+
+
+def test_a_run_of_an_environment_that_only_the_caller_makes_is_data_too(tmp_path: Path) -> None:
+    def make() -> Any:
+        return gymnasium.make(CHOICE)
+
+    expert = train(tmp_path, make, "ppo", nb_step=64, agent__rollout=8).run
+    more: dict[str, Any] = {"data__path": str(expert), "data__episodes": 2, "nb_step": 5, "agent__batch_size": 8}
+    assert train(tmp_path, make, "bc", **more).steps == 5
+
+
+@pytest.mark.parametrize("agent", ["bc", "iql"])
+def test_actions_with_parts_that_depend_on_each_other_are_checked_as_the_policy_takes_them(
+    agent: str, tmp_path: Path
+) -> None:
+    """Masks that depend on a choice, and masks of arguments that a choice leaves unused."""
+    command, head = "ludus.environments.command_toy:CommandEnv", {"agent__head_width": 8}
+    kinds: dict[str, tuple[str, dict[str, Any]]] = {
+        "conditional": ("masked_parts:Doors", head | {"agent__autoregressive": ("room", "door")}),
+        "unused": (command, {"agent__arguments": ("function: 1=place, 2=place, 3=place+target",)}),
+    }
+    for environment, own in kinds.values():
+        expert = train(tmp_path, environment, "ppo", nb_step=64, agent__rollout=8, **own)
+        episodes = record_episodes(expert.load("latest"), 4)
+        save_npz(file := tmp_path / "x.npz", episodes)
+        offline = {"nb_step": 3, "agent__batch_size": 8, "container": "offline", "data__path": str(file)}
+        assert train(tmp_path, environment, agent, **own | offline).steps == 3

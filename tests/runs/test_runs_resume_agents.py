@@ -37,6 +37,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "ppo",
         {
             "agent__clip": "cosine(0.3, 0.1)",
+            "agent__gamma": "linear(0.9, 0.99)",
             "agent__entropy_coef": "linear(0, 0.1, warmup=0.2)",
             "agent__learning_rate": "ReduceLROnPlateau(1e-3, factor=0.5, patience=0)",
             "agent__parameter_noise": "linear(0.1, 0.01)",
@@ -49,6 +50,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "agent__critic_learning_rate": "by_return(-9999: 1e-3, -9: 1e-4)",
             "agent__actor_learning_rate": "StepLR(1e-3, 0.2)",
             "agent__updates_per_step": "linear(0.1, 1)",
+            "agent__gamma": "linear(0.9, 0.99)",
+            "agent__n_step": 2,
+            "agent__normalize_reward": True,
             "agent__importance_exponent": "constant(0.7)",
             "agent__prioritized": True,
             "agent__parameter_noise": 0.1,
