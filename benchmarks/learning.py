@@ -159,7 +159,8 @@ RL Zoo's single runs, for comparison: TRPO 500 on CartPole, −83 on Acrobot and
 Acrobot and for TRPO on Pendulum less the standard error of 100 episodes (2 and 10). TRPO has 262 on
 LunarLanderContinuous at 200,000 (the best evaluations here: 206, 248, 227, 225 and 270; the last: 204, 165, 212, 180
 and 270; the best of seeds 5 to 9: 228, 218, 252, 213, 244; with RL Zoo's settings, an EnvPool of 2 and a rollout of
-1,024, seeds 0 to 4 have 247, 240, 227, 260 and 199 at best and 230, 240, 219, 241 and 62 at the end), TQC −151 on Pendulum at 20,000 (these runs end at −200).
+1,024, seeds 0 to 4 have 247, 240, 227, 260 and 199 at best and 230, 240, 219, 241 and 62 at the end), TQC −151 on
+Pendulum at 20,000 (these runs end at −200).
 The settings of ARS on Pendulum were chosen on seeds 0 to 2, those on CartPole on seeds 0 to 4 (seeds 5 to 9 reach 500
 too), and those of REINFORCE on LunarLanderContinuous on seed 0. Not learned: Pendulum-v1 by `reinforce` (−980 at best
 in 1,000,000 steps with five settings), so it has no preset there.
