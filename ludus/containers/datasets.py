@@ -66,16 +66,18 @@ def refuse_masked(dataset: Dataset, observation: Specs, action: Specs, config: A
     if not any(is_mask(name) for name in observation):
         return
     if isinstance(config, PolicyConfig):  # parts of an action may depend on each other, or leave others unused
-        policy = make_policy(action, config, ObsPreprocessor(network_inputs(observation)).shapes)
+        preprocess = ObsPreprocessor(network_inputs(observation))
+        policy = make_policy(action, config, preprocess.shapes)
+        policy.rename_masks(preprocess.masks)
     else:
         policy = Policy({name: spec for name, spec in action.items() if spec.kind != "continuous"})
     policy.find_conditional_masks(observation)
     to_policy = ActionInverter(policy.action, policy.action_transform)
     for number, episode in enumerate(dataset.episodes):
         taken = {name: torch.from_numpy(x) for name, x in to_policy(episode.action).items()}
-        masks = {name: torch.from_numpy(x[:-1]) for name, x in episode.observation.items() if is_mask(name)}
+        seen = {name: torch.from_numpy(x[:-1]) for name, x in episode.observation.items()}  # masks of lists too
         outputs = {name: torch.zeros(episode.length, *shape) for name, shape in policy.outputs.items()}
-        if bool((policy.evaluate(outputs, taken, masks)["log_prob"] < MASKED / 2).any()):
+        if bool((policy.evaluate(outputs, taken, seen)["log_prob"] < MASKED / 2).any()):
             raise UserError(
                 f'The dataset "{dataset.name}" has an action in episode {number} (from 0) that the action mask at its '
                 "step forbids; remove that episode."

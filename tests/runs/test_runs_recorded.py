@@ -258,6 +258,7 @@ def test_actions_with_parts_that_depend_on_each_other_are_checked_as_the_policy_
     kinds: dict[str, tuple[str, dict[str, Any]]] = {
         "conditional": ("masked_parts:Doors", head | {"agent__autoregressive": ("room", "door")}),
         "unused": (command, {"agent__arguments": ("function: 1=place, 2=place, 3=place+target",)}),
+        "entities": (command, {"agent__heads": ("target=pointer(units)",), "network__net2d": "entity_mlp"}),
     }
     for environment, own in kinds.values():
         expert = train(tmp_path, environment, "ppo", nb_step=64, agent__rollout=8, **own)
