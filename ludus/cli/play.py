@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from ludus.cli.arguments import parse
-from ludus.cli.output import say
+from ludus.cli.output import by_agent, say
 from ludus.core.errors import UserError
 from ludus.core.rows import Rows
 from ludus.logging.video import Frame, write_video
@@ -86,7 +86,9 @@ def frames(player: Player, manager: Any, arguments: Arguments) -> Iterator[Frame
     import torch
 
     from ludus.containers.evaluate import LONGEST
+    from ludus.managers.roles import agents_of
 
+    agents = agents_of(player.observation)
     noise = (
         player.agent.make_noise(Rows.all(1), torch.Generator(player.device).manual_seed(arguments.seed))
         if arguments.stochastic
@@ -102,7 +104,8 @@ def frames(player: Player, manager: Any, arguments: Arguments) -> Iterator[Frame
             step, state = manager.step(agent_step.action).to(player.device), agent_step.state
             for episode in manager.episodes():
                 played += 1
-                print(f"Episode {played}: return {episode.reward:.2f}, {episode.length} steps")
+                each = by_agent({agent: episode.infos[f"return/{agent}"] for agent in agents})
+                say(f"Episode {played}: return {episode.reward:.2f}{each}, {episode.length} steps")
         yield to_frame(manager.render(), player.settings.env.id)
     finally:
         manager.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from ludus.cli.arguments import parse
-from ludus.cli.output import say
+from ludus.cli.output import by_agent, say
 from ludus.core.errors import UserError
 from ludus.runs.folder import RunDirectory, check_checkpoint_name
 from ludus.settings.settings import check_minimum
@@ -100,6 +100,8 @@ def record(player: Player, directory: RunDirectory, arguments: Arguments) -> lis
 
 def write(player: Player, episodes: list[RecordedEpisode], arguments: Arguments) -> None:
     """Write the dataset and print its figures."""
+    from ludus.environments.multiagent import REWARD
+    from ludus.managers.roles import agents_of
     from ludus.runs.record import recorded_rows
 
     settings, names, rows = player.settings, [], recorded_rows(player, arguments.replay)
@@ -115,10 +117,13 @@ def write(player: Player, episodes: list[RecordedEpisode], arguments: Arguments)
         names.append(f"minari:{arguments.minari}")
     returns = [float(episode.reward.sum()) for episode in episodes]
     steps = sum(episode.length for episode in episodes)
-    say(f"{len(episodes)} episodes, {steps:,} steps, return {np.mean(returns):.2f} (std {np.std(returns):.2f})")
+    agents = agents_of(rows.observation)
+    own = {a: float(np.mean([x.observation[f"{REWARD}/{a}"][1:].sum() for x in episodes])) for a in agents}
+    spread = f"{np.mean(returns):.2f} (std {np.std(returns):.2f})"
+    say(f"{len(episodes)} episodes, {steps:,} steps, return {spread}{by_agent(own)}")
     hint = f"Clone it with `ludus train {settings.env.id} --agent bc --data {names[0]}`."
     if arguments.replay:  # of mixed quality
         hint = f"Learn from it with `ludus train {settings.env.id} --agent iql --data {names[0]}`."
-    if any(spec.result_of for spec in rows.observation.values()):  # several agents
+    if agents:
         hint = "Each step has all agents: maddpg, vdn or qmix can learn from it (docs/multiagent.md)."
     say(f"Written to {' and '.join(names)}. {hint}")
