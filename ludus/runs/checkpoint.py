@@ -180,7 +180,7 @@ class CheckpointManager:
         index = folders.index(folder)
         for other in folders[: max(index + 1 - self._keep, 0)] + folders[index + 1 :]:
             with suppress(OSError):  # the next save tries again
-                _remove(other)
+                remove(other)
         return folder
 
     def save_best(self, step: int, state: State, score: float, meta: Mapping[str, Any] | None = None) -> Path:
@@ -347,7 +347,7 @@ def _rename(parent: int, name: str, to: str) -> None:
     os.rename(name, to, src_dir_fd=parent, dst_dir_fd=parent)
 
 
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
     """Delete a checkpoint under a temporary name, so that no reader finds half of it."""
     temporary = temporary_name()
     with open_folder(folder.parent) as parent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ludus.containers.build import divide_environments
@@ -15,15 +16,21 @@ from ludus.settings.settings import Settings
 
 
 class PoolFolder:
-    """Keeps each of them in ``pool/step_<n>/``, which is never deleted during a run: a resume may need any of them."""
+    """Keeps each of them in ``pool/step_<n>/``; a resume may need any of those made until its checkpoint."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._folder = run.pool
 
     def save(self, step: int, state: State) -> None:
-        """Write the tensors of the agent; a resumed run replaces what was written after its checkpoint."""
+        """Write the tensors of the agent."""
         self._folder.mkdir(exist_ok=True)
         checkpoints.save(self._folder / f"step_{step}", {"agent": state}, {"step": step})
+
+    def forget_after(self, step: int) -> None:
+        """Delete copies made after the checkpoint of a resume: if it is not exact, others are made at other steps."""
+        for folder in step_folders(self._folder):
+            if _step_of(folder) > step:
+                checkpoints.remove(folder)
 
     def load(self, step: int) -> State:
         """Read them."""
@@ -37,5 +44,9 @@ def load_pool(settings: Settings[Any], agent: Agent, joint: BatchManager, run: R
     pool = make_pool(settings, agent, divide_environments(joint, settings))
     pool.store = PoolFolder(run)
     for folder in step_folders(run.pool)[-settings.self_play.size :]:
-        pool.restore(int(folder.name.removeprefix("step_")))
+        pool.restore(_step_of(folder))
     return pool
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step_"))

@@ -398,7 +398,8 @@ def _build(
     else:
         run, signs = saved.run, saved.signs
     if worker.pool is not None:
-        worker.pool.store = PoolFolder(run)
+        worker.pool.store = folder = PoolFolder(run)
+        folder.forget_after(worker.local_step_count)
     origins = resolved.origins | chosen
     console = None if terminal is None else RemoteConsole(terminal)
     step, backend = worker.local_step_count, worker.backend

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from ludus.core.errors import UserError
 from ludus.core.step import Episode
 from ludus.environments.agents_toy import Nim
 from ludus.environments.multiagent import JointEnv
+from ludus.runs.folder import RunDirectory, step_folders
 from ludus.settings.settings import resolve_settings
 
 NIM = "ludus.environments.agents_toy:Nim"
@@ -74,6 +77,33 @@ def test_a_stopped_and_resumed_run_is_the_run_that_was_never_stopped(body: str, 
     assert set(first.returns) <= {-1.0, 1.0}  # those of the policy, against its older selves
     older: Any = ludus.load(straight, pools[0][0])
     assert older.meta["step"] == int(pools[0][0].removeprefix("step_"))
+
+
+class Unrepeatable(Nim):
+    """Nim whose games do not follow from their seeds, so that a resume begins new ones."""
+
+    games = itertools.count()
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(next(self.games), options)
+
+
+def test_a_resume_with_new_games_forgets_the_copies_made_after_its_checkpoint(tmp_path: Path) -> None:
+    """They are made again, at other steps if games have other lengths; evaluations play against the newest ones."""
+    stopped = train(tmp_path, f"{__name__}:Unrepeatable", "ppo", stop_after("step", 230), **COMMON)
+    run = RunDirectory(stopped.run)
+    for folder in step_folders(run.checkpoints)[1:]:  # as if killed before they were saved
+        shutil.rmtree(folder)
+    (checkpoint,) = step_folders(run.checkpoints)
+    assert step_of(step_folders(run.pool)[-1]) > step_of(checkpoint)
+    members = list[int]()
+    ludus.resume(stopped.run, on_update=lambda values, worker: members.extend(x.step for x in worker.pool.members))
+    assert "restarted at an episode boundary" in (stopped.run / "log.txt").read_text()
+    assert {step_of(folder) for folder in step_folders(run.pool)} == {0, *members}
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step_"))
 
 
 def test_the_policy_plays_both_sides_against_itself_and_older_selves() -> None:
