@@ -412,6 +412,14 @@ def test_what_is_remembered_of_an_agent_that_is_not_given_stays(agent: str, tmp_
     assert before[1].any()
     assert (after[1] == before[1]).all()
     assert (after[0] != before[0]).any()
+    state = policy.state
+    for x in state.values():
+        x[:, 1] = 0
+    policy.load_state(state)  # agent_1 comes back as a new one, as docs/multiagent.md says
+    policy.act(seen)
+    again = remembered(policy.state)
+    assert again[1] == pytest.approx(before[1])
+    assert again[0] != pytest.approx(before[0])
     policy.act(one, first=True)  # a new episode, for all agents
     assert not remembered(policy.state)[1].any()
 
