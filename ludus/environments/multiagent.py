@@ -59,8 +59,12 @@ class JointEnv(gymnasium.Env[Any, Any]):
         self.render_mode = getattr(env, "render_mode", None)
         self._name, self._mask = name, mask
         self._ids = {str(agent): agent for agent in self.env.possible_agents}
-        if not self._ids or any("/" in agent for agent in self._ids):
-            raise UserError(f'{name}: possible_agents is {list(self._ids)}; give at least one name, without "/".')
+        taken = {REWARD, STATUS, STATE, TURN, mask}
+        if not self._ids or any("/" in agent or agent in taken for agent in self._ids):
+            raise UserError(
+                f'{name}: possible_agents is {list(self._ids)}; give at least one name, without "/" and other than '
+                f"{', '.join(filter(None, sorted(taken)))}."
+            )
         observed = {agent: self._space("observation", id) for agent, id in self._ids.items()}
         self._choices = {agent: self._space("action", id) for agent, id in self._ids.items()}
         self._masked = {
@@ -71,6 +75,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
         }
         self._parts = {agent: self._observed_parts(space) for agent, space in observed.items()}
         self._blank = {agent: blank_value(space) for agent, space in self._parts.items()}
+        self._knows_masks = False  # whether a reset has shown which agents have a mask in their info
         self._own_state: bool | None = None  # whether the environment has a state; None: it is not observed
         whole: OrderedDict[str, spaces.Space[Any]] = OrderedDict(self._parts)
         whole[REWARD] = _dict({agent: ResultSpace(agent, -np.inf, np.inf, np.float32) for agent in self._ids})
@@ -91,7 +96,9 @@ class JointEnv(gymnasium.Env[Any, Any]):
         observations, infos = result
         if not observations:
             raise UserError(f"{self._name}: reset returned no observation; return one for each agent in the world.")
-        self._masked |= {agent for agent, id in self._ids.items() if self._mask and self._mask in infos.get(id, {})}
+        if not self._knows_masks:
+            self._knows_masks = True
+            self._masked |= {agent for agent, id in self._ids.items() if self._mask and self._mask in infos.get(id, {})}
         self._last = dict(self._blank)
         self._last_masks: dict[str, Any] = {}
         self.restart_returns()
@@ -219,6 +226,12 @@ class JointEnv(gymnasium.Env[Any, Any]):
     def _info(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> dict[str, Any]:
         """Return the infos by agent, and the masks."""
         info: dict[str, Any] = {agent: infos.get(id, {}) for agent, id in self._ids.items()}
+        late = [x for x in info if x not in self._masked and self._find_mask(None, info[x]) is not None]
+        if late:
+            raise UserError(
+                f'{self._name}: the info of agent "{late[0]}" has "{self._mask}", which that of the first reset had '
+                f'not; give it there too, or in a Dict observation with "{self._mask}".'
+            )
         masks = {
             agent: self._mask_of(agent, observations.get(id), info[agent], self._acts(agent))
             for agent, id in self._ids.items()

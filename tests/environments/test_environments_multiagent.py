@@ -275,13 +275,36 @@ def test_a_mistake_of_the_environment_gets_a_sentence() -> None:
     with pytest.raises(UserError, match='no observation space of agent "a"; add a method observation_space'):
         joint(Spaceless())
 
-    class Slashed(CueTeam):
-        def __init__(self) -> None:
+    class Named(CueTeam):
+        def __init__(self, name: str) -> None:
             super().__init__()
-            self.possible_agents = ["a/b"]
+            self.possible_agents = [name, "b"]
 
-    with pytest.raises(UserError, match='give at least one name, without "/"'):
-        joint(Slashed())
+    for name in ("a/b", "reward", "status", "state", "turn", "action_mask"):  # those of the joint layout
+        with pytest.raises(UserError, match='give at least one name, without "/" and other than action_mask, reward'):
+            joint(Named(name))
+
+
+def test_a_mask_in_an_info_that_the_first_reset_did_not_have_is_refused() -> None:
+    """It would not be among the observations, so the agent would take choices that are not allowed."""
+
+    class Late(CueTeam):
+        def reset(self, seed: int | None = None, options: Any = None) -> Any:
+            return super().reset(seed, options)[0], self.masks()
+
+        def step(self, actions: Any) -> Any:
+            return *super().step(actions)[:4], self.masks()
+
+        def masks(self) -> dict[str, Any]:
+            return {agent: {"action_mask": np.array([1, 1, 0], np.int8)} for agent in self.agents}
+
+    env = joint(Late(agents=2, length=4, late=True))
+    env.reset(seed=0)
+    with pytest.raises(UserError, match='"agent_1" has "action_mask", which that of the first reset had not; give it'):
+        env.step({"agent_0": 0})
+    env = joint(Late(agents=2, length=4))
+    env.reset(seed=0)
+    assert list(env.step({"agent_0": 0, "agent_1": 0})[-1]["action_mask"]) == ["agent_0", "agent_1"]
 
 
 def test_dict_observations_and_actions_keep_their_parts() -> None:
