@@ -88,6 +88,7 @@ BLOCK = 64 << 20  # bytes of the array with which the object store is measured
 FOLDERS, FOLDER = "/tmp", "ludus-ray-"  # where local clusters have their files: paths of sockets must be short
 LOCK = "lock"  # file in such a folder, locked while the cluster is in use
 USAGE = "RAY_USAGE_STATS_ENABLED"  # environment variables of Ray
+NICENESS = "RAY_worker_niceness"
 SEVERAL_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # off: Ray uses the loopback interface alone
 LOCAL_TOKEN = secrets.token_hex(32)  # one per process, since Ray reads it once
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "ludus"}
@@ -113,9 +114,12 @@ class Cluster:
 
     def _start(self, cpus: int | None) -> None:
         self._folder, self._lock = _make_folder()
-        self._variables = {name: os.environ.get(name) for name in (AUTH_MODE, TOKEN, USAGE, SEVERAL_MACHINES)}
+        names = (AUTH_MODE, TOKEN, USAGE, NICENESS, SEVERAL_MACHINES)
+        self._variables = {name: os.environ.get(name) for name in names}
         os.environ[SEVERAL_MACHINES] = "0"
         os.environ.setdefault(USAGE, "0")
+        # this process's priority; with Ray's 15, a worker beside busy programs took 270 s of START_TIMEOUT to start
+        os.environ.setdefault(NICENESS, "0")
         if not has_token():
             os.environ[TOKEN] = LOCAL_TOKEN  # else Ray writes one to the home folder
         try:

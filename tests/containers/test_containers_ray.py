@@ -141,6 +141,7 @@ def test_a_worker_in_lockstep_learns_what_a_local_run_learns(
 
     def look(values: Any) -> None:
         assert os.getpid() != command
+        assert os.nice(0) == os.getpriority(os.PRIO_PROCESS, command)
         assert values["impala/copies"] == 1  # into the object store
         for line in open_sockets(alive(name)):
             if "listening" in line:
