@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -130,10 +131,21 @@ class RunDirectory:
     def step_checkpoint(self, name: str) -> Path:
         """Return the checkpoint called ``step_<n>``, or the frozen self of that step."""
         saved = {path.name: path for folder in (self.pool, self.checkpoints) for path in step_folders(folder)}
+        if not saved and self.best_checkpoint() is None:
+            raise self.no_checkpoint()
         if name not in saved:
             known = ", ".join(["best", "latest", *saved])
             raise UserError(f'The run "{self.path}" has no checkpoint "{name}": choose one of {known}.')
         return saved[name]
+
+    def no_checkpoint(self) -> UserError:
+        """Return the error for a run that has no checkpoint: it runs or was killed, or they were deleted."""
+        other = "or choose another run of `ludus list runs`"
+        if self.saved_once.exists():
+            return UserError(f'The checkpoints of the run "{self.path}" were deleted: restore them, {other}.')
+        resume = f"continue it with `ludus resume {shlex.quote(str(self.path))}`"
+        fix = "let it train until its first save" if is_locked(self.path) else resume
+        return UserError(f'The run "{self.path}" has no checkpoint yet: {fix}, {other}.')
 
 
 def _nearest_run(path: Path, runs: list[Path]) -> str:

@@ -429,7 +429,14 @@ def test_a_run_without_a_checkpoint_is_said_so(tmp_path: Path) -> None:
     result = train(tmp_path, "CartPole-v1")
     for folder in ("best", "checkpoints"):
         shutil.rmtree(result.run / folder)
-    with pytest.raises(UserError, match="has no checkpoint yet"):
+    with pytest.raises(UserError, match=r"checkpoints of the run .* were deleted: restore them"):
+        ludus.load("latest", runs=str(tmp_path))
+    run = RunDirectory(result.run)
+    run.saved_once.unlink()  # as after a kill before the first save
+    for checkpoint in ("best", "latest", "step_8"):
+        with pytest.raises(UserError, match=f"has no checkpoint yet: continue it with `ludus resume {run.path}`, or"):
+            ludus.load("latest", checkpoint, runs=str(tmp_path))
+    with run.lock(), pytest.raises(UserError, match="has no checkpoint yet: let it train until its first save, or ch"):
         ludus.load("latest", runs=str(tmp_path))
 
 
