@@ -39,7 +39,9 @@ def parse(arguments: type[T], argv: list[str], command: str) -> T:
         show_help(arguments, command)
     types = get_type_hints(arguments)
     first, *rest = fields(arguments)  # type: ignore[arg-type]
-    words, values = read_words(argv, known_flags({f.name: types[f.name] for f in rest}))
+    words, values, unknown = read_words(argv, known_flags({f.name: types[f.name] for f in rest}))
+    if unknown is not None:
+        raise unknown
     if get_origin(types[first.name]) is tuple and words:
         values[first.name] = words
     elif word := single_positional(words, command):
@@ -75,10 +77,11 @@ def flag_of(key: str) -> str:
     return "--" + key.replace("_", "-")
 
 
-def read_words(argv: list[str], flags: Mapping[str, Flag]) -> tuple[list[str], dict[str, Any]]:
-    """Separate positional arguments from the values of flags."""
+def read_words(argv: list[str], flags: Mapping[str, Flag]) -> tuple[list[str], dict[str, Any], UnknownFlag | None]:
+    """Separate positional arguments from the values of flags; also return the first unknown flag, to be raised."""
     left, positional = deque(argv), []
     values: dict[str, Any] = {}
+    unknown: UnknownFlag | None = None
     while left:
         word = left.popleft()
         if not _is_flag(word):
@@ -86,13 +89,15 @@ def read_words(argv: list[str], flags: Mapping[str, Flag]) -> tuple[list[str], d
             continue
         name, equals, attached = word.partition("=")
         flag = flags.get(name.replace("_", "-"))
-        if flag is None:
-            raise UnknownFlag(name, did_you_mean(name, flags) or " See --help.")
         if equals:
             left.appendleft(attached)
+        if flag is None:
+            unknown = unknown or UnknownFlag(name, did_you_mean(name, flags) or " See --help.")
+            _take_list(left, float if left and _fits(left[0], float) else str)  # probably its values
+            continue
         taken = _take_value(name, flag, left, bool(equals))
         values[flag.key] = [*values.get(flag.key, []), taken] if flag.repeats else taken
-    return positional, values
+    return positional, values, unknown
 
 
 def refuse_missing_positional(values: Mapping[str, Any], command: str) -> None:
@@ -125,14 +130,18 @@ def _take_value(name: str, flag: Flag, left: deque[str], attached: bool) -> Any:
             raise UserError(f'{name} takes no value, but got "{left[0]}".')
         return flag.switch
     if get_origin(flag.annotation) is tuple:
-        # up to the next flag, or up to a word of another type: --network.hidden 64 64 CartPole-v1
-        taken: list[str] = []
-        while left and not _is_flag(left[0]) and (not taken or _fits(left[0], get_args(flag.annotation)[0])):
-            taken.append(left.popleft())
-        return taken
+        return _take_list(left, get_args(flag.annotation)[0])
     if not left or (_is_flag(left[0]) and not attached):
         raise UserError(f"{name} needs a value: {describe_type(flag.annotation)}.")
     return left.popleft()
+
+
+def _take_list(left: deque[str], element: Any) -> list[str]:
+    """Take words up to the next flag, or up to one of another type: --network.hidden 64 64 CartPole-v1."""
+    taken: list[str] = []
+    while left and not _is_flag(left[0]) and (not taken or _fits(left[0], element)):
+        taken.append(left.popleft())
+    return taken
 
 
 def _fits(word: str, annotation: Any) -> bool:

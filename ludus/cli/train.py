@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ludus.agents import AGENTS
 from ludus.cli import INTERRUPTED
 from ludus.cli.arguments import (
-    Flag,
     UnknownFlag,
     known_flags,
     read_words,
@@ -105,7 +103,6 @@ def parse(argv: list[str], command: str = "train") -> Resolved:
     """Parse the command line into settings and their origins; print the help and exit if asked to."""
     help_wanted = wants_help(argv)
     words = [word for word in argv if word not in ("--help", "-h")]
-    _refuse_positional_agent(words)
     agent, preset, file = (_peek(words, flag) for flag in ("--agent", "--preset", "--config"))
     roles = _peek(words, "--roles") or _peek(words, "--roles.agents")
     trust = _trusts(words)
@@ -113,9 +110,12 @@ def parse(argv: list[str], command: str = "train") -> Resolved:
     types = setting_types(chosen, chosen_roles(roles, file, trust))
     short = {flag: types[key] for flag, key in ALIASES.items()}
     types.pop("agent.name")  # only --agent sets it, because it decides which flags there are
-    positional, values = _read(words, known_flags(types | SOURCES | short), chosen)
-    overrides = {ALIASES.get(key, key): value for key, value in values.items() if key not in SOURCES}
+    positional, values, unknown = read_words(words, known_flags(types | SOURCES | short))
+    _refuse_positional_agent(positional)  # before its flags, which look unknown
     environment = single_positional(positional, command, values)
+    if unknown is not None:
+        raise _name_agents(unknown, chosen)
+    overrides = {ALIASES.get(key, key): value for key, value in values.items() if key not in SOURCES}
     if environment is None and "env.id" not in overrides and file is None and not help_wanted:
         refuse_missing_positional(values, command)
     if environment and overrides.get("env.id", environment) != environment:
@@ -128,23 +128,19 @@ def parse(argv: list[str], command: str = "train") -> Resolved:
     return resolved
 
 
-def _refuse_positional_agent(words: list[str]) -> None:
-    """Raise on ``ludus train ENV AGENT``, before the flags of that agent look unknown."""
-    if len(words) > 1 and words[1] in AGENTS and not words[0].startswith("-"):
-        raise UserError(f'"{words[1]}" is an agent: write --agent {words[1]}.')
+def _refuse_positional_agent(positional: list[str]) -> None:
+    """Raise on ``ludus train ENV AGENT``."""
+    if len(positional) > 1 and (agents := [word for word in positional if word in AGENTS]):
+        raise UserError(f'"{agents[0]}" is an agent: write --agent {agents[0]}.')
 
 
-def _read(words: list[str], flags: Mapping[str, Flag], agent: str) -> tuple[list[str], dict[str, Any]]:
-    """Separate positional arguments from flags; for a flag of other agents, name them."""
-    try:
-        return read_words(words, flags)
-    except UnknownFlag as error:
-        from ludus.settings.ineffective import agents_with_setting
+def _name_agents(unknown: UnknownFlag, agent: str) -> UserError:
+    """Return the error for an unknown flag; for one of other agents, name them."""
+    from ludus.settings.ineffective import agents_with_setting
 
-        plain = error.key.replace("agent.no_", "agent.", 1)  # the flag may turn a setting off
-        if who := agents_with_setting(error.key, agent) or agents_with_setting(plain, agent):
-            raise UserError(f"Unknown flag {error.flag}: {who}.") from None
-        raise
+    plain = unknown.key.replace("agent.no_", "agent.", 1)  # the flag may turn a setting off
+    who = agents_with_setting(unknown.key, agent) or agents_with_setting(plain, agent)
+    return UserError(f"Unknown flag {unknown.flag}: {who}.") if who else unknown
 
 
 def next_commands(run: Path, runs: Path, stopped: bool, environment: str) -> str:

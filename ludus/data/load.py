@@ -12,6 +12,7 @@ from ludus.core.dataset import Dataset, RecordedEpisode
 from ludus.core.errors import UserError
 from ludus.core.spec import Spec, Specs
 from ludus.data.npz import load_npz
+from ludus.environments.multiagent import STATE, STATUS
 
 MINARI = "minari:"  # prefix of the id of a Minari dataset
 Array = NDArray[Any]
@@ -51,7 +52,12 @@ def _match(
 ) -> dict[str, Array]:
     """Return the arrays in the order and dtypes of the specs; refuse those of another environment."""
     missing, unknown = specs.keys() - arrays.keys(), arrays.keys() - specs.keys()
-    if any(name.startswith("status/") for name in unknown):
+    if missing ^ unknown == {STATE} and any(name.startswith(f"{STATUS}/") for name in specs):  # several agents
+        lack, fix = f'lacks the observation "{STATE}", that of', "record it from a run with --env.global-state"
+        if unknown:
+            lack, fix = f'has the observation "{STATE}", that of', "turn on env.global_state, as when it was recorded"
+        raise UserError(f'The dataset "{name}" {lack} the whole world; {fix}.')
+    if any(name.startswith(f"{STATUS}/") for name in unknown):
         raise UserError(
             f'The dataset "{name}" has the steps of worlds with several agents, from which maddpg, vdn and qmix learn; '
             "other agents take episodes of single agents, as `ludus record RUN --replay` writes."

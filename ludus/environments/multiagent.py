@@ -67,11 +67,14 @@ class JointEnv(gymnasium.Env[Any, Any]):
             )
         observed = {agent: self._space("observation", id) for agent, id in self._ids.items()}
         self._choices = {agent: self._space("action", id) for agent, id in self._ids.items()}
-        self._masked = {
+        # agents with a mask of the environment, and with any: in turn-based games, who waits has a mask
+        self._given_masks = {
+            agent for agent, x in observed.items() if isinstance(x, spaces.Dict) and mask and mask in x.spaces
+        }
+        self._masked = self._given_masks | {
             agent
-            for agent, space in observed.items()
-            if (isinstance(space, spaces.Dict) and mask and mask in space.spaces)
-            or (mask and self._turns is not None and isinstance(self._choices[agent], spaces.Discrete))
+            for agent, space in self._choices.items()
+            if mask and self._turns is not None and isinstance(space, spaces.Discrete)
         }
         self._parts = {agent: self._observed_parts(space) for agent, space in observed.items()}
         self._blank = {agent: blank_value(space) for agent, space in self._parts.items()}
@@ -98,7 +101,8 @@ class JointEnv(gymnasium.Env[Any, Any]):
             raise UserError(f"{self._name}: reset returned no observation; return one for each agent in the world.")
         if not self._knows_masks:
             self._knows_masks = True
-            self._masked |= {agent for agent, id in self._ids.items() if self._mask and self._mask in infos.get(id, {})}
+            self._given_masks |= {a for a, id in self._ids.items() if self._mask and self._mask in infos.get(id, {})}
+            self._masked |= self._given_masks
         self._last = dict(self._blank)
         self._last_masks: dict[str, Any] = {}
         self.restart_returns()
@@ -174,6 +178,12 @@ class JointEnv(gymnasium.Env[Any, Any]):
                 f"{', '.join(self._ids)}."
             )
         acting = moves or self._find_acting(named, by_name)
+        for agent in self._given_masks.intersection(named, acting):
+            if self._find_mask(named[agent], by_name.get(agent)) is None:
+                raise UserError(
+                    f'{self._name} gives agent "{agent}" an action mask "{self._mask}", which is missing; give it too, '
+                    "in the agent's observation, or in its info, as in policy.act(observations, infos)."
+                )
         observation: dict[str, Any] = {
             agent: self._part(agent, named[agent], agent in acting) if agent in named else blank
             for agent, blank in self._blank.items()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ludus.core.batch import Batch
@@ -19,6 +21,8 @@ from ludus.experience.memory import check_fits, free_bytes
 from ludus.experience.rollout import select_prefix
 from ludus.experience.sequences import SequenceShape, draw_sequences
 from ludus.preprocess.action_inverter import ActionInverter
+
+Actions = Mapping[str, NDArray[Any]]
 
 
 def recorded_steps(dataset: Dataset, inverter: ActionInverter, device: torch.device) -> tuple[Tensors, Tensors]:
@@ -42,7 +46,7 @@ def _check_memory(dataset: Dataset, device: torch.device) -> None:
     check_fits(what, sum(x.nbytes for x in arrays), free_bytes(device, ""), "use fewer episodes")
 
 
-def recorded_stream(dataset: Dataset, inverter: ActionInverter, device: torch.device) -> Tensors:
+def recorded_stream(dataset: Dataset, inverter: Callable[[Actions], Actions], device: torch.device) -> Tensors:
     """Return all episodes as the steps of one environment, ``[n, 1, …]``, as ``draw_sequences`` takes them.
 
     The last observation of an episode is a step too. It is not real, and repeats the action before it, which is one

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ludus.core.batch import Batch
@@ -20,10 +18,11 @@ from ludus.core.spec import Specs
 from ludus.core.types import State, Tensors
 from ludus.experience.config import ReplayConfig
 from ludus.experience.memory import check_fits, free_bytes
+from ludus.experience.recorded import Actions, recorded_stream
 from ludus.experience.replay import ExperienceReplay
 
-Actions = Mapping[str, NDArray[Any]]
 ROW = Rows.all(1)
+CHUNK = 10_000  # steps of short episodes that are written at once
 
 
 class RecordedReplay(ExperienceReplay):
@@ -58,12 +57,14 @@ class RecordedReplay(ExperienceReplay):
         length = max(steps, config.batch_size) + (stack + 1) * config.span
         filled = replace(config, replay=length, warmup=0)
         super().__init__(filled, 1, gamma, observation, device, action=action, window=window)
-        for number, episode in enumerate(episodes):
-            tensors = episode_tensors(episode, observation, action, to_policy)
-            self.receive(Unroll(tensors, ROW, 0, 2 * number))  # numbers with gaps: none continues the one before
+        number = 0
+        for part in _divide(episodes, 1 if stack > 1 else CHUNK):
+            tensors = unroll_tensors(Dataset(part, dataset.name), observation, action, to_policy)
+            self.receive(Unroll(tensors, ROW, 0, number))
+            number += 2  # numbers with gaps: none continues the one before
         self._credit = 0.0  # the episodes earn none
         if config.span > 1:  # n-step transitions are complete after n steps
-            self.receive(Unroll(_padding(tensors, config.span - 1), ROW, 0, 2 * len(episodes)))
+            self.receive(Unroll(_padding(tensors, config.span - 1), ROW, 0, number))
         if self.size < (transitions := dataset.transitions):
             raise UserError(
                 f'data.path "{self.name}": {transitions - self.size} of {transitions} recorded transitions do not fit '
@@ -182,24 +183,31 @@ def concatenate(one: Batch, other: Batch) -> Batch:
     )
 
 
-def episode_tensors(
-    episode: RecordedEpisode, observation: Specs, action: Specs, to_policy: Callable[[Actions], Actions]
+def _divide(episodes: Sequence[RecordedEpisode], steps: int) -> Iterator[tuple[RecordedEpisode, ...]]:
+    """Yield consecutive episodes that together have at least this number of steps, but for the last ones."""
+    part, count = list[RecordedEpisode](), 0
+    for episode in episodes:
+        part.append(episode)
+        count += episode.length
+        if count >= steps:
+            yield tuple(part)
+            part, count = [], 0
+    if part:
+        yield tuple(part)
+
+
+def unroll_tensors(
+    dataset: Dataset, observation: Specs, action: Specs, to_policy: Callable[[Actions], Actions]
 ) -> Tensors:
-    """Return a recorded episode as the tensors of an unroll of one row, ``[T or T+1, 1, …]``."""
-    steps = episode.length
-    first, terminated, truncated = np.zeros(steps + 1, np.bool_), np.zeros(steps, np.bool_), np.zeros(steps, np.bool_)
-    first[0], terminated[-1], truncated[-1] = True, episode.terminated, episode.truncated
-    dtypes = {name: "float32" if spec.kind == "continuous" else "int64" for name, spec in action.items()}
-    arrays = {
-        **{f"observation/{name}": np.asarray(x, observation[name].dtype) for name, x in episode.observation.items()},
-        **{f"action/{name}": np.asarray(x, dtypes[name]) for name, x in to_policy(episode.action).items()},
-        "reward": np.asarray(episode.reward, np.float32),
-        "first": first,
-        "terminated": terminated,
-        "truncated": truncated,
-        "real": np.ones(steps, np.bool_),
-    }
-    return {name: torch.from_numpy(np.ascontiguousarray(x)).unsqueeze(1) for name, x in arrays.items()}
+    """Return recorded episodes as the tensors of an unroll of one row, ``[T or T+1, 1, …]``."""
+    tensors = recorded_stream(dataset, to_policy, torch.device("cpu"))
+    for name, spec in action.items():
+        x = tensors[f"action/{name}"]
+        x = x.float() if spec.kind == "continuous" else x.long()
+        x[~tensors["real"]] = 0  # at the last observation of an episode
+        tensors[f"action/{name}"] = x
+    states = [name for name in tensors if name.startswith("observation/")] + ["first"]
+    return {name: x if name in states else x[:-1] for name, x in tensors.items()}
 
 
 def _padding(tensors: Tensors, steps: int) -> Tensors:

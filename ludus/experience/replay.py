@@ -209,16 +209,23 @@ class ExperienceReplay(ExperienceCache):
         self._slot_index.now[group.rows] = group.time
         self._expire(group)
         self._check_stacks()
-        td_error = given.get("td_error")
+        self._make_received_drawable(group, times, gap, given.get("td_error"))
+        self._earn_credit(group, int(flags["real"].sum()))
+
+    def _make_received_drawable(self, group: RowGroup, times: Integers, gap: int, td_error: Tensor | None) -> None:
+        """Make the items drawable that the steps at these times complete; ``td_error`` is of those after the gap."""
+        priorities = self._priorities
+        if td_error is None or priorities is None:
+            self._make_all_drawable(group, times - self._span)
+            return
         for i, time in enumerate(times.tolist()):
             if time - self._span < group.oldest:
                 continue
             items = torch.from_numpy(self._make_drawable(group, time - self._span))
-            if self._priorities is not None and td_error is not None and i >= gap:
+            if i >= gap:
                 error = td_error[i - gap][items % self.batch - group.rows.start]
                 known = ~error.isnan()
-                self._priorities.update(items[known], error[known])
-        self._earn_credit(group, int(flags["real"].sum()))
+                priorities.update(items[known], error[known])
 
     def _write_steps(self, group: RowGroup, times: Integers, pairs: list[tuple[Tensor, Tensor]]) -> None:
         """Write tensors ``[steps, B, …]`` to their columns at these times."""
@@ -463,6 +470,17 @@ class ExperienceReplay(ExperienceCache):
         if self._priorities is not None:
             self._priorities.add(torch.from_numpy(numbers))
         return numbers
+
+    def _make_all_drawable(self, group: RowGroup, times: Integers) -> None:
+        """Do the same for the items that start at any of these times."""
+        times = times[(times >= group.oldest) & (times % self._stride == 0)]
+        numbers = times[:, None] * self.batch + group.row_numbers  # [T, B]
+        if not self.config.sequence:
+            numbers = numbers[self._drawable[group.rows][:, (times + 1) % self.length].T]
+        numbers = numbers.reshape(-1)
+        group.push(numbers)
+        if self._priorities is not None:
+            self._priorities.add(torch.from_numpy(numbers))
 
     def _earn_credit(self, group: RowGroup, real: int) -> None:
         """Count real steps; after the warm-up, each adds ``updates_per_step`` to the credit."""

@@ -142,7 +142,7 @@ def open_newest(run: RunDirectory, warn: Callable[[str], object]) -> Iterator[Ch
         if step_folders(run.checkpoints) == folders:
             break
     if not damaged:
-        raise UserError(f'The run "{run.path}" has no checkpoint yet: let it train until its first save.')
+        raise run.no_checkpoint()
     raise UserError(f'The run "{run.path}" has no intact checkpoint. {next(iter(damaged.values()))}')
 
 

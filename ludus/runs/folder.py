@@ -7,9 +7,11 @@ import errno
 import itertools
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Self
 
@@ -18,7 +20,7 @@ from ludus.core.files import link_error, open_append, open_folder, open_regular_
 
 LATEST = "latest"
 REPLACED = ".old-"  # prefix of a checkpoint that is being replaced, until the new one is in place
-_LOCK = ".lock"  # locked by the writer; its time is when the run was last started, resumed or ended
+_LOCK = ".lock"  # locked by the writer; its time is when training in the run last began or ended
 _LOCK_ATTEMPTS = 5
 _STEP = re.compile(rf"(?:{re.escape(REPLACED)})?step_(\d+)")
 
@@ -38,6 +40,8 @@ class RunDirectory:
         self.tensorboard = path / "tensorboard"
         # exists once a checkpoint was saved, to tell a new run from one with deleted checkpoints
         self.saved_once = path / ".saved"
+        self._lock_file: FileIO | None = None  # while this process holds the lock
+        self._used = False  # since it was locked
 
     @classmethod
     def create(cls, root: str | Path, env_id: str, agent_name: str, run_name: str = "") -> Self:
@@ -84,9 +88,13 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the run against other writers; the operating system releases the lock of a process that dies."""
+        """Lock the run against other writers; the operating system releases the lock of a process that dies.
+
+        It becomes ``latest`` only with ``mark_used``.
+        """
         import fcntl  # not available on every system
 
+        before = last_used(self.path)
         with open_append(self.path / _LOCK) as file:
             try:
                 for attempt in range(_LOCK_ATTEMPTS):
@@ -108,11 +116,20 @@ class RunDirectory:
                 # any other error: a file system without locks
             file.truncate(0)
             file.write(f"{os.getpid()}\n".encode())
-            _touch(file.fileno())
+            _set_time(file, before)
+            self._lock_file, self._used = file, False
             try:
                 yield
             finally:
-                _touch(file.fileno())
+                if self._used:
+                    self.mark_used()
+                self._lock_file = None
+
+    def mark_used(self) -> None:
+        """Make this locked run ``latest``, now and when its lock is released."""
+        assert self._lock_file is not None
+        self._used = True
+        _set_time(self._lock_file, time.time_ns())
 
     def latest_checkpoint(self) -> Path | None:
         """Return the checkpoint with the highest step."""
@@ -130,10 +147,21 @@ class RunDirectory:
     def step_checkpoint(self, name: str) -> Path:
         """Return the checkpoint called ``step_<n>``, or the frozen self of that step."""
         saved = {path.name: path for folder in (self.pool, self.checkpoints) for path in step_folders(folder)}
+        if not saved and self.best_checkpoint() is None:
+            raise self.no_checkpoint()
         if name not in saved:
             known = ", ".join(["best", "latest", *saved])
             raise UserError(f'The run "{self.path}" has no checkpoint "{name}": choose one of {known}.')
         return saved[name]
+
+    def no_checkpoint(self) -> UserError:
+        """Return the error for a run that has no checkpoint: it runs or was killed, or they were deleted."""
+        other = "or choose another run of `ludus list runs`"
+        if self.saved_once.exists():
+            return UserError(f'The checkpoints of the run "{self.path}" were deleted: restore them, {other}.')
+        resume = f"continue it with `ludus resume {shlex.quote(str(self.path))}`"
+        fix = "let it train until its first save" if is_locked(self.path) else resume
+        return UserError(f'The run "{self.path}" has no checkpoint yet: {fix}, {other}.')
 
 
 def _nearest_run(path: Path, runs: list[Path]) -> str:
@@ -192,7 +220,7 @@ def is_locked(run: Path) -> bool:
 
 
 def last_used(run: Path) -> int:
-    """Return when a run was last started, resumed or ended, in nanoseconds since 1970."""
+    """Return when training in a run last began or ended, in nanoseconds since 1970."""
     with suppress(OSError):
         return os.lstat(run / _LOCK).st_mtime_ns
     with suppress(OSError):
@@ -207,11 +235,10 @@ def find_runs(root: Path, pattern: str = "*/*/config.toml") -> list[Path]:
     return sorted(runs, key=lambda run: (last_used(run), run.name))
 
 
-def _touch(descriptor: int) -> None:
-    """Set the time of a file to now, with a finer resolution than a write does."""
-    now = time.time_ns()
+def _set_time(file: FileIO, time_ns: int) -> None:
+    """Set the time of a file, with a finer resolution than a write does."""
     with suppress(OSError):
-        os.utime(descriptor, ns=(now, now))
+        os.utime(file.fileno(), ns=(time_ns, time_ns))
 
 
 def _safe(name: str) -> str:

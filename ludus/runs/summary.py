@@ -43,7 +43,7 @@ class ListedRun:
     """A run on disk."""
 
     path: Path
-    used: float  # time when it was last started, resumed or ended, in seconds since 1970
+    used: float  # time when training in it last began or ended, in seconds since 1970
     summary: Summary
 
 

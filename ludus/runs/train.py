@@ -397,6 +397,7 @@ def _build(
         stack.enter_context(run.lock())
     else:
         run, signs = saved.run, saved.signs
+    run.mark_used()
     if worker.pool is not None:
         worker.pool.store = folder = PoolFolder(run)
         folder.forget_after(worker.local_step_count)

@@ -165,6 +165,8 @@ class Translator:
                 f'{self._name} gives the action mask "{reader.mask_key}" in info: give it too, as in '
                 "policy.act(observation, info)."
             )
+        if reader.masks and not reader.mask_in_info and observation.get(reader.mask_key) is None:
+            raise UserError(f'{self._name}: the observation lacks the action mask "{reader.mask_key}"; give it too.')
         arrays = reader.read(observation, info, (rows,) if rows else ())
         for name, x in arrays.items():
             spec = specs[name]

@@ -89,8 +89,8 @@ def record_to(path: Path, environment: str, expert: Expert, episodes: int, *opti
     return str(path)
 
 
-def specs_of(environment: str, *options: str) -> tuple[Specs, Specs]:
+def specs_of(environment: str, *options: str, global_state: bool = False) -> tuple[Specs, Specs]:
     """The observations and actions of an environment."""
-    manager = make_manager(EnvConfig(id=environment, num=1, options=options), 1)
+    manager = make_manager(EnvConfig(id=environment, num=1, options=options, global_state=global_state), 1)
     manager.close()
     return manager.observation, manager.action

@@ -188,3 +188,17 @@ def test_the_fingerprint_changes_with_the_contents(tmp_path: Path) -> None:
         first._replace(action={"action": first.action["action"] + 1}),
     ):
         assert Dataset((changed, whole.episodes[1]), "").fingerprint != whole.fingerprint
+
+
+def test_the_state_of_the_world_must_be_observed_as_when_it_was_recorded(tmp_path: Path) -> None:
+    name, path = "ludus.environments.agents_toy:CueTeam", tmp_path / "team.npz"
+    for recorded in (False, True):
+        observation, action = (
+            {key: np.zeros((steps, *spec.shape), spec.dtype) for key, spec in specs.items()}
+            for specs, steps in zip(specs_of(name, global_state=recorded), (3, 2), strict=True)
+        )
+        save_npz(path, [RecordedEpisode(observation, action, np.zeros(2, np.float32), True, False)])
+        assert load_dataset(str(path), *specs_of(name, global_state=recorded)).transitions == 2
+        fix = r"turn on env\.global_state, as" if recorded else r"record it from a run with --env\.global-state\.$"
+        with pytest.raises(UserError, match=rf'the observation "state", that of the whole world; {fix}'):
+            load_dataset(str(path), *specs_of(name, global_state=not recorded))

@@ -217,6 +217,8 @@ def test_whose_turn_it_is_in_what_a_loaded_policy_gets() -> None:
         read(open_to_all, {})
     assert read({**open_to_all, "turn": "player_2"}, {}) == [[0, 1], waits, free]
     assert read({**open_to_all, "turn": "player_1"}, {}) == [[1, 0], free, waits]
+    with pytest.raises(UserError, match='gives agent "player_2" an action mask "action_mask", which is missing; give'):
+        read({**bare, "turn": "player_2"}, {})
     with pytest.raises(UserError, match='there is no agent "player_3"'):
         read({**seen, "turn": "player_3"}, {})
 
@@ -344,6 +346,17 @@ def test_masks_at_a_time_limit_are_those_of_the_environment() -> None:
         _, _, _, truncated, info = env.step({"masked": step % 2, "leaver": 0})
     assert truncated
     assert info["action_mask"]["masked"].tolist() == world.allowed.tolist() == [1, 0, 1, 1]
+
+
+def test_a_loaded_policy_needs_the_masks_that_the_environment_gives() -> None:
+    env = JointEnv(world := Chooser(), "chooser")
+    observations, infos = world.reset(seed=0)
+    env.reset(seed=0)
+    env.assemble(observations, infos)
+    env.assemble({"leaver": observations["leaver"]}, {})
+    masked = {key: x for key, x in observations["masked"].items() if key != "action_mask"}
+    with pytest.raises(UserError, match='chooser gives agent "masked" an action mask "action_mask", which is missing'):
+        env.assemble({**observations, "masked": masked}, {})
 
 
 class GymTeam(gymnasium.Env[Any, Any]):

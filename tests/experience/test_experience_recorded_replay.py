@@ -86,6 +86,21 @@ def test_every_transition_is_drawn_as_recorded(
     raise AssertionError(f"never drawn: {every - drawn}")
 
 
+@pytest.mark.parametrize("specs", [X, FRAMES])
+def test_draws_are_the_same_however_many_episodes_are_written_at_once(
+    specs: Specs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"prioritized": True, "n_step": 2, "window": True}
+    draws = []
+    for steps in (1, 4, 1000):
+        monkeypatch.setattr("ludus.experience.recorded_replay.CHUNK", steps)
+        batch = recorded(LENGTHS, 0, specs, **options)[0].read()
+        draws.append([batch.index, batch.reward, *batch.action.values(), *batch.window.values()])
+    for other in draws[1:]:
+        for x, y in zip(draws[0], other, strict=True):
+            assert torch.equal(x, y)
+
+
 def test_it_can_be_read_as_often_as_granted() -> None:
     replay, _ = recorded(LENGTHS)
     assert not replay.ready()

@@ -114,7 +114,7 @@ DAMAGES = {
     wrong_config: 'nb_step is "many"',
     binary_config: "not valid TOML",
     unknown_key: 'Did you mean "nb_step"?',
-    no_checkpoints: "has no checkpoint yet",
+    no_checkpoints: "were deleted: restore them, or choose another run",
 }
 
 

@@ -1,5 +1,7 @@
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,18 @@ def made(root: Path, env: str = "CartPole-v1", agent: str = "ppo") -> RunDirecto
     return run
 
 
+@contextmanager
+def training(run: RunDirectory) -> Iterator[None]:
+    with run.lock():
+        run.mark_used()
+        yield
+
+
 def test_runs_of_one_second_get_folders_of_their_own_and_the_last_is_latest(tmp_path):
     runs = [made(tmp_path) for _ in range(12)]
     assert len({run.path for run in runs}) == 12
     for run in runs:
-        with run.lock():
+        with training(run):
             pass
     assert RunDirectory.open("latest", tmp_path).path == runs[-1].path
 
@@ -31,14 +40,17 @@ def test_latest_is_the_run_that_was_started_resumed_or_ended_last(tmp_path):
     first.path = first.path.rename(first.path.with_name("20250101-000000-ppo"))
     first, second = RunDirectory(first.path), RunDirectory(second.path)
     for run in (second, first):  # a resume of the older one
-        with run.lock():
+        with training(run):
             pass
     assert RunDirectory.open("latest", tmp_path).path == first.path
-    with first.lock():
-        with second.lock():
+    with training(first):
+        with training(second):
             assert RunDirectory.open("latest", tmp_path).path == second.path
         assert RunDirectory.open("latest", tmp_path).path == second.path
     assert RunDirectory.open("latest", tmp_path).path == first.path  # it ended last
+    with second.lock():  # without training in it
+        assert RunDirectory.open("latest", tmp_path).path == first.path
+    assert RunDirectory.open("latest", tmp_path).path == first.path
     os.utime(second.config, ns=(2**62, 2**62))  # an edit of its settings is no use of it
     with pytest.raises(UserError), first.lock(), first.lock():
         pass

@@ -212,6 +212,9 @@ def test_an_observation_that_is_not_finite_is_refused_by_name(runs: dict[str, Tr
 def test_a_missing_mask_and_a_wrong_shape_are_said_in_one_sentence(runs: dict[str, TrainResult]) -> None:
     with pytest.raises(UserError, match=r'"action_mask" in info: .* policy.act\(observation, info\)\.$'):
         ludus.load(runs["masked by info"].run).act(np.zeros(10, np.float32))
+    for shown in (np.zeros(10, np.float32), np.zeros((2, 10), np.float32)):
+        with pytest.raises(UserError, match=r'the observation lacks the action mask "action_mask"; give it too\.$'):
+            ludus.load(runs["masked"].run).act({"observation": shown})
     with pytest.raises(UserError, match=r"has shape \(5,\); give \(4,\), or a batch"):
         ludus.load(runs["plain"].run).act(np.zeros(5, np.float32))
 
@@ -429,7 +432,14 @@ def test_a_run_without_a_checkpoint_is_said_so(tmp_path: Path) -> None:
     result = train(tmp_path, "CartPole-v1")
     for folder in ("best", "checkpoints"):
         shutil.rmtree(result.run / folder)
-    with pytest.raises(UserError, match="has no checkpoint yet"):
+    with pytest.raises(UserError, match=r"checkpoints of the run .* were deleted: restore them"):
+        ludus.load("latest", runs=str(tmp_path))
+    run = RunDirectory(result.run)
+    run.saved_once.unlink()  # as after a kill before the first save
+    for checkpoint in ("best", "latest", "step_8"):
+        with pytest.raises(UserError, match=f"has no checkpoint yet: continue it with `ludus resume {run.path}`, or"):
+            ludus.load("latest", checkpoint, runs=str(tmp_path))
+    with run.lock(), pytest.raises(UserError, match="has no checkpoint yet: let it train until its first save, or ch"):
         ludus.load("latest", runs=str(tmp_path))
 
 

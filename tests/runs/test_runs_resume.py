@@ -147,6 +147,17 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(tmp_path: Pat
     assert newest.name in log
 
 
+def test_resuming_a_complete_run_does_not_make_it_the_latest(tmp_path: Path) -> None:
+    done = train(tmp_path, COUNTING, nb_step=100).run
+    last = train(tmp_path, COUNTING, nb_step=100).run
+    ludus.resume(done)
+    with pytest.raises(UserError, match="nb_step is 0"):
+        ludus.resume(done, nb_step=0)
+    assert RunDirectory.open("latest", tmp_path).path == last
+    ludus.resume(done, nb_step=300)
+    assert RunDirectory.open("latest", tmp_path).path == done
+
+
 def test_a_run_that_is_complete_says_so_and_goes_on_with_a_new_end(tmp_path: Path, capsys: Any) -> None:
     done = train(tmp_path, COUNTING, nb_step=100)
     before = saved(done.run)
