@@ -87,6 +87,7 @@ class GAILTRPOConfig(DiscriminatorConfig, TRPOConfig):
     """GAIL with TRPO, as in the paper."""
 
     SCHEDULABLE = (*TRPOConfig.SCHEDULABLE, "environment_reward")
+    entropy_coef: float = 0.03  # the paper's λ, as in GAILConfig; with 0.01 more seeds fail (docs/imitation.md)
 
 
 class AdversarialImitation(ActorCritic):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ludus.agents.actor_critic import ActorCritic, check_minibatches
+from ludus.agents.actor_critic import ActorCritic, check_minibatches, with_perplexity
 from ludus.agents.parameter_noise import add_parameter_noise
 from ludus.agents.short_runs import LONG_RUN
 from ludus.core.batch import Batch, Learned
@@ -23,9 +23,8 @@ from ludus.core.types import Tensors
 from ludus.core.updater import Group, NonFiniteError, OptimizerName, Updater
 from ludus.networks.module_checks import layers_with_modes
 from ludus.networks.policy_config import PolicyConfig
-from ludus.ops.distributions import perplexity
 from ludus.ops.natural_gradient import Product, conjugate_gradient, line_search, step_to_kl, surrogate_loss
-from ludus.ops.policy_gradient import explained_variance, share_sum, shares_of_each, value_loss
+from ludus.ops.policy_gradient import entropy_loss, explained_variance, share_sum, shares_of_each, value_loss
 from ludus.preprocess.normalization import unused_normalizer
 
 POLICY, VALUE = "policy", "value"  # parameter groups
@@ -36,7 +35,8 @@ class TRPOConfig(PolicyConfig, AgentConfig):
     """Settings of TRPO."""
 
     SCHEDULABLE: ClassVar[tuple[str, ...]] = (
-        *("gamma", "gae_lambda", "target_kl", "cg_damping", "line_search_shrink", "parameter_noise"),
+        *("gamma", "gae_lambda", "target_kl", "cg_damping", "line_search_shrink", "entropy_coef"),
+        "parameter_noise",
     )
     target_kl: float = 0.01  # bound on the KL of each policy step: raise for speed, lower when the return collapses
     rollout: int = 256  # steps per environment and policy step; fewer in short runs
@@ -44,6 +44,7 @@ class TRPOConfig(PolicyConfig, AgentConfig):
     cg_damping: float = 0.1  # added to the diagonal of the Fisher matrix: raise for steps nearer to the plain gradient
     line_search_steps: int = 10  # most shorter steps to try until the KL is within its bound and the objective improves
     line_search_shrink: float = 0.8  # factor from one try to the next
+    entropy_coef: float = 0.0  # weight of the entropy in the objective: raise when exploration ends too early
     gamma: float = 0.99  # discount: nearer 1 looks further ahead and learns slower
     gae_lambda: float = 0.95  # 1: Monte Carlo (less bias); 0: one-step TD (less variance)
     n_step: int = 0  # n-step returns instead of GAE; 0: GAE
@@ -70,7 +71,9 @@ class TRPOConfig(PolicyConfig, AgentConfig):
                 *("target_kl", "rollout", "cg_iterations", "line_search_steps", "line_search_shrink"),
                 *("learning_rate", "value_epochs", "minibatches", "optimizer_eps"),
             ),
-            nonnegative=("cg_damping", "n_step", "max_grad_norm", "weight_decay", "parameter_noise"),
+            nonnegative=(
+                *("cg_damping", "entropy_coef", "n_step", "max_grad_norm", "weight_decay", "parameter_noise"),
+            ),
         )
         if value_range(self.line_search_shrink)[1] == 1:
             raise UserError(
@@ -179,9 +182,8 @@ class TRPO(ActorCritic):
         if not fraction:
             updater.assign(start, POLICY)
             loss, kl = before, 0.0
-        metrics["perplexity"] = perplexity(metrics["entropy"])
         found = {"loss/policy": loss, "kl": kl, "step_fraction": fraction}
-        return metrics | {"gradient_norm": norm} | {name: torch.tensor(x) for name, x in found.items()}
+        return with_perplexity(metrics) | {"gradient_norm": norm} | {name: torch.tensor(x) for name, x in found.items()}
 
     @torch.no_grad()
     def with_old_policy(self, batch: Batch) -> Batch:
@@ -212,9 +214,11 @@ class TRPO(ActorCritic):
 
     @torch.no_grad()
     def loss_and_kl(self, batch: Batch, updater: Updater) -> tuple[float, float]:
-        """Return the policy loss and the KL to the old policy, of the current parameters and over all ranks."""
+        """Return the loss, entropy included, and the KL to the old policy, of current parameters and over all ranks."""
         losses, _ = self.policy_loss(batch)
-        loss, kl = updater.sum(torch.stack([losses[POLICY], share_sum(self.kl_to_old(batch), batch.share)])).tolist()
+        weight = self.loss_coefficients()
+        total = torch.stack([weight.get(name, 1.0) * x for name, x in losses.items()]).sum()
+        loss, kl = updater.sum(torch.stack([total, share_sum(self.kl_to_old(batch), batch.share)])).tolist()
         return loss, kl
 
     def kl_to_old(self, batch: Batch) -> Tensor:
@@ -224,11 +228,15 @@ class TRPO(ActorCritic):
         return self.policy.kl(old, outputs, batch.action, batch.observation)
 
     def policy_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Return the surrogate objective, negated, and the entropy as a metric."""
+        """Return the surrogate objective and the entropy, both negated."""
         outputs, _ = self.outputs(batch.observation, batch.state, batch.first, ["actor"])
         terms, old = self.policy.evaluate(outputs, batch.action, batch.observation), batch.experience
         loss = surrogate_loss(terms["log_prob"] - old["log_prob"], old["advantage"])
-        return {POLICY: share_sum(loss, batch.share)}, {"entropy": share_sum(terms["entropy"].detach(), batch.share)}
+        losses = {
+            POLICY: share_sum(loss, batch.share),
+            "entropy": share_sum(entropy_loss(terms["entropy"]), batch.share),
+        }
+        return losses, {}
 
     def critic_loss(self, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return the squared error of the value function."""

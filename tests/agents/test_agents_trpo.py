@@ -154,6 +154,26 @@ def test_the_log_has_the_objective_after_the_step() -> None:
     worker.close()
 
 
+def test_the_entropy_is_part_of_the_objective() -> None:
+    worker, agent, batch = rollout("discrete", agent__entropy_coef=0.5)
+    agent.networks["actor"].projections["policy/action"].weight.data.mul_(60)
+    rows = policy_batch(worker, agent, batch)
+    rows.experience["advantage"].zero_()
+    logits = agent.outputs(rows.observation, rows.state, rows.first, ["actor"])[0]["policy/action"]
+    log_p = logits.log_softmax(-1)
+    entropy = (-(log_p.exp() * log_p).sum(-1) * rows.share).sum()
+    parameters = agent.parameter_groups()[POLICY].parameters
+    expected = torch.autograd.grad(-0.5 * entropy, parameters)
+    gradient, _ = worker.updater.gradient(agent.policy_loss, rows, POLICY)
+    for found, wanted in zip(worker.updater.split(gradient, POLICY), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+    before, _ = agent.loss_and_kl(rows, worker.updater)
+    assert before == pytest.approx(-0.5 * entropy.item(), rel=1e-5)
+    agent.step_policy(rows, worker.updater)
+    assert agent.loss_and_kl(rows, worker.updater)[0] < before
+    worker.close()
+
+
 def test_layers_that_differ_in_training_are_refused_in_the_actor() -> None:
     for piece, name in (('mlp(norm="batch")', "BatchNorm1d"), ("mlp(dropout=0.1)", "Dropout")):
         with pytest.raises(UserError, match=rf"but the actor has {name}, .*; use norm=\"layer\" and no dropout there"):

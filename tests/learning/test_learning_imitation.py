@@ -99,9 +99,10 @@ def imitate_cartpole(folder: Path, seed: int, agent: str = "gail", **changes: An
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("agent", ["gail", "gail_trpo"])
 @pytest.mark.parametrize("seed", range(5))
-def test_gail_on_cartpole_from_10_episodes(seed: int, tmp_path: Path) -> None:
-    assert imitate_cartpole(tmp_path, seed) >= 450
+def test_gail_on_cartpole_from_10_episodes(seed: int, agent: str, tmp_path: Path) -> None:
+    assert imitate_cartpole(tmp_path, seed, agent) >= 450
 
 
 @pytest.mark.slow
