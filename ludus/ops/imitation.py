@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,9 +22,12 @@ def discriminator_loss(logit: Tensor, expert: Tensor) -> Tensor:
 
 
 def gradient_penalty(gradient: Tensor) -> Tensor:
-    """Return (‖∇_x D‖ − 1)² of gradients ``[…, K]`` (Gulrajani et al. 2017, eq. 3)."""
-    norm: Tensor = torch.linalg.vector_norm(gradient, dim=-1)
-    return (norm - 1).square()
+    """Return ‖∇_x D‖² of gradients ``[…, K]`` (Thanh-Tung et al. 2019).
+
+    Its minimum is a flat discriminator, as it should be where policy and expert agree; that of (‖∇_x D‖ − 1)²
+    (Gulrajani et al. 2017) has slopes of 1 there, which pull the policy away again.
+    """
+    return gradient.square().sum(-1)
 
 
 def imitation_reward(logit: Tensor, kind: ImitationReward) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,10 +39,9 @@ def test_rewards(values: list[float]) -> None:
 
 def test_gradient_penalty() -> None:
     gradient = np.random.default_rng(0).normal(size=(1, 5, 7))
-    expected = (np.sqrt((gradient**2).sum(-1)) - 1) ** 2
+    expected = (gradient**2).sum(-1)
     np.testing.assert_allclose(gradient_penalty(torch.tensor(gradient)).numpy(), expected, rtol=1e-12)
-    assert gradient_penalty(torch.zeros(1, 1, 3)).item() == 1
     zero = torch.zeros(1, 1, 3, requires_grad=True)
     gradient_penalty(zero).sum().backward()
     assert zero.grad is not None
-    assert zero.grad.abs().max() == pytest.approx(0)  # not NaN
+    assert zero.grad.abs().max() == 0  # not NaN: the least penalty is that of a flat discriminator
