@@ -154,16 +154,17 @@ Most runs are those of commit 7cca29e (388 runs); newer ones have their commit b
 of this page had gave the same numbers. On another kind of CPU the last digits differ, and so do the steps: PPO on
 CartPole took 40,203 steps with seed 0 there, and 20,001, 20,029, 5,046, 10,130, 20,053, 15,216, 30,165, 25,116 and
 30,187 with seeds 1 to 9.
-RL Zoo's single runs, for comparison: TRPO 500 on CartPole, −83 on Acrobot and −175 on Pendulum at 100,000 steps, ARS
-500 on CartPole at 50,000, −83 on Acrobot at 500,000 and −213 on Pendulum at 2,000,000; these are the targets here, on
-Acrobot and for TRPO on Pendulum less the standard error of 100 episodes (2 and 10). TRPO has 262 on
-LunarLanderContinuous at 200,000 (the best evaluations here: 206, 248, 227, 225 and 270; the last: 204, 165, 212, 180
-and 270; the best of seeds 5 to 9: 228, 218, 252, 213, 244; with RL Zoo's settings, an EnvPool of 2 and a rollout of
-1,024, seeds 0 to 4 have 247, 240, 227, 260 and 199 at best and 230, 240, 219, 241 and 62 at the end), TQC −151 on
-Pendulum at 20,000 (these runs end at −200).
-The settings of ARS on Pendulum were chosen on seeds 0 to 2, those on CartPole on seeds 0 to 4 (seeds 5 to 9 reach 500
-too), and those of REINFORCE on LunarLanderContinuous on seed 0. Not learned: Pendulum-v1 by `reinforce` (−980 at best
-in 1,000,000 steps with five settings), so it has no preset there.
+RL Zoo's single runs, for comparison: TRPO 500 on CartPole, −83 on Acrobot and −175 on Pendulum at 100,000 steps, and
+262 on LunarLanderContinuous-v2 at 200,000; ARS 500 on CartPole at 50,000, −83 on Acrobot at 500,000 and −213 on
+Pendulum at 2,000,000. These are the targets here, on Acrobot and for TRPO on Pendulum less the standard error of 100
+episodes (2 and 10). TQC has −151 on Pendulum at 20,000 (these runs end at −200), and ARS 168 on
+LunarLanderContinuous-v2 at 2,000,000, where its preset has −71, 274, 280, 192 and 257 at best with seeds 0 to 4
+(`ludus train LunarLanderContinuous-v3 --agent ars --seed 0 --evaluation.episodes 100`).
+TRPO on LunarLanderContinuous explores by gSDE; with independent Gaussian noise (`--agent.distribution gaussian
+--agent.target-kl 0.02`) the best evaluations of seeds 0 to 4 were 206, 248, 227, 225 and 270 on another kind of CPU.
+Settings were chosen on the seeds 10 to 13 (TRPO on LunarLanderContinuous), 10 to 12 (REINFORCE on Pendulum), 10 to 16
+(ARS on LunarLanderContinuous), 0 to 2 (ARS on Pendulum), 0 to 4 (ARS on CartPole; seeds 5 to 9 reach 500 too) and 0
+(REINFORCE on LunarLanderContinuous).
 
 Elsewhere: [behaviour cloning, DAgger and GAIL](imitation.md#measured), [offline
 agents](off_policy.md#recorded-episodes), [several agents](multiagent.md#measured), also [against

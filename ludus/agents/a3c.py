@@ -12,7 +12,7 @@ from ludus.core.batch import Batch, Learned
 from ludus.core.cache import Unroll
 from ludus.core.rows import Rows
 from ludus.core.types import Tensors
-from ludus.core.updater import Updater
+from ludus.core.updater import Updater, total_loss
 from ludus.experience.rollout_unroll import RolloutUnroll
 
 GRADIENT, LOSSES = "gradient", "losses"  # tensors of an unroll: the flat gradient, and the losses
@@ -77,9 +77,7 @@ class A3C(ActorCritic):
     def gradient(self, batch: Batch) -> Tensors:
         """Return the flat gradient of the weighted losses of a rollout, and the losses."""
         losses, _ = self.compute_loss(self.with_shares(self.prepare(batch).without_last_observation()))
-        weights = self.loss_coefficients()
-        total = torch.stack([weights.get(name, 1.0) * losses[name] for name in NAMES]).sum()
-        parameters = self.trainable()
+        total, parameters = total_loss(losses, self.loss_coefficients()), self.trainable()
         found = torch.autograd.grad(total, parameters, allow_unused=True)
         parts = [torch.zeros_like(p) if x is None else x for p, x in zip(parameters, found, strict=True)]
         values = torch.stack([losses[name].detach() for name in NAMES])

@@ -48,7 +48,7 @@ class DiscriminatorConfig(AgentConfig):
     discriminator_learning_rate: float = 1e-3  # raise when it cannot tell the policy from the expert, else lower
     discriminator_updates: int = 16  # optimizer steps per rollout; more: rewards that follow the policy faster
     discriminator_batch: int = 256  # pairs of the policy, and as many of the expert, per optimizer step
-    # weight of ‖∇D‖² between pairs of both: raise for smoother rewards, lower for faster ones; 0: none
+    # weight of ‖∇ logit‖² between pairs of both: raise for smoother rewards, lower for faster ones; 0: none
     gradient_penalty_coef: float = 0.3
 
     def validate(self) -> None:
@@ -78,7 +78,7 @@ class GAILConfig(DiscriminatorConfig, PPOConfig):
     """Settings of GAIL with PPO."""
 
     SCHEDULABLE = (*PPOConfig.SCHEDULABLE, "environment_reward")
-    # the paper's λ: raise when the policy becomes deterministic before it has found the expert's states
+    # λ in the paper: raise when the policy becomes deterministic before it has found the expert's states
     entropy_coef: float = 0.01
 
 
@@ -87,7 +87,7 @@ class GAILTRPOConfig(DiscriminatorConfig, TRPOConfig):
     """GAIL with TRPO, as in the paper."""
 
     SCHEDULABLE = (*TRPOConfig.SCHEDULABLE, "environment_reward")
-    entropy_coef: float = 0.03  # the paper's λ, as in GAILConfig
+    entropy_coef: float = 0.03  # λ in the paper: raise when the policy becomes deterministic too early
 
 
 class AdversarialImitation(ActorCritic):

@@ -20,7 +20,7 @@ from ludus.core.network import Network, NetworkSpec
 from ludus.core.schedule import value_range
 from ludus.core.spec import Specs
 from ludus.core.types import Tensors
-from ludus.core.updater import Group, NonFiniteError, OptimizerName, Updater
+from ludus.core.updater import Group, NonFiniteError, OptimizerName, Updater, total_loss
 from ludus.networks.module_checks import layers_with_modes
 from ludus.networks.policy_config import PolicyConfig
 from ludus.ops.natural_gradient import Product, conjugate_gradient, line_search, step_to_kl, surrogate_loss
@@ -35,8 +35,7 @@ class TRPOConfig(PolicyConfig, AgentConfig):
     """Settings of TRPO."""
 
     SCHEDULABLE: ClassVar[tuple[str, ...]] = (
-        *("gamma", "gae_lambda", "target_kl", "cg_damping", "line_search_shrink", "entropy_coef"),
-        "parameter_noise",
+        *("gamma", "gae_lambda", "target_kl", "cg_damping", "line_search_shrink", "parameter_noise"),
     )
     target_kl: float = 0.01  # bound on the KL of each policy step: raise for speed, lower when the return collapses
     rollout: int = 256  # steps per environment and policy step; fewer in short runs
@@ -71,9 +70,7 @@ class TRPOConfig(PolicyConfig, AgentConfig):
                 *("target_kl", "rollout", "cg_iterations", "line_search_steps", "line_search_shrink"),
                 *("learning_rate", "value_epochs", "minibatches", "optimizer_eps"),
             ),
-            nonnegative=(
-                *("cg_damping", "entropy_coef", "n_step", "max_grad_norm", "weight_decay", "parameter_noise"),
-            ),
+            nonnegative=("cg_damping", "entropy_coef", "n_step", "max_grad_norm", "weight_decay", "parameter_noise"),
         )
         if value_range(self.line_search_shrink)[1] == 1:
             raise UserError(
@@ -169,21 +166,20 @@ class TRPO(ActorCritic):
         product = self.fisher_product(batch, updater)
         direction = conjugate_gradient(product, -gradient, config.cg_iterations)
         step, start = step_to_kl(direction, product, config.target_kl), updater.parameters(POLICY).clone()
-        before, _ = self.loss_and_kl(batch, updater)
-        loss, kl = before, 0.0
+        old = self.losses_and_kl(batch, updater)
+        new, before = old, self.objective(old)
 
         def improves(fraction: float) -> bool:
-            nonlocal loss, kl
+            nonlocal new
             updater.assign(start + fraction * step, POLICY)
-            loss, kl = self.loss_and_kl(batch, updater)
-            return loss < before and kl <= config.target_kl  # False for a NaN
+            new = self.losses_and_kl(batch, updater)
+            return self.objective(new) < before and float(new["kl"]) <= config.target_kl  # False for a NaN
 
         fraction = line_search(improves, config.line_search_shrink, config.line_search_steps)
         if not fraction:
             updater.assign(start, POLICY)
-            loss, kl = before, 0.0
-        found = {"loss/policy": loss, "kl": kl, "step_fraction": fraction}
-        return with_perplexity(metrics) | {"gradient_norm": norm} | {name: torch.tensor(x) for name, x in found.items()}
+            new = old
+        return with_perplexity(new) | {"gradient_norm": norm, "step_fraction": torch.tensor(fraction)}
 
     @torch.no_grad()
     def with_old_policy(self, batch: Batch) -> Batch:
@@ -213,13 +209,17 @@ class TRPO(ActorCritic):
         return product
 
     @torch.no_grad()
-    def loss_and_kl(self, batch: Batch, updater: Updater) -> tuple[float, float]:
-        """Return the loss, entropy included, and the KL to the old policy, of current parameters and over all ranks."""
+    def losses_and_kl(self, batch: Batch, updater: Updater) -> Tensors:
+        """Return the losses and the KL to the old policy, of the current parameters and over all ranks."""
         losses, _ = self.policy_loss(batch)
-        weight = self.loss_coefficients()
-        total = torch.stack([weight.get(name, 1.0) * x for name, x in losses.items()]).sum()
-        loss, kl = updater.sum(torch.stack([total, share_sum(self.kl_to_old(batch), batch.share)])).tolist()
-        return loss, kl
+        found = {f"loss/{name}": x for name, x in losses.items()}
+        found["kl"] = share_sum(self.kl_to_old(batch), batch.share)
+        return dict(zip(found, updater.sum(torch.stack(list(found.values()))), strict=True))
+
+    def objective(self, metrics: Tensors) -> float:
+        """Return the weighted sum of the policy's losses, as ``losses_and_kl`` returns them."""
+        losses = {name.removeprefix("loss/"): x for name, x in metrics.items() if name.startswith("loss/")}
+        return float(total_loss(losses, self.loss_coefficients()))
 
     def kl_to_old(self, batch: Batch) -> Tensor:
         """Return KL(old‖new) ``[T, B]`` of a batch ``with_old_policy``."""

@@ -16,7 +16,7 @@ from ludus.core.config import OF_OPTIMIZER
 from ludus.core.errors import UserError
 from ludus.core.schedule import Schedule
 from ludus.core.types import State, Tensors
-from ludus.core.updater import Group, LossFunction, NonFiniteError, Updater
+from ludus.core.updater import Group, LossFunction, NonFiniteError, Updater, total_loss
 from ludus.networks.module_checks import depends_on_training_mode
 from ludus.networks.placement import is_placed
 from ludus.ops.optimizers import ONE, adam_, clip_norm_, fused_adam_, rmsprop_, rmsprop_tf_, sgd_
@@ -303,20 +303,8 @@ class LocalUpdater(Updater):
         return metrics
 
     def total(self, losses: Tensors, coefficients: Mapping[str, float] | None = None) -> Tensor:
-        """Return the sum of the losses weighted by their coefficients; weight 0 skips a loss."""
-        total: Tensor | None = None
-        coefficients = self._coefficients if coefficients is None else coefficients
-        for name, x in losses.items():
-            weight = coefficients.get(name, 1.0)
-            if isinstance(weight, Tensor):  # scheduled, in a compiled update
-                total = x * weight if total is None else total + x * weight
-            elif total is None:
-                total = x if weight == 1 else x * weight if weight else None
-            elif weight:
-                total = torch.add(total, x, alpha=weight)
-        if total is None:
-            raise UserError("All losses have the weight 0, so there is nothing to learn from; raise a coefficient.")
-        return total
+        """Return the weighted sum of the losses."""
+        return total_loss(losses, self._coefficients if coefficients is None else coefficients)
 
     def optimizer_tensors(self, part: ParameterBlock) -> Tensors:
         """Return the optimizer's tensors: parameters, moments, step count, learning rate and scheduled settings."""

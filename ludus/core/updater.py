@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from ludus.core.batch import Batch
+from ludus.core.errors import UserError
 from ludus.core.types import State, SumOverRanks, Tensors, single_rank
 
 LossFunction = Callable[[Batch], tuple[Tensors, Tensors]]
@@ -35,6 +37,22 @@ class NonFiniteError(Exception):
     def __init__(self, loss: LossFunction, batch: Batch, group: str, metrics: Tensors) -> None:
         super().__init__("a gradient is not finite")
         self.loss, self.batch, self.group, self.metrics = loss, batch, group, metrics
+
+
+def total_loss(losses: Tensors, coefficients: Mapping[str, float]) -> Tensor:
+    """Return the sum of the losses weighted by their coefficients, 1 by default; weight 0 skips a loss."""
+    total: Tensor | None = None
+    for name, x in losses.items():
+        weight = coefficients.get(name, 1.0)
+        if isinstance(weight, Tensor):  # scheduled, in a compiled update
+            total = x * weight if total is None else total + x * weight
+        elif total is None:
+            total = x if weight == 1 else x * weight if weight else None
+        elif weight:
+            total = torch.add(total, x, alpha=weight)
+    if total is None:
+        raise UserError("All losses have the weight 0, so there is nothing to learn from; raise a coefficient.")
+    return total
 
 
 class Updater(ABC):

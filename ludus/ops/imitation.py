@@ -22,10 +22,10 @@ def discriminator_loss(logit: Tensor, expert: Tensor) -> Tensor:
 
 
 def gradient_penalty(gradient: Tensor) -> Tensor:
-    """Return ‖∇_x D‖² of gradients ``[…, K]`` (Thanh-Tung et al. 2019).
+    """Return ‖∇_x logit‖² of gradients ``[…, K]`` (Thanh-Tung et al. 2019).
 
-    Its minimum is a flat discriminator, as it should be where policy and expert agree; that of (‖∇_x D‖ − 1)²
-    (Gulrajani et al. 2017) has slopes of 1 there, which pull the policy away again.
+    Its minimum is a flat discriminator, as it should be where policy and expert agree; (‖∇_x logit‖ − 1)² (Gulrajani
+    et al. 2017) asks for slopes of 1 there too.
     """
     return gradient.square().sum(-1)
 

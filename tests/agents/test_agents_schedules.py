@@ -195,6 +195,7 @@ LOSSES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 # of agents whose updates are not one compiled loss
 OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "TRPO's entropy": ("trpo", "CartPole-v1", {"entropy_coef": "linear(0, 10)"}),
     "KL bound": ("trpo", "CartPole-v1", {"target_kl": "linear(0.0001, 0.05)"}),
     "damping": ("trpo", "CartPole-v1", {"cg_damping": "linear(0.01, 1)"}),
     "line search": ("trpo", TARGET, {"line_search_shrink": "linear(0.9, 0.1)", "target_kl": 50.0}),

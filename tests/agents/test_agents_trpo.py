@@ -105,12 +105,12 @@ def test_products_and_the_direction_are_those_of_the_dense_fisher_matrix(kind: s
 def test_the_kl_of_a_step_is_within_the_bound_and_the_objective_improves(kind: str) -> None:
     worker, agent, batch = rollout(kind, agent__target_kl=0.005)
     rows = policy_batch(worker, agent, batch)
-    before, _ = agent.loss_and_kl(rows, worker.updater)
+    before = agent.losses_and_kl(rows, worker.updater)
     metrics = agent.step_policy(rows, worker.updater)
-    after, kl = agent.loss_and_kl(rows, worker.updater)
-    assert after < before
-    assert 0 < kl <= 0.005
-    assert float(metrics["kl"]) == pytest.approx(kl)
+    after = agent.losses_and_kl(rows, worker.updater)
+    assert agent.objective(after) < agent.objective(before)
+    assert 0 < after["kl"] <= 0.005
+    assert float(metrics["kl"]) == pytest.approx(float(after["kl"]))
     assert 0 < float(metrics["step_fraction"]) <= 1
     collect(worker)
     learned = agent.learn(worker.cache.read(), worker.updater)
@@ -121,7 +121,7 @@ def test_the_kl_of_a_step_is_within_the_bound_and_the_objective_improves(kind: s
 def test_a_step_that_nothing_accepts_leaves_the_policy_as_it_was() -> None:
     worker, agent, batch = rollout("discrete")
     start = worker.updater.parameters(POLICY).clone()
-    agent.loss_and_kl = lambda *_: (0.0, 0.0)  # never better
+    agent.losses_and_kl = lambda *_: {"loss/policy": torch.zeros(()), "kl": torch.zeros(())}  # never better
     metrics = agent.step_policy(policy_batch(worker, agent, batch), worker.updater)
     assert float(metrics["step_fraction"]) == float(metrics["kl"]) == 0
     assert torch.equal(worker.updater.parameters(POLICY), start)
@@ -159,18 +159,38 @@ def test_the_entropy_is_part_of_the_objective() -> None:
     agent.networks["actor"].projections["policy/action"].weight.data.mul_(60)
     rows = policy_batch(worker, agent, batch)
     rows.experience["advantage"].zero_()
-    logits = agent.outputs(rows.observation, rows.state, rows.first, ["actor"])[0]["policy/action"]
-    log_p = logits.log_softmax(-1)
-    entropy = (-(log_p.exp() * log_p).sum(-1) * rows.share).sum()
-    parameters = agent.parameter_groups()[POLICY].parameters
-    expected = torch.autograd.grad(-0.5 * entropy, parameters)
+
+    def mean_entropy() -> Tensor:
+        logits = agent.outputs(rows.observation, rows.state, rows.first, ["actor"])[0]["policy/action"]
+        log_p = logits.log_softmax(-1)
+        entropy: Tensor = (-(log_p.exp() * log_p).sum(-1) * rows.share).sum()
+        return entropy
+
+    entropy = mean_entropy()
+    expected = torch.autograd.grad(-0.5 * entropy, agent.parameter_groups()[POLICY].parameters)
     gradient, _ = worker.updater.gradient(agent.policy_loss, rows, POLICY)
     for found, wanted in zip(worker.updater.split(gradient, POLICY), expected, strict=True):
         torch.testing.assert_close(found, wanted)
-    before, _ = agent.loss_and_kl(rows, worker.updater)
-    assert before == pytest.approx(-0.5 * entropy.item(), rel=1e-5)
-    agent.step_policy(rows, worker.updater)
-    assert agent.loss_and_kl(rows, worker.updater)[0] < before
+    before = agent.losses_and_kl(rows, worker.updater)
+    assert agent.objective(before) == pytest.approx(-0.5 * entropy.item(), rel=1e-5)
+    metrics = agent.step_policy(rows, worker.updater)
+    assert float(metrics["loss/policy"]) == 0  # the surrogate alone: there are no advantages
+    assert -float(metrics["loss/entropy"]) == pytest.approx(mean_entropy().item(), rel=1e-5)
+    assert mean_entropy() > entropy
+    worker.close()
+
+
+@pytest.mark.parametrize("distribution", ["gaussian", "gsde", "beta"])
+def test_the_gradient_of_the_objective_is_its_slope(distribution: str) -> None:
+    worker, agent, batch = rollout("gaussian", agent__entropy_coef=0.5, agent__distribution=distribution)
+    rows = policy_batch(worker, agent, batch)
+    gradient, _ = worker.updater.gradient(agent.policy_loss, rows, POLICY)
+    start, step = worker.updater.parameters(POLICY).clone(), 1e-2 * gradient / gradient.norm()
+    found = []
+    for sign in (1, -1):
+        worker.updater.assign(start + sign * step, POLICY)
+        found.append(agent.objective(agent.losses_and_kl(rows, worker.updater)))
+    assert (found[0] - found[1]) / 2e-2 == pytest.approx(float(gradient.norm()), rel=0.02)
     worker.close()
 
 

@@ -64,7 +64,11 @@ EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
     "a2c": ("a2c", NORMALIZED),
     "a2c n-step": ("a2c", NORMALIZED | {"agent__n_step": 3}),
     "vtrace": ("vtrace", NORMALIZED),
-    "trpo": ("trpo", NORMALIZED | {"agent__minibatches": 1, "agent__value_epochs": 3, "agent__cg_iterations": 4}),
+    "trpo": (
+        "trpo",
+        NORMALIZED
+        | {"agent__minibatches": 1, "agent__value_epochs": 3, "agent__cg_iterations": 4, "agent__entropy_coef": 0.1},
+    ),
     "ars": ("ars", {}),
     "dqn": ("dqn", REPLAYED | {"agent__prioritized": True}),
     "td3_bc": ("td3_bc", CLONED | {"agent__prioritized": True, "container": "local"}),

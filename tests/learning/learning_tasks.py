@@ -134,8 +134,8 @@ CLASSIC = (
     # of 16; one question alone: 12; of seeds 0 to 2, one stays at 14 up to 250,000 steps
     Task("question/ppo", f"{IMAGE_TOY}QuestionEnv", "ppo", 13.5, 250_000, 3, every=10_000),
     Task("lunarlander/ppo", "LunarLander-v3", "ppo", 200, 1_000_000, 5, every=50_000, whole=True),
-    # At these numbers of steps RL Zoo has 500, −83, −175 and 262 (LunarLanderContinuous) with TRPO; 500, −83, −213 and
-    # 168 with ARS. The targets on Acrobot and of TRPO on Pendulum are a standard error of 100 episodes below.
+    # At these numbers of steps RL Zoo has 500, −83, −175 and 262 (LunarLanderContinuous-v2) with TRPO; 500, −83, −213
+    # with ARS. The targets on Acrobot and of TRPO on Pendulum are a standard error of 100 episodes below.
     Task("cartpole/trpo", "CartPole-v1", "trpo", 500, 100_000, 5),
     Task("acrobot/trpo", "Acrobot-v1", "trpo", -85, 100_000, 5, every=10_000),
     Task("pendulum/trpo", "Pendulum-v1", "trpo", -185, 100_000, 5, every=10_000),
@@ -143,7 +143,6 @@ CLASSIC = (
     Task("cartpole/ars", "CartPole-v1", "ars", 500, 50_000, 5),
     Task("acrobot/ars", "Acrobot-v1", "ars", -85, 500_000, 5, every=20_000),
     Task("pendulum/ars", "Pendulum-v1", "ars", -213, 2_000_000, 5, every=100_000),
-    Task("lunarlandercontinuous/ars", "LunarLanderContinuous-v3", "ars", 168, 2_000_000, 5, every=100_000, whole=True),
     Task("cartpole/pqn", "CartPole-v1", "pqn", 475, 500_000, 5, every=20_000),
     Task("acrobot/pqn", "Acrobot-v1", "pqn", -100, 500_000, 5, every=20_000),
     Task("pendulum/reinforce", "Pendulum-v1", "reinforce", -200, 500_000, 5, every=50_000, whole=True),
