@@ -87,7 +87,6 @@ class GAILTRPOConfig(DiscriminatorConfig, TRPOConfig):
     """GAIL with TRPO, as in the paper."""
 
     SCHEDULABLE = (*TRPOConfig.SCHEDULABLE, "environment_reward")
-    entropy_coef: float = 0.03  # λ in the paper: raise when the policy becomes deterministic too early
 
 
 class AdversarialImitation(ActorCritic):
