@@ -166,20 +166,21 @@ class TRPO(ActorCritic):
         product = self.fisher_product(batch, updater)
         direction = conjugate_gradient(product, -gradient, config.cg_iterations)
         step, start = step_to_kl(direction, product, config.target_kl), updater.parameters(POLICY).clone()
-        old = self.losses_and_kl(batch, updater)
-        new, before = old, self.objective(old)
+        old = losses, kl = self.losses_and_kl(batch, updater)
+        before = self.objective(losses)
 
         def improves(fraction: float) -> bool:
-            nonlocal new
+            nonlocal losses, kl
             updater.assign(start + fraction * step, POLICY)
-            new = self.losses_and_kl(batch, updater)
-            return self.objective(new) < before and float(new["kl"]) <= config.target_kl  # False for a NaN
+            losses, kl = self.losses_and_kl(batch, updater)
+            return self.objective(losses) < before and float(kl) <= config.target_kl  # False for a NaN
 
         fraction = line_search(improves, config.line_search_shrink, config.line_search_steps)
         if not fraction:
             updater.assign(start, POLICY)
-            new = old
-        return with_perplexity(new) | {"gradient_norm": norm, "step_fraction": torch.tensor(fraction)}
+            losses, kl = old
+        metrics |= {f"loss/{name}": x for name, x in losses.items()}
+        return with_perplexity(metrics) | {"kl": kl, "gradient_norm": norm, "step_fraction": torch.tensor(fraction)}
 
     @torch.no_grad()
     def with_old_policy(self, batch: Batch) -> Batch:
@@ -209,16 +210,15 @@ class TRPO(ActorCritic):
         return product
 
     @torch.no_grad()
-    def losses_and_kl(self, batch: Batch, updater: Updater) -> Tensors:
+    def losses_and_kl(self, batch: Batch, updater: Updater) -> tuple[Tensors, Tensor]:
         """Return the losses and the KL to the old policy, of the current parameters and over all ranks."""
         losses, _ = self.policy_loss(batch)
-        found = {f"loss/{name}": x for name, x in losses.items()}
-        found["kl"] = share_sum(self.kl_to_old(batch), batch.share)
-        return dict(zip(found, updater.sum(torch.stack(list(found.values()))), strict=True))
+        kl = share_sum(self.kl_to_old(batch), batch.share)
+        *summed, kl = updater.sum(torch.stack([*losses.values(), kl]))
+        return dict(zip(losses, summed, strict=True)), kl
 
-    def objective(self, metrics: Tensors) -> float:
-        """Return the weighted sum of the policy's losses, as ``losses_and_kl`` returns them."""
-        losses = {name.removeprefix("loss/"): x for name, x in metrics.items() if name.startswith("loss/")}
+    def objective(self, losses: Tensors) -> float:
+        """Return the weighted sum of the policy's losses, which a step must lower."""
         return float(total_loss(losses, self.loss_coefficients()))
 
     def kl_to_old(self, batch: Batch) -> Tensor:
