@@ -101,7 +101,7 @@ class EnvRows:
     ``attach`` sets the arrays ``[B, …]`` of the whole batch to write to; row numbers are those of the batch. Then
     ``reset`` begins an episode in each row, and ``step`` steps all rows, or resets those that ended in the step before.
     The seed of an episode depends on the run's seed, the branch, the row and the number of the episode, so it does not
-    matter which process a row runs in.
+    matter which process a row runs in. ``config.repeat_seeds`` consecutive rows have the same seeds.
 
     ``status`` can be read while an environment is called, from another process if it lies in shared memory:
     ``status[ROW]`` is the row being called, ``status[REPLAYED]`` counts replayed steps, and ``status[WARNING_BITS]``
@@ -121,7 +121,7 @@ class EnvRows:
         self.name, self.rows, self.seed, self.branch = name, range(start, start + count), 0, branch
         self.first_row = 0  # global number of row 0, which seeds follow
         self.status: NDArray[np.int64] = np.zeros(3, np.int64) if status is None else status
-        self._start, self._slice = start, slice(start, start + count)
+        self._start, self._slice, self._repeat_seeds = start, slice(start, start + count), config.repeat_seeds
         self._envs: list[Environment] = []
         for row in self.rows:
             self.status[ROW] = row
@@ -214,7 +214,7 @@ class EnvRows:
 
     def seed_of(self, row: int, episode: int) -> int:
         """Return the seed of an episode."""
-        return episode_seed(self.seed, self.branch, self.first_row + row, episode)
+        return episode_seed(self.seed, self.branch, (self.first_row + row) // self._repeat_seeds, episode)
 
     def render(self, row: int) -> Any:
         """Render one environment."""

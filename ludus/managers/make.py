@@ -52,6 +52,8 @@ def make_manager(
     backend = _choose_backend(config, num, options, render_mode, environment)
     if backend == "subproc" and (render_mode is not None or alone):
         backend = "simple"  # rendering and single environments stay in this process
+    if branch:  # evaluation has one group, and as many different episodes as rows
+        config = replace(config, alternate=False, repeat_seeds=1)
     manager: BatchManager
     if backend == "tensor":
         manager = _make_tensor(config, num, options, render_mode, environment, branch)
@@ -62,9 +64,8 @@ def make_manager(
     elif backend == "subproc":
         from ludus.managers.subproc import SubProcEnvManager
 
-        chosen = replace(config, alternate=False) if branch else config  # evaluation has one group
         try:
-            manager = SubProcEnvManager(chosen, num, _path(config, environment), branch)
+            manager = SubProcEnvManager(config, num, _path(config, environment), branch)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise UserError(TOO_MANY_FILES) from error
@@ -178,7 +179,8 @@ def _choose_backend(
     if config.backend != "auto":
         return config.backend
     spec = find_spec(config.id)
-    if render_mode is not None or config.wrappers or _vector_maker(spec, config, options) is None or num < MIN_VECTOR:
+    single = render_mode is not None or config.wrappers or config.repeat_seeds > 1 or num < MIN_VECTOR
+    if single or _vector_maker(spec, config, options) is None:
         return "simple"
     return "vector" if _same_spaces(config, options) else "simple"
 

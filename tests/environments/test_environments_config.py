@@ -18,6 +18,8 @@ def test_options_are_read_as_toml():
         ({"num": 0}, "env.num is 0"),
         ({"num": -3}, "env.num is -3"),
         ({"max_episode_steps": -1}, "env.max_episode_steps is -1"),
+        ({"repeat_seeds": 0}, "env.repeat_seeds is 0"),
+        ({"repeat_seeds": 2, "backend": "vector"}, "one generator draws the episodes of all environments"),
         ({"id": " "}, "env.id is empty"),
         ({"backend": "vektor"}, 'Did you mean "vector"'),
         ({"options": ("gravity",)}, "not key=value"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ludus.core.errors import UserError
+from ludus.core.rows import Rows
 from ludus.environments.config import EnvConfig
 from ludus.environments.toy import CountingEnv, MaskedEnv, MixedActionEnv, TargetEnv
 from ludus.managers.make import make_manager
@@ -28,6 +29,7 @@ from ludus.managers.vector import VectorEnvManager
         ({}, {"environment": CountingEnv}, SimpleEnvManager),
         ({"wrappers": ("gymnasium.wrappers:FlattenObservation",)}, {}, SimpleEnvManager),
         ({"backend": "subproc"}, {"render_mode": "rgb_array"}, SimpleEnvManager),
+        ({"repeat_seeds": 2}, {}, SimpleEnvManager),
     ],
 )
 def test_auto_backend(settings, arguments, kind):
@@ -69,6 +71,31 @@ def test_missing_envpool_raises(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "envpool", None)
     with pytest.raises(UserError, match="pip install envpool"):
         make_manager(EnvConfig(backend="envpool"))
+
+
+@pytest.mark.parametrize("backend", ["simple", "subproc", "envpool"])
+def test_repeated_seeds(backend):
+    """Pairs of rows play the same episodes in training, also where a rank begins in the middle of a pair."""
+    if backend == "envpool":
+        pytest.importorskip("envpool")
+    config = EnvConfig(num=5, backend=backend, repeat_seeds=2, max_episode_steps=3)
+    managers = [make_manager(config, num, branch=b) for num, b in ((5, 0), (Rows(3, 5, 5), 0), (5, 1))]
+    found = [first_observations(manager) for manager in managers]
+    for manager in managers:
+        manager.close()
+    whole, rank, evaluation = found
+    assert [row for row in range(4) if np.array_equal(whole[row], whole[row + 1])] == [0, 2]
+    assert np.array_equal(rank, whole[3:])
+    assert len(np.unique(evaluation, axis=0)) == 5
+
+
+def first_observations(manager):
+    """Return the observations ``[B, 2 · F]`` of the beginnings of two episodes."""
+    first = manager.reset(0).observation["observation"].numpy().copy()
+    for _ in range(4):
+        step = manager.step({"action": torch.zeros(manager.batch, dtype=torch.int64)})
+    assert step.first.all()
+    return np.concatenate([first, step.observation["observation"].numpy()], 1)
 
 
 def test_negative_seed_raises():
