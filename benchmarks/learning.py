@@ -157,9 +157,9 @@ CartPole took 40,203 steps with seed 0 there, and 20,001, 20,029, 5,046, 10,130,
 RL Zoo's single runs, for comparison: TRPO 500 on CartPole, −83 on Acrobot and −175 on Pendulum at 100,000 steps, and
 262 on LunarLanderContinuous-v2 at 200,000; ARS 500 on CartPole at 50,000, −83 on Acrobot at 500,000 and −213 on
 Pendulum at 2,000,000. These are the targets here, on Acrobot and for TRPO on Pendulum less the standard error of 100
-episodes (2 and 10). TQC has −151 on Pendulum at 20,000 (these
-runs end at −200), and ARS 168 on LunarLanderContinuous-v2 at 2,000,000, where its preset has −71, 274, 280, 192 and 257
-at best with seeds 0 to 4 (`ludus train LunarLanderContinuous-v3 --agent ars --seed 0 --evaluation.episodes 100`).
+episodes (2 and 10). TQC has −151 on Pendulum at 20,000 (these runs end at −200), and ARS 168 on
+LunarLanderContinuous-v2 at 2,000,000, where its preset has −71, 274, 280, 192 and 257 at best with seeds 0 to 4
+(`ludus train LunarLanderContinuous-v3 --agent ars --seed 0 --evaluation.episodes 100`).
 TRPO on LunarLanderContinuous explores by gSDE; with independent Gaussian noise (`--agent.distribution gaussian
 --agent.target-kl 0.02`) the best evaluations of seeds 0 to 4 were 206, 248, 227, 225 and 270 on another kind of CPU.
 Settings were chosen on the seeds 10 to 13 (TRPO on LunarLanderContinuous), 10 to 12 (REINFORCE on Pendulum), 10 to 16
