@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +30,8 @@ class Arguments:
     # folder of a run, folder with several runs (the latest is used), or latest
     run: Annotated[str, "RUN"]
     episodes: int = 10  # number of episodes
-    out: Annotated[str, "FILE"] = ""  # write an .npz file
+    # write an .npz file; by default episodes.npz in the folder of the run (replay.npz with --replay), if no --minari
+    out: Annotated[str, "FILE"] = ""
     minari: Annotated[str, "ID"] = ""  # write a local Minari dataset, such as cartpole/ppo-v0
     # write what is in the replay buffer of the run's newest checkpoint, instead of playing episodes
     replay: bool = False
@@ -47,6 +48,9 @@ def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "record")
     check(arguments)
     directory = RunDirectory.open(arguments.run, arguments.runs)  # before torch is imported
+    if not arguments.out and not arguments.minari:
+        file = "replay.npz" if arguments.replay else "episodes.npz"
+        arguments = replace(arguments, out=str(directory.path / file))
     from ludus.runs.policy import load
 
     checkpoint = directory.resolve_checkpoint(arguments.checkpoint)
@@ -71,8 +75,6 @@ def check(arguments: Arguments) -> None:
             f"--replay writes all that is in the replay buffer of the newest checkpoint, so --{changed[0]} has no "
             "effect; leave it out."
         )
-    if not arguments.out and not arguments.minari:
-        raise UserError("`ludus record` needs a place to write to: add --out FILE.npz or --minari ID.")
     if arguments.out and not arguments.out.endswith(".npz"):
         raise UserError(f'--out is "{arguments.out}", but must end in .npz.')
     if arguments.out and not Path(arguments.out).absolute().parent.is_dir():

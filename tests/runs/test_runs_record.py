@@ -170,15 +170,17 @@ def test_the_command_writes_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_command_writes_the_replay_buffer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings: dict[str, Any] = {"nb_step": 200, "agent__warmup": 50, "agent__batch_size": 16, "agent__replay": 1_000}
-    run, out = str(train(tmp_path, TARGET, "sac", **settings).run), tmp_path / "replay.npz"
-    assert main(["record", run, "--replay", "--out", str(out)]) == 0
+    run = train(tmp_path, TARGET, "sac", **settings).run
+    assert main(["record", str(run), "--replay"]) == 0
     assert "200 steps" in capsys.readouterr().out
+    assert main(["record", str(run), "--episodes", "2"]) == 0
+    assert f"Written to {run / 'episodes.npz'}." in capsys.readouterr().out
+    assert (run / "replay.npz").stat().st_size > (run / "episodes.npz").stat().st_size
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], "add --out FILE.npz or --minari ID"),
         (["--out", "x.txt"], "must end in .npz"),
         (["--out", "no/folder/x.npz"], "its folder does not exist"),
         (["--out", "x.npz", "--episodes", "0"], "at least 1"),
