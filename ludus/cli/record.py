@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +30,7 @@ class Arguments:
     # folder of a run, folder with several runs (the latest is used), or latest
     run: Annotated[str, "RUN"]
     episodes: int = 10  # number of episodes
-    # write an .npz file; by default episodes.npz in the folder of the run (replay.npz with --replay), if no --minari
+    # write an .npz file; without it and --minari a new one in the folder of the run, such as episodes-1.npz
     out: Annotated[str, "FILE"] = ""
     minari: Annotated[str, "ID"] = ""  # write a local Minari dataset, such as cartpole/ppo-v0
     # write what is in the replay buffer of the run's newest checkpoint, instead of playing episodes
@@ -48,9 +48,6 @@ def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "record")
     check(arguments)
     directory = RunDirectory.open(arguments.run, arguments.runs)  # before torch is imported
-    if not arguments.out and not arguments.minari:
-        file = "replay.npz" if arguments.replay else "episodes.npz"
-        arguments = replace(arguments, out=str(directory.path / file))
     from ludus.runs.policy import load
 
     checkpoint = directory.resolve_checkpoint(arguments.checkpoint)
@@ -58,7 +55,7 @@ def run(argv: list[str]) -> int:
     player.use_threads()
     try:
         episodes = record(player, directory, arguments)
-        write(player, episodes, arguments)
+        write(player, episodes, directory, arguments)
     finally:
         player.close()
     return 0
@@ -100,16 +97,17 @@ def record(player: Player, directory: RunDirectory, arguments: Arguments) -> lis
     return record_episodes(player, arguments.episodes, arguments.seed, not arguments.stochastic, on_done)
 
 
-def write(player: Player, episodes: list[RecordedEpisode], arguments: Arguments) -> None:
+def write(player: Player, episodes: list[RecordedEpisode], directory: RunDirectory, arguments: Arguments) -> None:
     """Write the dataset and print its figures."""
+    from ludus.data.npz import save_npz, save_numbered
     from ludus.environments.multiagent import REWARD
     from ludus.managers.roles import agents_of
     from ludus.runs.record import recorded_rows
 
     settings, names, rows = player.settings, [], recorded_rows(player, arguments.replay)
+    if not arguments.out and not arguments.minari:
+        names.append(str(save_numbered(directory.path, "replay" if arguments.replay else "episodes", episodes)))
     if arguments.out:
-        from ludus.data.npz import save_npz
-
         save_npz(arguments.out, episodes)
         names.append(arguments.out)
     if arguments.minari:

@@ -245,7 +245,8 @@ class LocalWorker(ResumableWorker):
         self.clock.lap("evaluation")
         if evaluation is None:
             return None
-        better = self.pool is not None or self.best is None or evaluation.mean > self.best  # opponents change
+        # opponents change; of equal policies the last is kept, since in zero-sum games the mean is always 0
+        better = self.pool is not None or self.best is None or evaluation.mean >= self.best
         if self.reporter is not None:
             self.reporter.evaluated(self, evaluation, better)
         self.evaluator.round += 1  # counted after the report: if that fails, a resume repeats it

@@ -60,7 +60,8 @@ def _match(
     if any(name.startswith(f"{STATUS}/") for name in unknown):
         raise UserError(
             f'The dataset "{name}" has the steps of worlds with several agents, from which maddpg, vdn and qmix learn; '
-            "other agents take episodes of single agents, as `ludus record RUN --replay` writes."
+            "other agents take episodes of single agents, as `ludus record RUN --replay` writes of a run with a replay "
+            "buffer."
         )
     if missing or unknown:
         raise UserError(

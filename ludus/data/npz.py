@@ -7,10 +7,13 @@ steps of all episodes in order; an episode of T steps has T + 1 observations. ``
 
 from __future__ import annotations
 
+import itertools
+import os
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from numpy.typing import NDArray
 
 from ludus.core.dataset import Dataset, RecordedEpisode
 from ludus.core.errors import UserError
-from ludus.core.files import os_error_reason
+from ludus.core.files import os_error_reason, temporary_name
 
 Array = NDArray[Any]
 KINDS = ("observation", "action")
@@ -48,6 +51,21 @@ def save_npz(path: str | Path, episodes: Sequence[RecordedEpisode]) -> None:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     except OSError as error:
         raise UserError(f'"{path}" cannot be written ({os_error_reason(error)}); choose another file.') from error
+
+
+def save_numbered(folder: Path, name: str, episodes: Sequence[RecordedEpisode]) -> Path:
+    """Write episodes to ``name-N.npz`` in a folder, with the first number that is free; return the file."""
+    written = folder / temporary_name(".npz")
+    try:
+        save_npz(written, episodes)
+        for number in itertools.count(1):
+            file = folder / f"{name}-{number}.npz"
+            with suppress(FileExistsError):
+                os.link(written, file)
+                return file
+    finally:
+        written.unlink(missing_ok=True)
+    raise AssertionError("count never ends")
 
 
 def load_npz(path: str | Path) -> Dataset:

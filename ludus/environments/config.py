@@ -49,8 +49,8 @@ class EnvConfig:
     max_length: int = 32
     # The same for single lists, as name=number, such as units=6 graph/nodes=10 graph/edges=40.
     lengths: tuple[str, ...] = ()
-    # Training: how many consecutive environments begin their n-th episodes with the same seed. 2 suits ars, which then
-    # compares the two policies of a direction from the same initial state.
+    # Training: how many consecutive environments begin their n-th episodes with the same seed. 2 suits ars where all
+    # episodes have the same length: both policies of a direction then begin in the same state.
     repeat_seeds: int = 1
     # subproc: number of worker processes; 0 is one per core. More help only if environments wait rather than compute.
     workers: int = 0
@@ -81,12 +81,15 @@ def validate(config: EnvConfig) -> None:
             f"env.max_episode_steps is {config.max_episode_steps}; give a number of steps, or 0 for the environment's "
             "time limit."
         )
-    if config.repeat_seeds < 1:
-        raise UserError(f"env.repeat_seeds is {config.repeat_seeds}, but must be 1 or more.")
-    if config.repeat_seeds > 1 and config.backend in ("vector", "tensor"):
+    if config.repeat_seeds < 1 or config.num % config.repeat_seeds:
         raise UserError(
-            f"env.repeat_seeds is {config.repeat_seeds}, but with env.backend {config.backend} one generator draws the "
-            "episodes of all environments; set env.backend to simple or subproc, or env.repeat_seeds to 1."
+            f"env.repeat_seeds is {config.repeat_seeds}, but must be 1 or more and divide env.num, which is "
+            f"{config.num}."
+        )
+    if config.repeat_seeds > 1 and config.backend in ("vector", "envpool", "tensor"):
+        raise UserError(
+            f"env.repeat_seeds is {config.repeat_seeds}, but with env.backend {config.backend} episodes have no seeds "
+            "of their own; set env.backend to simple or subproc, or env.repeat_seeds to 1."
         )
     for key, choices in (("backend", get_args(Backend)), ("start", get_args(Start))):
         value = getattr(config, key)

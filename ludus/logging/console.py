@@ -86,7 +86,7 @@ class Console:
         """Show an evaluation: mean and standard deviation of the return over ``episodes`` episodes."""
         result = Evaluation(step, mean, spread, episodes)
         self._status.evaluation, self._status.step, self._stale = result, step, True
-        if self._status.best is None or mean > self._status.best.mean:
+        if self._status.best is None or mean >= self._status.best.mean:
             self._status.best = result
         if self._live:
             self._show(time.monotonic())

@@ -50,7 +50,6 @@ class EnvPoolManager(VectorizedManager):
         self._pool: Any = None  # created by reset
         limit = {"max_episode_steps": config.max_episode_steps} if config.max_episode_steps else {}
         self._options: dict[str, Any] = {**(options or {}), **limit}
-        self._repeat_seeds = config.repeat_seeds
         self._mode = {"render_mode": render_mode} if render_mode else {}
         spec = self._make_spec()
         actions = Layout(spec.gymnasium_action_space, "action", id)
@@ -86,8 +85,7 @@ class EnvPoolManager(VectorizedManager):
 
     def _reset_rows(self) -> None:
         self.close()
-        rows = [(self.first_row + row) // self._repeat_seeds for row in range(self.batch)]
-        seeds = [self.derive_seed(row, int(self._stats[0].episode[i])) for i, row in enumerate(rows)]
+        seeds = [self.derive_seed(self.first_row + row, int(self._stats[0].episode[row])) for row in range(self.batch)]
         self._pool = self._envpool.make(
             self._id, env_type="gymnasium", num_envs=self.batch, seed=seeds, **self._mode, **self._options
         )

@@ -179,8 +179,8 @@ def _choose_backend(
     if config.backend != "auto":
         return config.backend
     spec = find_spec(config.id)
-    single = render_mode is not None or config.wrappers or config.repeat_seeds > 1 or num < MIN_VECTOR
-    if single or _vector_maker(spec, config, options) is None:
+    in_a_loop = render_mode is not None or config.wrappers or config.repeat_seeds > 1 or num < MIN_VECTOR
+    if in_a_loop or _vector_maker(spec, config, options) is None:
         return "simple"
     return "vector" if _same_spaces(config, options) else "simple"
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +16,13 @@ from ludus.containers.team import Team
 from ludus.core.agent import Actor
 from ludus.core.dataset import RecordedEpisode
 from ludus.core.errors import UserError
-from ludus.core.files import make_folder, temporary_name
+from ludus.core.files import make_folder
 from ludus.core.rows import Rows
 from ludus.core.spec import Specs
 from ludus.core.step import EnvStep
 from ludus.core.types import State, Tensors
 from ludus.data.episodes import RowSteps, cut_into_episodes
-from ludus.data.npz import save_npz
+from ludus.data.npz import save_numbered
 from ludus.experience.storage import FINAL, FLAGS, PackedFlags
 from ludus.preprocess.actions import ActionPreprocessor
 from ludus.runs.folder import RunDirectory
@@ -55,17 +52,7 @@ def record_run(
         player.close()
     folder, path = Path(runs).absolute() / RECORDED, directory.path.absolute()
     make_folder(folder)
-    written = folder / temporary_name(".npz")
-    try:
-        save_npz(written, recorded)
-        for number in itertools.count(1):
-            file = folder / f"{path.parent.name}-{path.name}-{number}.npz"
-            with suppress(FileExistsError):
-                os.link(written, file)
-                return file
-    finally:
-        written.unlink(missing_ok=True)
-    raise AssertionError("count never ends")
+    return save_numbered(folder, f"{path.parent.name}-{path.name}", recorded)
 
 
 def record_episodes(

@@ -13,6 +13,7 @@ from ludus.core.hidden_state import HiddenState
 from ludus.core.spec import Spec, Specs
 from ludus.core.step import EnvStep
 from ludus.core.types import Tensors
+from ludus.managers.roles import agents_of
 from ludus.networks.placement import device_of
 from ludus.preprocess.action_inverter import ActionInverter
 from ludus.preprocess.actions import ActionPreprocessor
@@ -32,6 +33,11 @@ def give_teacher(agent: Agent, settings: Settings[Any], manager: EnvironmentMana
         )
     player = load(run, runs=settings.runs, device=str(device_of(agent)), trust=trust)
     try:
+        if agents_of(player.observation):
+            raise UserError(
+                f'agent.teacher is "{run}", a policy of several agents, which cannot teach; use a teacher of an '
+                "environment with one agent."
+            )
         agent.teacher = PolicyTeacher(player, agent, manager.observation, manager.action)
     finally:
         player.close()

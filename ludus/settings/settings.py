@@ -534,6 +534,11 @@ class Settings(Generic[A]):
             self.distrib.validate(self.env.num, self.agent.ENV_NUM_MULTIPLE_OF)
         if self.container == "impala":
             self.impala.validate(self.env.num)
+            if self.env.repeat_seeds > 1:
+                raise UserError(
+                    f"env.repeat_seeds is {self.env.repeat_seeds}, but in the container impala each worker has seeds "
+                    "of its own; leave it out."
+                )
             if self.impala.host_gpus and self.device == "cpu":
                 raise UserError(
                     f"impala.host_gpus is {self.impala.host_gpus:g}, but device is cpu, so the host would not use "

@@ -209,6 +209,9 @@ def test_refusals(teacher: str, tmp_path: Path) -> None:
     assert "does not exist" in refused(tmp_path, TARGET, agent__teacher=str(tmp_path / "nothing"))
     assert "a policy with the observations" in refused(tmp_path, "CartPole-v1", agent__teacher=teacher)
     assert "set it to local" in refused(tmp_path, TARGET, agent__teacher=teacher, container="distrib", ranks=2)
+    team = "ludus.environments.agents_toy:CueTeam"
+    several = train(tmp_path / "team", team, nb_step=64, agent__rollout=8)
+    assert "a policy of several agents, which cannot teach" in refused(tmp_path, team, agent__teacher=str(several.run))
     few = {"network__body": "lstm", "agent__labels": 100}
     assert "agent.labels is 100, too few for a sequence of 48 steps" in refused(
         tmp_path, TARGET, agent__teacher=teacher, **few

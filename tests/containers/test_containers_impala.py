@@ -323,6 +323,7 @@ def test_seeds_of_workers_differ_and_the_first_is_that_of_a_local_run() -> None:
         ("vtrace", {"env__num": 5}, "env.num is 5, which 2 workers cannot share equally"),
         ("vtrace", {"impala__queue": 0, "impala__unrolls": 3}, "impala.queue is 0"),
         ("vtrace", {"impala__device": "mars"}, 'device is "mars", which this machine does not have'),
+        ("vtrace", {"env__repeat_seeds": 2}, "env.repeat_seeds is 2, but in the container impala"),
         ("vtrace", {"impala__workers": 0}, "impala.workers is 0, but must be at least 1"),
         ("vtrace", {"roles__agents": "agent=vtrace, guide=ppo"}, "agent ppo of role guide cannot learn from unrolls"),
         (

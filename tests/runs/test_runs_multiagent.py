@@ -208,6 +208,13 @@ def test_a_policy_for_each_agent(tmp_path: Path) -> None:
     assert ludus.resume(run, nb_step=100).steps >= 100
 
 
+def test_the_best_policy_of_a_zero_sum_game_is_the_last(tmp_path: Path) -> None:
+    result = train(tmp_path, NIM, "dqn", nb_step=90, evaluation__every=30, agent__warmup=8, agent__batch_size=8)
+    assert result.best == 0
+    assert [line["evaluation/mean"] for line in metrics(result.run) if "evaluation/mean" in line] == [0, 0, 0]
+    assert ludus.load(result.run).meta["step"] == result.steps
+
+
 def row(**observation: Any) -> EnvStep:
     """One row of a single agent, in the middle of an episode."""
     no = torch.zeros(1, dtype=torch.bool)

@@ -174,8 +174,10 @@ def test_the_command_writes_the_replay_buffer(tmp_path: Path, capsys: pytest.Cap
     assert main(["record", str(run), "--replay"]) == 0
     assert "200 steps" in capsys.readouterr().out
     assert main(["record", str(run), "--episodes", "2"]) == 0
-    assert f"Written to {run / 'episodes.npz'}." in capsys.readouterr().out
-    assert (run / "replay.npz").stat().st_size > (run / "episodes.npz").stat().st_size
+    assert f"Written to {run / 'episodes-1.npz'}." in capsys.readouterr().out
+    assert main(["record", str(run), "--episodes", "1"]) == 0  # another file: a clone may need the first to be resumed
+    sizes = [(run / name).stat().st_size for name in ("replay-1.npz", "episodes-1.npz", "episodes-2.npz")]
+    assert sizes == sorted(sizes, reverse=True)
 
 
 @pytest.mark.parametrize(
