@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ludus.cli.arguments import parse
-from ludus.cli.output import say
+from ludus.cli.output import by_agent, say
 from ludus.core.text import printable
 from ludus.runs.folder import RunDirectory, check_checkpoint_name
 from ludus.settings.settings import check_minimum
@@ -106,7 +107,10 @@ def title(arguments: Arguments, task: Task) -> str:
 def show(arguments: Arguments, task: Task, evaluation: Evaluation) -> None:
     """Print a result."""
     if not arguments.json:
-        say(report(evaluation))
+        from ludus.managers.roles import agents_of
+
+        own = {agent: evaluation.infos[f"return/{agent}"] for agent in agents_of(task.player.observation)}
+        say(report(evaluation, own))
         return
     about = {"run": str(task.run), "checkpoint": task.checkpoint, "seed": arguments.seed}
     print(json.dumps(about | describe(task.player, evaluation, not arguments.stochastic)), flush=True)
@@ -118,14 +122,14 @@ def interval(evaluation: Evaluation) -> tuple[float, float]:
     return evaluation.mean - half, evaluation.mean + half
 
 
-def report(evaluation: Evaluation) -> str:
-    """Format mean, confidence interval, spread and range of returns and lengths."""
+def report(evaluation: Evaluation, own: Mapping[str, float]) -> str:
+    """Format mean, confidence interval, spread and range of returns and lengths; ``own`` are returns of agents."""
     returns, lengths = evaluation.returns, evaluation.lengths
     low, high = interval(evaluation)
     return "\n".join(
         [
             f"episodes  {len(returns)}",
-            f"return    {evaluation.mean:.2f}  (95% confidence interval {low:.2f} to {high:.2f})",
+            f"return    {evaluation.mean:.2f}{by_agent(own)}  (95% confidence interval {low:.2f} to {high:.2f})",
             f"          std {evaluation.std:.2f}, min {min(returns):.2f}, max {max(returns):.2f}",
             f"length    {sum(lengths) / len(lengths):.1f}  (min {min(lengths)}, max {max(lengths)})",
         ]
@@ -147,6 +151,7 @@ def describe(player: Player, evaluation: Evaluation, greedy: bool) -> dict[str, 
         "min": min(evaluation.returns),
         "max": max(evaluation.returns),
         "mean_length": evaluation.mean_length,
+        "infos": dict(evaluation.infos),
         "returns": evaluation.returns,
         "lengths": evaluation.lengths,
     }

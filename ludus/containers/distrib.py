@@ -158,7 +158,7 @@ class DistribWorker(LocalWorker):
             return
         last, path = self.last_evaluation, "" if self.reporter is None else str(self.reporter.run.path)
         result: State = {"run": path, "steps": self.local_step_count, "best": self.best, "reason": self.stopping}
-        result["evaluation"] = None if last is None else list(last)
+        result["evaluation"] = None if last is None else [last.returns, last.lengths, dict(last.infos)]
         self.rank_group.exchange(dict.fromkeys(range(1, self.rank_group.size), to_bytes(result)))
         if self._processes is not None:
             self._processes.join()

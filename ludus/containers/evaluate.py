@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -20,10 +21,11 @@ LONG, LONGEST = 5_000, 50_000
 
 
 class Evaluation(NamedTuple):
-    """The returns and lengths of finished episodes."""
+    """The returns and lengths of finished episodes, and the means of the infos that all of them end with."""
 
     returns: list[float]
     lengths: list[int]
+    infos: Mapping[str, float] = MappingProxyType({})
 
     def __repr__(self) -> str:
         return f"Evaluation(mean={self.mean:g}, std={self.std:g}, episodes={len(self.returns)})"
@@ -51,12 +53,15 @@ class Finished(NamedTuple):
     row: int
     reward: float
     length: int
+    infos: Mapping[str, float]
 
 
 def summarize(finished: Iterable[Finished]) -> Evaluation:
     """Return the returns and lengths in the order in which the episodes ended, whichever process played them."""
-    ordered = sorted(finished)  # by step, then row
-    return Evaluation([episode.reward for episode in ordered], [episode.length for episode in ordered])
+    ordered = sorted(finished, key=lambda episode: (episode.step, episode.row))
+    names = [name for name in ordered[0].infos if all(name in episode.infos for episode in ordered)]
+    infos = {name: float(np.mean([episode.infos[name] for episode in ordered])) for name in names}
+    return Evaluation([episode.reward for episode in ordered], [episode.length for episode in ordered], infos)
 
 
 class Evaluator:
@@ -138,7 +143,8 @@ class Evaluator:
                 if quota[episode.row]:
                     quota[episode.row] -= 1
                     last = count
-                    finished.append(Finished(count, rows.start + episode.row, episode.reward, episode.length))
+                    row = rows.start + episode.row
+                    finished.append(Finished(count, row, episode.reward, episode.length, episode.infos))
             if not any(quota):
                 return finished
             if stop():

@@ -69,7 +69,7 @@ class ResumableWorker(Container):
                 "updates": self.updates,
                 "best": self.best,
                 "evaluated_at": self.evaluated_at,
-                "evaluation": None if last is None else [list(last.returns), list(last.lengths)],
+                "evaluation": None if last is None else [list(last.returns), list(last.lengths), dict(last.infos)],
                 "owed": self.owed,
                 "network_checked_at": 0 if self.network_check is None else self.network_check.checked_at,
             }

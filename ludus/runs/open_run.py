@@ -96,14 +96,15 @@ def open_saved(run: RunDirectory, resolved: Resolved, signs: bool) -> Iterator[S
 
 def _are_counters(counters: State) -> bool:
     """Whether the counters in a checkpoint are plausible."""
-    numbers = [*(counters["evaluation"] or [[], []])]
+    returns, lengths, *infos = counters["evaluation"] or ([], [])
+    numbers = [*returns, *lengths, *(x for means in infos for x in dict(means).values())]
     return (
         all(type(counters[name]) is int and 0 <= counters[name] < 2**62 for name in ("step", "updates"))
         and type(counters["evaluated_at"]) is int
         and (counters["best"] is None or isinstance(counters["best"], int | float))
-        and len(numbers) == 2
-        and len(numbers[0]) == len(numbers[1])
-        and all(type(x) in (int, float) for x in (*numbers[0], *numbers[1]))
+        and len(returns) == len(lengths)
+        and len(infos) <= 1  # none in older checkpoints
+        and all(type(x) in (int, float) for x in numbers)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -110,7 +111,10 @@ def test_several_agents_are_named_and_not_suggested_for_cloning(
     settings |= {"env.options": ("agents=1", "guides=1"), "evaluation.every": 0, "roles.guide.agent.rollout": 16}
     run = ludus.train("ludus.environments.agents_toy:CueTeam", nb_step=32, preset="none", settings=settings).run
     assert main(["evaluate", str(run), "--episodes", "1"]) == 0
-    assert "CueTeam, ppo-a2c: the " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "CueTeam, ppo-a2c: the " in printed
+    mean, *own = (float(x) for x in re.search(r"return +(\S+) \(agent_0 (\S+), guide_0 (\S+)\)", printed).groups())
+    assert mean == pytest.approx(sum(own) / 2, abs=0.01)
     assert main(["record", str(run), "--episodes", "1", "--out", str(tmp_path / "team.npz")]) == 0
     assert "Each step has all agents" in (out := capsys.readouterr().out)
     assert "Clone it" not in out
